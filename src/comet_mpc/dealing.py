@@ -1,0 +1,321 @@
+"""Correlated randomness made by a third party: what the dealer computes and what the parties make of it.
+
+The dealer draws two fresh seeds for every bundle. Each party expands its own masks from its seed. For products of
+masks the client's share comes from its seed too, and the server gets the difference (the correction), so the
+client's bundle is 16 bytes and the server's 16 bytes and a stream. Corrections are uniform to the server: each is
+a value minus a fresh expansion of a seed that it does not know.
+
+The dealer never sees an input, an opened value or a weight. It knows every mask, so it must not collude with
+either party: with the client it could compute W, with the server x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from comet_mpc import kernels
+from comet_mpc.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    SquareSums,
+    WeightProduct,
+    WeightScale,
+    correction_bytes,
+    correction_widths,
+)
+from comet_mpc.drawing import Drawn
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, ShapeError
+from comet_mpc.seeds import derive_seed, expand, expand_bits, new_seed
+from comet_mpc.session import Weight
+from comet_mpc.share import CLIENT, SERVER, WORD, Words, word_bytes
+
+__all__ = ["Bundle", "CorrectionReader", "DealtSource", "Dealing", "mask_weight", "weight_key"]
+
+CHUNK = 1 << 16
+"""Elements that the dealer holds of any one array at a time."""
+
+
+def _stream(index: int, array: int) -> int:
+    """Array 0 of a correlation is its mask or bits; 1, 2, … are the client's shares of products."""
+    return index << 16 | array
+
+
+def weight_key(secret: bytes, fingerprint: str) -> bytes:
+    """The key of all weight masks of one model: a changed model has another fingerprint and so other masks."""
+    return derive_seed(secret, "weights", fingerprint)
+
+
+def _weight_mask(key: bytes, name: str, count: int, offset: int = 0) -> Words:
+    return expand(derive_seed(key, "weight", name), 0, count, offset)
+
+
+def mask_weight(key: bytes, weight: Weight) -> Words:
+    """D = W - B, which the client downloads once per model. Uniform to it: it does not know the key."""
+    if weight.values is None:
+        raise ShapeError(f"weight {weight.name} has no values here: only the server can mask it")
+    words = weight.values.astype(np.int64).view(np.uint64)
+    return words - _weight_mask(key, weight.name, words.size).reshape(words.shape)
+
+
+class CorrectionReader(Protocol):
+    """Where the server's corrections come from: a file, or bytes in memory."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One party's part of the randomness for one run of one program. It is used once."""
+
+    party: int
+    seed: bytes
+    correlations: tuple[Correlation, ...]
+    corrections: CorrectionReader | None = None
+
+    def __repr__(self) -> str:
+        return f"Bundle(party={self.party}, {len(self.correlations)} correlations)"
+
+
+class DealtSource:
+    """One party's randomness from a dealer's bundle, in the order of the program."""
+
+    def __init__(self, bundle: Bundle, weights: Mapping[str, Weight] | None = None) -> None:
+        self._party = bundle.party
+        self._seed = bundle.seed
+        self._program = bundle.correlations
+        self._corrections = bundle.corrections
+        self._weights = dict(weights or {})
+        self._next = 0
+        self._prepared: dict[int, Words] = {}
+        if self._party == SERVER and self._corrections is None:
+            raise ForeignRandomness("the server's bundle has no corrections")
+
+    def prepare(self) -> None:
+        """The client's products with masked weights: the heavy part that needs no input, done before the query."""
+        if self._party == CLIENT:
+            for index, correlation in enumerate(self._program):
+                if isinstance(correlation, WeightProduct | WeightScale):
+                    self._prepared[index] = self._weight_share(index, correlation)
+
+    @property
+    def remaining(self) -> int:
+        """Correlations not drawn yet."""
+        return len(self._program) - self._next
+
+    def draw(self, correlation: Correlation) -> Drawn:
+        """This party's words of the next correlation, which must be the one that the program asks for."""
+        index = self._next
+        if index >= len(self._program):
+            raise RandomnessExhausted(
+                f"the program asks for more than the {len(self._program)} correlations that were prepared for it"
+            )
+        if self._program[index] != correlation:
+            raise ForeignRandomness(
+                f"correlation {index} was prepared as {type(self._program[index]).__name__} for another program; "
+                f"this one asks for {type(correlation).__name__} of other dimensions"
+            )
+        self._next += 1
+        match correlation:
+            case Mask(shape=shape):
+                return Drawn(index, (expand(self._seed, _stream(index, 0), math.prod(shape)),))
+            case ClientMask(shape=shape):
+                if self._party == SERVER:
+                    return Drawn(index)
+                return Drawn(index, (expand(self._seed, _stream(index, 0), math.prod(shape)),))
+            case BitProducts(count=count):
+                bits = expand_bits(self._seed, _stream(index, 0), count)
+                return Drawn(index, (bits, *self._shares(index, correlation)))  # type: ignore[arg-type]
+            case WeightProduct() | WeightScale() if self._party == CLIENT:
+                words = self._prepared.pop(index, None)
+                return Drawn(index, (self._weight_share(index, correlation) if words is None else words,))
+            case _:
+                return Drawn(index, self._shares(index, correlation))
+
+    def _shares(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
+        arrays = []
+        for array, (count, width) in enumerate(correction_widths(correlation), start=1):
+            if self._corrections is None:
+                arrays.append(expand(self._seed, _stream(index, array), count))
+            else:
+                size = word_bytes(width)
+                data = self._corrections.read(count * size)
+                if len(data) != count * size:
+                    raise RandomnessExhausted("the stored corrections end before the program does")
+                arrays.append(kernels.unpack_words(data, size, count))
+        return tuple(arrays)
+
+    def _weight_share(self, index: int, correlation: WeightProduct | WeightScale) -> Words:
+        """The client's share of a·Wᵀ = a·Bᵀ + a·Dᵀ: its share of the first, and the second, which it can compute."""
+        weight = self._weights.get(correlation.weight)
+        if weight is None or weight.masked is None:
+            raise ForeignRandomness(f"the masked weight {correlation.weight} is missing: set up the model first")
+        (own,) = self._shares(index, correlation)
+        inputs = weight.shape[-1]
+        a = expand(self._seed, _stream(correlation.mask, 0), correlation.rows * inputs)
+        a = a.reshape(correlation.rows, inputs)
+        if isinstance(correlation, WeightScale):
+            return own.reshape(a.shape) + a * weight.masked
+        product = kernels.matmul(a, weight.masked, transpose_right=True)
+        return own.reshape(correlation.outputs, correlation.rows).T + product
+
+
+class Dealing:
+    """One bundle in the dealer's hands: fresh seeds, and the stream of corrections for the server."""
+
+    def __init__(
+        self, correlations: Sequence[Correlation], key: bytes, seeds: tuple[bytes, bytes] | None = None
+    ) -> None:
+        """key: of the weight masks (from the server). seeds: only tests pass them."""
+        self.correlations = tuple(correlations)
+        self.client_seed, self.server_seed = seeds or (new_seed(), new_seed())
+        self._key = key
+        _validate(self.correlations)
+
+    @property
+    def correction_bytes(self) -> int:
+        return sum(correction_bytes(correlation) for correlation in self.correlations)
+
+    def corrections(self) -> Iterator[memoryview]:
+        """The server's stream, a chunk at a time."""
+        for index, correlation in enumerate(self.correlations):
+            for array, (_, width) in enumerate(correction_widths(correlation), start=1):
+                place = 0
+                for value in self._values(index, correlation, array - 1):
+                    own = expand(self.client_seed, _stream(index, array), value.size, place)
+                    yield memoryview(kernels.pack_words(value - own, word_bytes(width)))
+                    place += value.size
+
+    def _mask(self, index: int, start: int, stop: int) -> Words:
+        """Elements start … stop-1 of a mask, both parties' parts added."""
+        stream = _stream(index, 0)
+        words = expand(self.client_seed, stream, stop - start, start)
+        if isinstance(self.correlations[index], Mask):
+            words = words + expand(self.server_seed, stream, stop - start, start)
+        return words
+
+    def _values(self, index: int, correlation: Correlation, array: int) -> Iterator[Words]:
+        """The products themselves, chunk by chunk, in the order of the array."""
+        match correlation:
+            case BitProducts(count=count):
+                for start in range(0, count, CHUNK):
+                    length = min(CHUNK, count - start)
+                    seeds = (self.client_seed, self.server_seed)
+                    packed = [expand_bits(seed, _stream(index, 0), length, start) for seed in seeds]
+                    both = np.unpackbits(packed[0] & packed[1], count=length, bitorder="little")
+                    yield both.astype(np.uint64)
+            case Monomials(masks=masks, shape=shape, terms=terms):
+                yield from self._monomial(masks, shape, terms[array].powers, terms[array].carries)
+            case SquareSums(mask=mask, rows=rows, columns=columns):
+                step = max(1, CHUNK // columns)
+                for start in range(0, rows, step):
+                    stop = min(rows, start + step)
+                    a = self._mask(mask, start * columns, stop * columns).reshape(-1, columns)
+                    yield np.asarray((a * a).sum(axis=1, dtype=np.uint64))
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, transposed=transposed):
+                step = max(1, CHUNK // max(k, n))
+                for b in range(batch):
+                    y = self._mask(right, b * k * n, (b + 1) * k * n).reshape((n, k) if transposed else (k, n))
+                    for start in range(0, m, step):
+                        stop = min(m, start + step)
+                        x = self._mask(left, (b * m + start) * k, (b * m + stop) * k).reshape(-1, k)
+                        yield kernels.matmul(x, y, transpose_right=transposed).reshape(-1)
+            case WeightProduct(mask=mask, weight=weight, rows=rows, inputs=inputs, outputs=outputs):
+                a = self._mask(mask, 0, rows * inputs).reshape(rows, inputs)
+                step = max(1, CHUNK // inputs)
+                for start in range(0, outputs, step):
+                    stop = min(outputs, start + step)
+                    block = _weight_mask(self._key, weight, (stop - start) * inputs, start * inputs)
+                    yield kernels.matmul(block.reshape(-1, inputs), a, transpose_right=True).reshape(-1)
+            case WeightScale(mask=mask, weight=weight, rows=rows, size=size):
+                b = _weight_mask(self._key, weight, size)
+                step = max(1, CHUNK // size)
+                for start in range(0, rows, step):
+                    stop = min(rows, start + step)
+                    yield (self._mask(mask, start * size, stop * size).reshape(-1, size) * b).reshape(-1)
+            case Mask() | ClientMask():
+                pass
+
+    def _monomial(
+        self, masks: tuple[int, ...], shape: tuple[int, ...], powers: tuple[int, ...], carries: tuple[int, ...]
+    ) -> Iterator[Words]:
+        count = math.prod(shape)
+        small = {  # masks that are broadcast are few words: hold them whole, spread a chunk at a time
+            mask: np.broadcast_to(self._mask(mask, 0, math.prod(own)).reshape(own), shape)
+            for mask in masks
+            if (own := self._shape(mask)) != shape
+        }
+        for start in range(0, count, CHUNK):
+            stop = min(count, start + CHUNK)
+            value = np.ones(stop - start, np.uint64)
+            for mask, power, carry in zip(masks, powers, carries, strict=True):
+                a = small[mask].flat[start:stop] if mask in small else self._mask(mask, start, stop)
+                for factor in self._factors(mask, a, power, carry):
+                    value *= factor
+            yield value
+
+    def _shape(self, mask: int) -> tuple[int, ...]:
+        described = self.correlations[mask]
+        assert isinstance(described, Mask)
+        return described.shape
+
+    def _factors(self, mask: int, a: Words, power: int, carry: int) -> Iterator[Words]:
+        described = self.correlations[mask]
+        assert isinstance(described, Mask)
+        u = a
+        if described.shift:
+            low = a & np.uint64(2 ** (described.width - 1) - 1)
+            u = low >> np.uint64(described.shift)
+        if carry:
+            yield (a >> np.uint64(described.width - 1)) & np.uint64(1)
+        for _ in range(power):
+            yield u
+
+
+def _validate(correlations: Sequence[Correlation]) -> None:
+    """A program from outside: sizes are positive and bounded, masks are named before they are used."""
+
+    def mask(index: int, place: int, kind: type[Mask] | type[ClientMask], count: int | None = None) -> None:
+        if not 0 <= index < place or not isinstance(correlations[index], kind):
+            raise ForeignRandomness(f"correlation {place} refers to {index}, which is not a mask before it")
+        named = correlations[index]
+        assert isinstance(named, Mask | ClientMask)
+        if count is not None and math.prod(named.shape) != count:
+            raise ForeignRandomness(f"correlation {place} does not have the size of mask {index}")
+
+    for place, entry in enumerate(correlations):
+        widths = [width for _, width in correction_widths(entry)]
+        if isinstance(entry, Mask | ClientMask):
+            widths = [entry.width]
+        if any(not 1 <= width <= WORD for width in widths) or any(c < 0 for c, _ in correction_widths(entry)):
+            raise ForeignRandomness(f"correlation {place} has a ring width or size that cannot be")
+        match entry:
+            case Mask(width=width, shift=shift, out_width=out) if not (0 <= shift <= width - 2 and 1 <= out <= WORD):
+                raise ForeignRandomness(f"correlation {place}: a mask of {width} bits cannot be shifted by {shift}")
+            case Monomials(masks=masks, shape=shape, terms=terms):
+                for index in masks:
+                    mask(index, place, Mask)
+                shapes = [entry.shape for i in masks if isinstance(entry := correlations[i], Mask)]
+                if np.broadcast_shapes(*shapes) != shape or not terms:
+                    raise ForeignRandomness(f"correlation {place}: the masks do not broadcast to its shape")
+                if any(len(t.powers) != len(masks) or len(t.carries) != len(masks) for t in terms):
+                    raise ForeignRandomness(f"correlation {place}: a monomial does not fit its masks")
+                if any(p < 0 or p > 64 for t in terms for p in (*t.powers, *t.carries)):
+                    raise ForeignRandomness(f"correlation {place}: a power is out of range")
+            case SquareSums(mask=index, rows=rows, columns=columns):
+                mask(index, place, Mask, rows * columns)
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n):
+                mask(left, place, Mask, batch * m * k)
+                mask(right, place, Mask, batch * k * n)
+            case WeightProduct(mask=index, rows=rows, inputs=inputs):
+                mask(index, place, ClientMask, rows * inputs)
+            case WeightScale(mask=index, rows=rows, size=size):
+                mask(index, place, ClientMask, rows * size)

@@ -1,0 +1,231 @@
+"""What every step of a program costs in correlated randomness; shared by the plan and by the real parties.
+
+A `DrawingSession` decides *what* is drawn and leaves *doing* to its two heirs: a plan only writes the
+descriptions down, a party uses the words it gets for them. So the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product as cartesian
+
+import numpy as np
+
+from comet_mpc.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    MonomialTerm,
+    SquareSums,
+    WeightProduct,
+    WeightScale,
+)
+from comet_mpc.polynomial import Exponents, needed_monomials
+from comet_mpc.session import (
+    Give,
+    Given,
+    Open,
+    Opened,
+    Request,
+    Reveal,
+    Session,
+    Truncate,
+    TruncateOpen,
+    Weight,
+)
+from comet_mpc.share import Share, Words
+
+__all__ = ["Drawn", "DrawingSession", "MaskTerm", "demand", "mask_expansion"]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A correlation that was drawn: its place in the program and this party's words (none in a plan)."""
+
+    index: int
+    arrays: tuple[Words, ...] = field(default=(), repr=False)
+
+
+def demand(request: Request) -> Correlation | None:
+    """The correlation that a request uses."""
+    share = request.share
+    match request:
+        case Open():
+            return Mask(share.shape, share.width, 0, share.width)
+        case TruncateOpen(shift=shift, width=width):
+            return Mask(share.shape, share.width, shift, width)
+        case Truncate(shift=shift, width=width):
+            return BitProducts(share.count, max(1, width - share.width + shift))
+        case Give():
+            return ClientMask(share.shape, share.width)
+        case Reveal():
+            return None
+
+
+@dataclass(frozen=True)
+class MaskTerm:
+    """One term of a mask monomial: coefficient · Π sign_i (i in signs) · Π u_i^powers[i] · top_i^carries[i]."""
+
+    coefficient: int
+    signs: tuple[int, ...]
+    powers: Exponents
+    carries: Exponents
+
+
+def mask_expansion(monomial: Exponents, operands: Sequence[Opened]) -> list[MaskTerm]:
+    """Π m_i^E_i in terms of what a source can share.
+
+    An ordinary mask is m = u. One that truncates is m = u - s·2^step·top, with a public sign s and the secret top
+    bit of the opening's mask (top² = top), hence m^E = u^E + top·Σ_{j<E} C(E,j)·(-s·2^step)^(E-j)·u^j.
+    Terms whose coefficient vanishes in the ring are left out.
+    """
+    width = min(operand.width for operand, power in zip(operands, monomial, strict=True) if power)
+    choices = []
+    for operand, power in zip(operands, monomial, strict=True):
+        options = [(1, 0, False, power, 0)]
+        if operand.step:
+            for j in range(power):
+                rest = power - j
+                options.append((math.comb(power, j) * (-1) ** rest, rest * operand.step, rest % 2 == 1, j, 1))
+        choices.append(options)
+    terms = []
+    for combination in cartesian(*choices):
+        exponent = sum(option[1] for option in combination)
+        if exponent < width:
+            terms.append(
+                MaskTerm(
+                    math.prod(option[0] for option in combination) * 2**exponent,
+                    tuple(i for i, option in enumerate(combination) if option[2]),
+                    tuple(option[3] for option in combination),
+                    tuple(option[4] for option in combination),
+                )
+            )
+    return terms
+
+
+MonomialKey = tuple[tuple[int, ...], Exponents, Exponents]
+
+
+def _key(term: MaskTerm, operands: Sequence[Opened]) -> tuple[MonomialKey, list[Opened]]:
+    """A monomial's name, free of operands that do not occur in it; and those that do, by mask."""
+    used = [
+        (operand, power, carry)
+        for operand, power, carry in zip(operands, term.powers, term.carries, strict=True)
+        if power or carry
+    ]
+    used.sort(key=lambda entry: entry[0].mask)
+    key = (
+        tuple(entry[0].mask for entry in used),
+        tuple(entry[1] for entry in used),
+        tuple(entry[2] for entry in used),
+    )
+    return key, [entry[0] for entry in used]
+
+
+class DrawingSession(Session):
+    """A session that draws correlated randomness."""
+
+    @abstractmethod
+    def _draw(self, correlation: Correlation) -> Drawn:
+        """The next correlation of the program."""
+
+    def _round(self, requests: Sequence[Request]) -> list[Share | Opened | Given | Words | None]:
+        drawn = []
+        for request in requests:
+            correlation = demand(request)
+            drawn.append(None if correlation is None else self._draw(correlation))
+        return self._carry_out(requests, drawn)
+
+    @abstractmethod
+    def _carry_out(
+        self, requests: Sequence[Request], drawn: Sequence[Drawn | None]
+    ) -> list[Share | Opened | Given | Words | None]: ...
+
+    def _evaluate(
+        self, terms: list[tuple[int, Exponents]], operands: list[Opened], shape: tuple[int, ...]
+    ) -> Words | None:
+        monomials = needed_monomials([exponents for _, exponents in terms])
+        expansions = {monomial: mask_expansion(monomial, operands) for monomial in monomials}
+        self._draw_monomials([term for expansion in expansions.values() for term in expansion], operands)
+        return self._masked_polynomial(terms, operands, expansions, shape)
+
+    def _draw_monomials(self, terms: list[MaskTerm], operands: Sequence[Opened]) -> None:
+        """Draws shares of the mask monomials that are not known yet, one correlation per set of masks."""
+        wanted: dict[tuple[int, ...], dict[MonomialKey, list[Opened]]] = {}
+        for term in terms:
+            key, used = _key(term, operands)
+            if key not in used[-1].known:
+                wanted.setdefault(key[0], {})[key] = used
+        for masks, entries in sorted(wanted.items()):
+            used = next(iter(entries.values()))
+            width = min(operand.width for operand in used)
+            keys = sorted(entries)
+            steps = [operand.step for operand in used]
+            described = tuple(
+                MonomialTerm(powers, carries, width - sum(s for s, c in zip(steps, carries, strict=True) if c))
+                for _, powers, carries in keys
+            )
+            shape = np.broadcast_shapes(*(operand.shape for operand in used))
+            drawn = self._draw(Monomials(masks, shape, described))
+            for position, key in enumerate(keys):
+                words = drawn.arrays[position].reshape(shape) if drawn.arrays else np.empty(0, np.uint64)
+                used[-1].known[key] = words
+
+    @staticmethod
+    def _known(term: MaskTerm, operands: Sequence[Opened]) -> Words:
+        key, used = _key(term, operands)
+        return used[-1].known[key]
+
+    @abstractmethod
+    def _masked_polynomial(
+        self,
+        terms: list[tuple[int, Exponents]],
+        operands: list[Opened],
+        expansions: dict[Exponents, list[MaskTerm]],
+        shape: tuple[int, ...],
+    ) -> Words | None: ...
+
+    def _square_sum(self, x: Opened) -> Words | None:
+        rows = math.prod(x.shape[:-1])
+        drawn = self._draw(SquareSums(x.mask, rows, x.shape[-1], x.width))
+        return self._masked_square_sum(x, drawn)
+
+    @abstractmethod
+    def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None: ...
+
+    def _matmul(
+        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int
+    ) -> Words | None:
+        batch = math.prod(shape[:-2])
+        drawn = self._draw(
+            MatrixProduct(x.mask, y.mask, batch, shape[-2], x.shape[-1], shape[-1], transposed, width)
+        )
+        return self._masked_matmul(x, y, transposed, shape, width, drawn)
+
+    @abstractmethod
+    def _masked_matmul(
+        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int, drawn: Drawn
+    ) -> Words | None: ...
+
+    def _linear(self, x: Given, weight: Weight, shape: tuple[int, ...]) -> Words | None:
+        rows = math.prod(x.shape[:-1])
+        outputs, inputs = weight.shape
+        drawn = self._draw(WeightProduct(x.mask, weight.name, rows, inputs, outputs, x.width))
+        return self._masked_linear(x, weight, shape, drawn)
+
+    @abstractmethod
+    def _masked_linear(self, x: Given, weight: Weight, shape: tuple[int, ...], drawn: Drawn) -> Words | None: ...
+
+    def _scale(self, x: Given, weight: Weight) -> Words | None:
+        rows = math.prod(x.shape[:-1])
+        drawn = self._draw(WeightScale(x.mask, weight.name, rows, x.shape[-1], x.width))
+        return self._masked_scale(x, weight, drawn)
+
+    @abstractmethod
+    def _masked_scale(self, x: Given, weight: Weight, drawn: Drawn) -> Words | None: ...

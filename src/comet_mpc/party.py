@@ -1,0 +1,244 @@
+"""The real thing: one party's side of a program, over a channel, with correlated randomness from a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc import kernels
+from comet_mpc.channel import Channel
+from comet_mpc.correlations import Correlation
+from comet_mpc.drawing import Drawn, DrawingSession, MaskTerm
+from comet_mpc.errors import ShapeError
+from comet_mpc.polynomial import Exponents
+from comet_mpc.session import (
+    Give,
+    Given,
+    Open,
+    Opened,
+    Request,
+    Reveal,
+    Truncate,
+    TruncateOpen,
+    Weight,
+    given,
+    opened,
+    truncated,
+    wire_bytes,
+)
+from comet_mpc.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
+
+__all__ = ["PartySession", "Source"]
+
+Packed = npt.NDArray[np.uint8]
+Result = Share | Opened | Given | Words | None
+
+
+class Source(Protocol):
+    """Correlated randomness, one party's side. `draw` hands out the program's correlations in order, each once."""
+
+    def draw(self, correlation: Correlation) -> Drawn: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Leg:
+    """One request on its way: what this party sends, how much it expects, and what it makes of the answer."""
+
+    outgoing: Packed | None
+    expected: int
+    finish: Callable[[memoryview], Result] = field(repr=False)
+
+
+def _mask_bits(width: int) -> np.uint64:
+    return np.uint64(2**width - 1)
+
+
+class PartySession(DrawingSession):
+    """Party 0 is the client, party 1 the server. Both run the same program in lockstep."""
+
+    def __init__(self, party: int, channel: Channel, source: Source, *, fused: bool = True) -> None:
+        super().__init__()
+        if party not in (CLIENT, SERVER):
+            raise ShapeError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
+        self.party = party
+        self.channel = channel
+        self.fused = fused
+        self._source = source
+        self._leader = party == CLIENT
+
+    def holds(self, party: int) -> bool:
+        return party == self.party
+
+    def _trivial(self, owner: int, shape: tuple[int, ...], words: Words | None) -> Words | None:
+        return words if owner == self.party and words is not None else np.zeros(shape, np.uint64)
+
+    def _draw(self, correlation: Correlation) -> Drawn:
+        return self._source.draw(correlation)
+
+    # One round -----------------------------------------------------------------------------------------
+
+    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
+        legs = [self._leg(request, entry) for request, entry in zip(requests, drawn, strict=True)]
+        outgoing = [leg.outgoing for leg in legs if leg.outgoing is not None]
+        expected = sum(leg.expected for leg in legs)
+        answer = memoryview(self.channel.exchange(outgoing, expected))
+        results = []
+        place = 0
+        for leg in legs:
+            results.append(leg.finish(answer[place : place + leg.expected]))
+            place += leg.expected
+        return results
+
+    def _leg(self, request: Request, drawn: Drawn | None) -> _Leg:
+        expected = wire_bytes(request)[1 - self.party]
+        match request, drawn:
+            case Open(share=share), Drawn(index=index, arrays=(mask,)):
+                own = share.flat() - mask
+                return _Leg(
+                    self._pack(own, share.width), expected, lambda data: self._finish_open(request, index, mask, own, data)
+                )
+            case TruncateOpen(share=share), Drawn(index=index, arrays=(mask,)):
+                own = share.flat() - mask
+                if self._leader:
+                    own += np.uint64(2 ** (share.width - 2))
+                return _Leg(
+                    self._pack(own, share.width),
+                    expected,
+                    lambda data: self._finish_truncate_open(request, index, own, data),
+                )
+            case Truncate(share=share), Drawn(arrays=(bits, product)):
+                packed = bits.view(np.uint8)
+                mine = kernels.truncate_mask(share.flat(), packed, share.width, self._leader)
+                return _Leg(
+                    mine, expected, lambda data: self._finish_truncate(request, packed, mine, product, data)
+                )
+            case Give(share=share), Drawn(index=index, arrays=arrays):
+                if self.party == CLIENT:
+                    sent = self._pack(share.flat() - arrays[0], share.width)
+                    return _Leg(sent, 0, lambda data: given(request, index, None))
+                return _Leg(None, expected, lambda data: given(request, index, self._sum(share, share.flat(), data)))
+            case Reveal(share=share, to=to), None:
+                sends = to in (1 - self.party, BOTH)
+                return _Leg(
+                    self._pack(share.flat(), share.width) if sends else None,
+                    expected,
+                    lambda data: self._sum(share, share.flat(), data) if to in (self.party, BOTH) else None,
+                )
+        raise ShapeError(f"{self.here}: the source of randomness gave something else than was asked for")
+
+    @staticmethod
+    def _pack(words: Words, width: int) -> Packed:
+        return kernels.pack_words(words, word_bytes(width))
+
+    @staticmethod
+    def _sum(share: Share, own: Words, data: memoryview) -> Words:
+        total = own + kernels.unpack_words(data, word_bytes(share.width), share.count)
+        if share.width < WORD:
+            total &= _mask_bits(share.width)
+        return total.reshape(share.shape)
+
+    def _finish_open(self, request: Open, index: int, mask: Words, own: Words, data: memoryview) -> Opened:
+        result = opened(request, index, self._sum(request.share, own, data))
+        result.known[((index,), (1,), (0,))] = mask.reshape(request.share.shape)
+        return result
+
+    def _finish_truncate_open(self, request: TruncateOpen, index: int, own: Words, data: memoryview) -> Opened:
+        """c = z + 2^(w-2) - r is public; z = c' + r' - 2^(w-1)·(c_top xor r_top) - 2^(w-2), ' the low w-1 bits."""
+        width, shift = request.share.width, request.shift
+        c = self._sum(request.share, own, data)
+        top = (c >> np.uint64(width - 1)) & np.uint64(1)
+        low = c & _mask_bits(width - 1)
+        offset = (1 if shift else 0) - 2 ** (width - 2 - shift)
+        step = np.uint64(2 ** (width - 1 - shift))
+        public = (low >> np.uint64(shift)) + np.uint64(offset % 2**WORD) - top * step
+        result = opened(request, index, public)
+        return Opened(**{**vars(result), "flipped": top.astype(np.bool_)})
+
+    def _finish_truncate(
+        self, request: Truncate, bits: Packed, mine: Packed, product: Words, data: memoryview
+    ) -> Share:
+        share = request.share
+        theirs = np.frombuffer(data, np.uint8)
+        words = kernels.truncate_finish(
+            share.flat(), bits, mine, theirs, product, share.width, request.shift, self._leader
+        )
+        return truncated(request, words.reshape(share.shape))
+
+    # Local work ----------------------------------------------------------------------------------------
+
+    def _masked_polynomial(
+        self,
+        terms: list[tuple[int, Exponents]],
+        operands: list[Opened],
+        expansions: dict[Exponents, list[MaskTerm]],
+        shape: tuple[int, ...],
+    ) -> Words | None:
+        def spread(words: Words | None) -> Words:
+            assert words is not None
+            return np.ascontiguousarray(np.broadcast_to(words, shape)).reshape(-1)
+
+        monomials = {
+            monomial: spread(self._monomial(expansion, operands)) for monomial, expansion in expansions.items()
+        }
+        publics = [spread(operand.public) for operand in operands]
+        return kernels.evaluate(terms, publics, monomials, self._leader).reshape(shape)
+
+    def _monomial(self, expansion: list[MaskTerm], operands: Sequence[Opened]) -> Words:
+        """A share of a mask monomial, put together from what was drawn."""
+        total: Words | None = None
+        for term in expansion:
+            words = self._known(term, operands)
+            if term.coefficient != 1 or term.signs:
+                words = words * np.uint64(term.coefficient % 2**WORD)
+            for i in term.signs:
+                flipped = operands[i].flipped
+                assert flipped is not None
+                words = np.where(flipped, np.uint64(0) - words, words)
+            total = words if total is None else total + words
+        assert total is not None
+        return total
+
+    def _own(self, x: Opened) -> Words:
+        """This party's share of an ordinary mask."""
+        return x.known[((x.mask,), (1,), (0,))]
+
+    def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None:
+        assert x.public is not None
+        cross = (x.public * self._own(x)).sum(axis=-1, keepdims=True, dtype=np.uint64)
+        total = cross * np.uint64(2) + drawn.arrays[0].reshape(cross.shape)
+        if self._leader:
+            total = total + (x.public * x.public).sum(axis=-1, keepdims=True, dtype=np.uint64)
+        return np.asarray(total)
+
+    def _masked_matmul(
+        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int, drawn: Drawn
+    ) -> Words | None:
+        """(P + a)(R + b) = P·R + P·b + a·R + a·b; the leader takes P·R along with P·b."""
+        assert x.public is not None
+        assert y.public is not None
+        right = self._own(y) + y.public if self._leader else self._own(y)
+        first = kernels.matmul(x.public, right, transpose_right=transposed, width=width)
+        second = kernels.matmul(self._own(x), y.public, transpose_right=transposed, width=width)
+        return first + second + drawn.arrays[0].reshape(shape)
+
+    def _masked_linear(self, x: Given, weight: Weight, shape: tuple[int, ...], drawn: Drawn) -> Words | None:
+        (share,) = drawn.arrays
+        if self.party == CLIENT:
+            return share.reshape(shape)
+        if weight.values is None or x.public is None:
+            raise ShapeError(f"{self.here}: the server has no values of weight {weight.name}")
+        outputs, inputs = weight.shape
+        product = kernels.matmul_int32(x.public.reshape(-1, inputs), weight.values)
+        return (product + share.reshape(outputs, -1).T).reshape(shape)
+
+    def _masked_scale(self, x: Given, weight: Weight, drawn: Drawn) -> Words | None:
+        (share,) = drawn.arrays
+        if self.party == CLIENT:
+            return share.reshape(x.shape)
+        if weight.values is None or x.public is None:
+            raise ShapeError(f"{self.here}: the server has no values of weight {weight.name}")
+        return x.public * weight.values.astype(np.int64).view(np.uint64) + share.reshape(x.shape)

@@ -1,0 +1,63 @@
+"""Cryptographic randomness: seeds from the operating system, expanded by AES-128 in counter mode.
+
+A seed has 2^64 independent streams of 2^64 blocks; block i of stream s is AES_seed(s ‖ i). Streams can be read
+from any place, so that a dealer never holds more than a chunk.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from comet_mpc.share import Words
+
+__all__ = ["SEED_BYTES", "derive_seed", "expand", "expand_bits", "new_seed"]
+
+SEED_BYTES = 16
+_BLOCK = 16
+_ZEROS = bytes(1 << 20)
+
+
+def new_seed() -> bytes:
+    """A fresh seed from the operating system."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def derive_seed(secret: bytes, *labels: str) -> bytes:
+    """A seed bound to labels (a model's fingerprint, a tensor's name) by HKDF-SHA256."""
+    info = b"comet-seed" + b"".join(len(label.encode()).to_bytes(4, "little") + label.encode() for label in labels)
+    return HKDF(algorithm=hashes.SHA256(), length=SEED_BYTES, salt=None, info=info).derive(secret)
+
+
+def _expand_bytes(seed: bytes, stream: int, size: int, start_block: int) -> npt.NDArray[np.uint8]:
+    counter = stream.to_bytes(8, "big") + start_block.to_bytes(8, "big")
+    encryptor = Cipher(algorithms.AES(seed), modes.CTR(counter)).encryptor()
+    out = np.empty(size + _BLOCK, dtype=np.uint8)  # update_into asks for a block of slack
+    view = memoryview(out)
+    for start in range(0, size, len(_ZEROS)):
+        length = min(len(_ZEROS), size - start)
+        encryptor.update_into(_ZEROS[:length] if length < len(_ZEROS) else _ZEROS, view[start:])
+    return out[:size]
+
+
+def expand(seed: bytes, stream: int, count: int, offset: int = 0) -> Words:
+    """Words offset … offset+count-1 of a stream; offset is even (two words make a block)."""
+    first = offset // 2
+    words = _expand_bytes(seed, stream, (count + offset % 2) * 8, first).view(np.uint64)
+    return words[offset % 2 :]
+
+
+def expand_bits(seed: bytes, stream: int, count: int, offset: int = 0) -> npt.NDArray[np.uint8]:
+    """Bits offset … offset+count-1 of a stream, packed eight a byte, lowest first; offset is a multiple of 128.
+
+    Padding bits of the last byte are zero.
+    """
+    packed = _expand_bytes(seed, stream, (count + 7) // 8, offset // 128).copy()
+    if count % 8:
+        packed[-1] &= (1 << (count % 8)) - 1
+    return packed

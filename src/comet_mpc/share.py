@@ -1,0 +1,186 @@
+"""Fixed point numbers in Z_2^w and additive shares of them.
+
+A real number v with f fraction bits is the ring element round(v·2^f) mod 2^w. A secret z is held as
+z = z_client + z_server mod 2^w. A `Share` is one party's part (or, in a plaintext twin, the whole), and it
+carries what must fit before two of them meet: shape, fraction bits, ring width and a certified bound.
+
+Everything here is local: no operation of this module communicates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.errors import RangeError, ScaleError, ShapeError
+
+__all__ = ["BOTH", "CLIENT", "SERVER", "WORD", "Share", "Words", "concatenate", "decode", "encode", "word_bytes"]
+
+CLIENT = 0
+SERVER = 1
+BOTH = 2
+
+WORD = 64
+"""Widest ring: Z_2^64. Narrower rings live in the low bits of the same words."""
+
+Words = npt.NDArray[np.uint64]
+
+
+def word_bytes(width: int) -> int:
+    """Bytes of one element of Z_2^width on the wire: whole bytes."""
+    return (width + 7) // 8
+
+
+def encode(values: npt.ArrayLike, fraction: int, width: int = WORD) -> Words:
+    """round(v·2^fraction) mod 2^64; |v|·2^fraction must stay below 2^(width-2), where truncation is exact."""
+    array = np.asarray(values, dtype=np.float64)
+    if not np.all(np.isfinite(array)):
+        raise RangeError("a value to be encoded is not finite")
+    scaled = np.rint(array * 2.0**fraction)
+    limit = 2.0 ** (width - 2)
+    if scaled.size and float(np.max(np.abs(scaled))) >= limit:
+        raise RangeError(
+            f"a value to be encoded is outside the fixed-point range: |v| must be below 2^{width - 2 - fraction} "
+            f"with {fraction} fraction bits in a ring of {width} bits"
+        )
+    return scaled.astype(np.int64).view(np.uint64)
+
+
+def decode(values: Words, fraction: int, width: int = WORD) -> npt.NDArray[np.float64]:
+    """The real numbers behind ring elements, as signed integers of `width` bits over 2^fraction."""
+    signed = (values << np.uint64(WORD - width)).view(np.int64) >> np.int64(WORD - width)
+    return np.asarray(signed.astype(np.float64) * 2.0**-fraction)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """One party's share of a secret tensor.
+
+    bound   |value| <= bound for every input whatsoever; the program's author answers for it, sums and
+            products of bounds are kept here, and the plaintext twin checks it on every value it sees.
+    values  this party's words, or None in a plan, where only the shape is known. Never printed.
+    """
+
+    shape: tuple[int, ...]
+    fraction: int
+    bound: float
+    width: int = WORD
+    values: Words | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.values is not None and self.values.shape != self.shape:
+            raise ShapeError(f"a share of shape {self.shape} was given values of shape {self.values.shape}")
+        if not 2 <= self.width <= WORD:
+            raise ShapeError(f"a ring of {self.width} bits: the width must be 2 to {WORD}")
+        if not (math.isfinite(self.bound) and self.bound >= 0):
+            raise RangeError(f"a bound must be finite and not negative, got {self.bound}")
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    def flat(self) -> Words:
+        """The words as a contiguous vector."""
+        if self.values is None:
+            raise ShapeError("a planned share has no values")
+        return np.ascontiguousarray(self.values).reshape(-1)
+
+    def with_values(self, values: Words | None) -> Share:
+        return replace(self, values=values)
+
+    def bounded(self, bound: float) -> Share:
+        """The same share with a bound the caller has proved (for example by Cauchy-Schwarz)."""
+        return replace(self, bound=bound)
+
+    def narrow(self, width: int) -> Share:
+        """The same value in a smaller ring: both parties drop high bits, nothing is sent."""
+        if width > self.width:
+            raise ShapeError(f"cannot widen a share from {self.width} to {width} bits without a truncation")
+        return replace(self, width=width)
+
+    def _combine(self, other: Share, operation: Callable[[Words, Words], Words], bound: float) -> Share:
+        if self.fraction != other.fraction:
+            raise ScaleError(f"fraction bits differ: {self.fraction} and {other.fraction}; lift one of them first")
+        if (self.values is None) != (other.values is None):
+            raise ShapeError("a planned share and a real one were mixed")
+        try:
+            shape = np.broadcast_shapes(self.shape, other.shape)
+        except ValueError as error:
+            raise ShapeError(f"shapes do not fit: {self.shape} and {other.shape}") from error
+        values = None if self.values is None or other.values is None else operation(self.values, other.values)
+        return Share(shape, self.fraction, bound, min(self.width, other.width), values)
+
+    def __add__(self, other: Share) -> Share:
+        return self._combine(other, np.add, self.bound + other.bound)
+
+    def __sub__(self, other: Share) -> Share:
+        return self._combine(other, np.subtract, self.bound + other.bound)
+
+    def __neg__(self) -> Share:
+        return self.times(-1)
+
+    def times(self, integer: int) -> Share:
+        """The product with a public integer."""
+        factor = np.uint64(integer % 2**WORD)
+        values = None if self.values is None else self.values * factor
+        return replace(self, bound=self.bound * abs(integer), values=values)
+
+    def lift(self, fraction: int) -> Share:
+        """The same value with more fraction bits: exact, a local product with a power of two."""
+        if fraction < self.fraction:
+            raise ScaleError(f"cannot lift from {self.fraction} to {fraction} fraction bits: that is a truncation")
+        shift = np.uint64(fraction - self.fraction)
+        return replace(self, fraction=fraction, values=None if self.values is None else self.values << shift)
+
+    def times_power(self, exponent: int) -> Share:
+        """The product with 2^exponent: the same words, read with other fraction bits."""
+        return replace(self, fraction=self.fraction - exponent, bound=self.bound * 2.0**exponent)
+
+    def _view(self, shape: tuple[int, ...], operation: Callable[[Words], Words]) -> Share:
+        return replace(self, shape=shape, values=None if self.values is None else operation(self.values))
+
+    def _blank(self) -> npt.NDArray[np.bool_]:
+        return np.broadcast_to(np.False_, self.shape)
+
+    def reshape(self, *shape: int) -> Share:
+        if math.prod(shape) != self.count:
+            raise ShapeError(f"cannot reshape {self.shape} to {shape}")
+        return self._view(shape, lambda values: values.reshape(shape))
+
+    def transpose(self, *axes: int) -> Share:
+        return self._view(self._blank().transpose(axes).shape, lambda values: values.transpose(axes))
+
+    def __getitem__(self, key: Any) -> Share:
+        return self._view(self._blank()[key].shape, lambda values: values[key])
+
+    def sum(self, axis: int = -1, *, keep: bool = False) -> Share:
+        """Sum along an axis, mod 2^w."""
+        size = self.shape[axis]
+        shape = list(self.shape)
+        if keep:
+            shape[axis] = 1
+        else:
+            del shape[axis]
+        summed = self._view(tuple(shape), lambda values: values.sum(axis=axis, keepdims=keep, dtype=np.uint64))
+        return replace(summed, bound=self.bound * size)
+
+
+def concatenate(shares: Sequence[Share], axis: int) -> Share:
+    """Shares of equal scale, one after the other along an axis."""
+    first = shares[0]
+    if any(share.fraction != first.fraction for share in shares):
+        raise ScaleError("shares of unequal fraction bits cannot be concatenated")
+    blanks = [np.broadcast_to(np.False_, share.shape) for share in shares]
+    try:
+        shape = np.concatenate(blanks, axis=axis).shape
+    except ValueError as error:
+        raise ShapeError(f"shapes do not fit: {[share.shape for share in shares]}") from error
+    arrays = [share.values for share in shares if share.values is not None]
+    values = np.concatenate(arrays, axis=axis) if len(arrays) == len(shares) else None
+    bound = max(share.bound for share in shares)
+    return Share(shape, first.fraction, bound, min(share.width for share in shares), values)
