@@ -1,0 +1,85 @@
+#include "truncate.hpp"
+
+#include <algorithm>
+
+namespace comet {
+
+namespace {
+
+COMET_INLINE u64 offset_of(Truncation how) { return how.leader ? u64{1} << (how.width - 2) : 0; }
+
+COMET_INLINE void mask_body(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how) {
+    const u64 offset = offset_of(how);
+    const unsigned top = how.width - 1;
+    for (size_t i = 0; i < n / 8; ++i) {
+        u64 tops = 0;
+        for (unsigned j = 0; j < 8; ++j) tops |= (((x[8 * i + j] + offset) >> top) & 1) << j;
+        out[i] = static_cast<u8>(~tops ^ bits[i]);
+    }
+    if (const size_t rest = n % 8; rest != 0) {
+        u64 tops = 0;
+        for (unsigned j = 0; j < rest; ++j) tops |= (((x[n - rest + j] + offset) >> top) & 1) << j;
+        out[n / 8] = static_cast<u8>((~tops ^ bits[n / 8]) & low_mask(static_cast<unsigned>(rest)));
+    }
+}
+
+// The four products of bits, as bit sets of 8 elements: n_0·n_1 = ±product + plus - minus.
+struct Signs {
+    u64 flip, plus, minus;
+};
+
+COMET_INLINE Signs signs_of(u64 b, u64 mine, u64 theirs, bool leader) {
+    const u64 e0 = leader ? mine : theirs, e1 = leader ? theirs : mine;
+    // Leader: e_0·e_1 + e_1·s_0·b is e_1·b or e_1·(1 - b). Follower: e_0·s_1·b is +-e_0·b.
+    if (leader) return {e0 ^ e1, e1 & (e0 ^ b), 0};
+    return {e0 ^ e1, e0 & b & ~e1, e0 & b & e1};
+}
+
+struct Finish {
+    u64 offset, mask, constant, scale;
+    unsigned shift;
+
+    COMET_INLINE u64 operator()(u64 x, u64 product, Signs s, unsigned j) const {
+        const u64 flip = -((s.flip >> j) & 1);
+        const u64 both = (product ^ flip) - flip + ((s.plus >> j) & 1) - ((s.minus >> j) & 1);
+        return (((x + offset) & mask) >> shift) + both * scale + constant;
+    }
+};
+
+COMET_INLINE void finish_body(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product,
+                              u64 *__restrict out, size_t n, Truncation how) {
+    const unsigned exponent = how.width - how.shift;
+    const u64 constant = (how.shift > 0 ? 1 : 0) - power_of_two(exponent) - power_of_two(exponent - 2);
+    const Finish finish{offset_of(how), low_mask(how.width), how.leader ? constant : 0, power_of_two(exponent), how.shift};
+    for (size_t i = 0; i < n / 8; ++i) {
+        const Signs s = signs_of(bits[i], mine[i], theirs[i], how.leader);
+        for (unsigned j = 0; j < 8; ++j) out[8 * i + j] = finish(x[8 * i + j], product[8 * i + j], s, j);
+    }
+    if (const size_t rest = n % 8; rest != 0) {
+        const Signs s = signs_of(bits[n / 8], mine[n / 8], theirs[n / 8], how.leader);
+        for (unsigned j = 0; j < rest; ++j) out[n - rest + j] = finish(x[n - rest + j], product[n - rest + j], s, j);
+    }
+}
+
+COMET_AVX2 void mask_avx2(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how) {
+    mask_body(x, bits, out, n, how);
+}
+
+COMET_AVX2 void finish_avx2(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product, u64 *out,
+                            size_t n, Truncation how) {
+    finish_body(x, bits, mine, theirs, product, out, n, how);
+}
+
+} // namespace
+
+void truncate_mask(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how, Isa isa) {
+    isa == Isa::avx2 ? mask_avx2(x, bits, out, n, how) : mask_body(x, bits, out, n, how);
+}
+
+void truncate_finish(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product, u64 *out,
+                     size_t n, Truncation how, Isa isa) {
+    isa == Isa::avx2 ? finish_avx2(x, bits, mine, theirs, product, out, n, how)
+                     : finish_body(x, bits, mine, theirs, product, out, n, how);
+}
+
+} // namespace comet
