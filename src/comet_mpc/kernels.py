@@ -156,8 +156,8 @@ def truncate_finish(
         out = (z' >> shift) + [n_0·n_1]·2^(width-shift)
               + (leader: [shift > 0] - 2^(width-shift) - 2^(width-2-shift)).
 
-    The result is floor(z / 2^shift) or one more, for uniform shares (z + 1) / 2^shift on average if shift > 0.
-    Domain: -2^(width-2) <= z < 2^(width-2), 0 <= shift <= width - 2. Outside it, it is wrong, silently.
+    The result is floor(z / 2^shift) or one more; on uniform shares its mean is (z + 1) / 2^shift (shift > 0).
+    Domain: -2^(width-2) <= z < 2^(width-2), 0 <= shift <= width - 2. Outside, the result is silently wrong.
     """
     _require_dtype("x", x, np.uint64)
     _require_dtype("product", product, np.uint64)
