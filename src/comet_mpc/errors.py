@@ -5,6 +5,7 @@
     ├── ScaleError            fraction bits that do not fit together                (also a ValueError)
     ├── RangeError            a value or bound outside what the ring can carry      (also a ValueError)
     ├── RuleError             an approximation that cannot be built as asked        (also a ValueError)
+    ├── LeakError             a protocol that is known to leak was asked for where privacy is promised
     ├── ConfigurationError    a mistake in this party's own set-up (files, ports, options)
     ├── RandomnessError       correlated randomness that must not or cannot be used
     │   ├── RandomnessExhausted   the program asks for more than was prepared
@@ -28,6 +29,7 @@ __all__ = [
     "CometError",
     "ConfigurationError",
     "ForeignRandomness",
+    "LeakError",
     "NotAuthenticated",
     "PeerClosed",
     "PeerError",
@@ -63,6 +65,10 @@ class RangeError(CometError, ValueError):
 
 class RuleError(CometError, ValueError):
     """An approximation rule cannot be built as asked."""
+
+
+class LeakError(CometError):
+    """A protocol that is known to leak was asked for where privacy is promised."""
 
 
 class ConfigurationError(CometError):

@@ -31,6 +31,7 @@ from comet_mpc.polynomial import Exponents, Polynomial
 from comet_mpc.share import BOTH, CLIENT, SERVER, WORD, Share, Words, encode, word_bytes
 
 __all__ = [
+    "FUSE_UP_TO",
     "Give",
     "Given",
     "Open",
@@ -43,6 +44,10 @@ __all__ = [
     "Weight",
     "wire_bytes",
 ]
+
+
+FUSE_UP_TO = 1 << 14
+"""Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +217,9 @@ class Session(ABC):
     fused: bool = True
     """Whether truncation and opening may share a round (the source of randomness must support it)."""
 
+    permits_leaks: bool = False
+    """Whether protocols that are known to leak may run: for research only, never to serve a client."""
+
     def __init__(self) -> None:
         self._parts: list[str] = []
 
@@ -321,6 +329,21 @@ class Session(ABC):
         (result,) = self.communicate(TruncateOpen(share, shift, width))
         assert isinstance(result, Opened)
         return result
+
+    def reopen(self, share: Share, fraction: int, width: int = WORD) -> Opened:
+        """The value with `fraction` bits, opened: one round for a small tensor, two for a large one.
+
+        Doing both in one round takes about twice the correlated randomness, so it is kept for where rounds count
+        and bytes do not: the quantities that there is one of per row.
+        """
+        if share.fraction <= fraction and share.width >= width:
+            return self.open(share.lift(fraction).narrow(width))
+        if share.fraction <= fraction:
+            share = share.lift(fraction + 1)  # to come into a wider ring takes a truncation, by a bit that is zero
+        shift = share.fraction - fraction
+        if share.count <= FUSE_UP_TO:
+            return self.truncate_open(share, shift, width)
+        return self.open(self.truncate(share, shift, width))
 
     def give(self, share: Share) -> Given:
         """Opens a share to the server only. One round."""
@@ -444,4 +467,4 @@ class Session(ABC):
         factor = round(2.0**spare / size)
         if spare < 1 or factor == 0:
             raise ScaleError(f"{self.here}: no room in the ring for a mean over {size} values")
-        return self.truncate(total.times(factor), spare).bounded(x.bound + 2.0**-x.fraction)
+        return self.truncate(total.times(factor).times_power(-spare), spare).bounded(x.bound + 2.0**-x.fraction)

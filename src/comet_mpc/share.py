@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
-__all__ = ["BOTH", "CLIENT", "SERVER", "WORD", "Share", "Words", "concatenate", "decode", "encode", "word_bytes"]
+__all__ = ["BOTH", "CLIENT", "SERVER", "WORD", "Share", "Words", "concatenate", "decode", "encode", "ring_width", "word_bytes"]
 
 CLIENT = 0
 SERVER = 1
@@ -34,6 +34,17 @@ Words = npt.NDArray[np.uint64]
 def word_bytes(width: int) -> int:
     """Bytes of one element of Z_2^width on the wire: whole bytes."""
     return (width + 7) // 8
+
+
+def ring_width(fraction: int, bound: float) -> int:
+    """The narrowest ring, in whole bytes, in which values up to `bound` with so many fraction bits stay exact."""
+    bits = 3 + fraction + max(0, math.ceil(math.log2(bound))) if bound > 0 else 8
+    width = 8 * math.ceil(bits / 8)
+    if bound * 2.0**fraction < 2.0 ** (width - 10):
+        width -= 8
+    if width > WORD:
+        raise RangeError(f"values up to {bound:g} with {fraction} fraction bits do not fit into a ring of {WORD} bits")
+    return max(8, width)
 
 
 def encode(values: npt.ArrayLike, fraction: int, width: int = WORD) -> Words:

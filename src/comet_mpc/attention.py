@@ -1,0 +1,231 @@
+"""Attention made of 1/sqrt: smu(s)^p / Σ smu(s)^p, normalised after the product with V.
+
+Two forms:
+    paper      s = q·k/√d, p = 1: the range of s must be claimed by the caller
+    certified  s = cos(q, k) - c with a threshold c per head, p = 2: s is in [-2, 2] whatever the input
+
+A secret padding mask m (1 for a token, 0 for padding) multiplies R = smu(s)^p column by column; the product needs
+no opening of its own, since smu(s) is open for its power anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.activation import Smu, smu, smu_rule
+from comet_mpc.errors import RuleError, ShapeError
+from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule
+from comet_mpc.polynomial import variables
+from comet_mpc.session import Opened, Session
+from comet_mpc.share import Share, concatenate, ring_width
+
+__all__ = ["AttentionForm", "attention", "certified_form", "paper_form", "plain_attention"]
+
+S, M, N, Y = variables("s m n y")
+
+# Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
+_SCORE = 12
+_ACTIVATED = 14
+_R = 22
+_ROW = 16
+_NUMERATOR = 26
+_RECIPROCAL_ROOT = 12
+_R_TOP = 1.12**2  # smu(s) <= 1.12 for |s| <= 1, the rule's error included
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """What is computed, and the public rules it is computed by."""
+
+    power: int
+    cosine: bool
+    smu: Smu
+    score_bound: float
+    """|s| for every input: 2 in the certified form, a claim of the caller's in the paper's."""
+    scores: InverseSqrtRule
+    denominators: InverseSqrtRule
+    """For Σ_j R_ij / n with R scaled to at most 1."""
+    norms: InverseSqrtRule | None = None
+    """For |q|² and |k|²; only with cosine."""
+
+
+def certified_form(
+    steps: int,
+    *,
+    mu: float = 0.125,
+    row_steps: int = 7,
+    norm_interval: tuple[float, float] = (2.0**-4, 2.0**8),
+    denominator_low: float = 2.0**-14,
+    name: str = "minimax",
+    emphasis: float = 0.25,
+) -> AttentionForm:
+    """Cosine scores, power 2. `norm_interval`'s top must hold for every input (from the weights)."""
+    form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
+    return AttentionForm(
+        power=2,
+        cosine=True,
+        smu=form,
+        score_bound=2.0,
+        scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name, emphasis=emphasis),
+        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps),
+        norms=make_rule("minimax", *norm_interval, row_steps),
+    )
+
+
+def paper_form(
+    steps: int,
+    *,
+    mu: float,
+    score_bound: float,
+    row_steps: int = 7,
+    denominator_low: float = 2.0**-14,
+    name: str = "minimax",
+) -> AttentionForm:
+    """The paper's smu(s)/Σ smu(s), s = q·k/√d. |s| <= score_bound is the caller's claim."""
+    if mu <= 0.0:
+        raise RuleError("mu = 0 leaves rows without a positive score and t without a lower end: give a floor above 0")
+    form = Smu(mu / score_bound)
+    return AttentionForm(
+        power=1,
+        cosine=False,
+        smu=form,
+        score_bound=score_bound,
+        scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name),
+        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps),
+    )
+
+
+def plain_attention(
+    q: npt.NDArray[np.float64],
+    k: npt.NDArray[np.float64],
+    v: npt.NDArray[np.float64],
+    form: AttentionForm,
+    thresholds: npt.NDArray[np.float64] | None = None,
+    mask: npt.NDArray[np.float64] | None = None,
+) -> npt.NDArray[np.float64]:
+    """The same in real arithmetic, with exact functions. Shapes (heads, n, d); thresholds (heads,); mask (n,)."""
+    if form.cosine:
+        q, k = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (q, k))
+        scores = q @ k.swapaxes(-1, -2)
+    else:
+        scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    if thresholds is not None:
+        scores = scores - thresholds[:, None, None]
+    r = form.smu(scores / form.score_bound) ** form.power
+    if mask is not None:
+        r = r * mask
+    return np.asarray((r @ v) / r.sum(axis=-1, keepdims=True))
+
+
+def attention(
+    session: Session,
+    q: Share,
+    k: Share,
+    v: Share,
+    form: AttentionForm,
+    *,
+    thresholds: Share | None = None,
+    mask: Share | None = None,
+    fraction: int | None = None,
+) -> Share:
+    """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1), mask (n,) of 0 and 1.
+
+    Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
+    narrowest ring that holds what it enters. `fraction` None leaves the result untruncated. Reveals nothing.
+    """
+    if not q.shape == k.shape == v.shape or len(q.shape) != 3:
+        raise ShapeError(f"attention needs q, k, v of one shape (heads, n, d), got {q.shape}, {k.shape}, {v.shape}")
+    heads, n, d = q.shape
+    if mask is not None and mask.shape != (n,):
+        raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(n,)}")
+    with session.part("attention"):
+        scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
+        if thresholds is not None:
+            scores = scores - thresholds.lift(scores.fraction)
+        scaled = _shrunk(scores.bounded(form.score_bound * (1.0 + 2.0**-8)), form.score_bound)
+        s = session.truncate_to(scaled, _SCORE)
+        width = ring_width(form.power * _ACTIVATED, _R_TOP)
+        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=width).bounded(1.12)
+        # R enters R·V, so it is opened in the ring of that product, beside V.
+        pair = ring_width(_R + v.fraction, n * _R_TOP * v.bound)
+        r = _power(session, activated, form, mask, pair)
+        r_opened, v_opened = session.open(r, v.narrow(pair))
+        total = r.sum(keep=True)
+        product = session.matmul(r_opened, v_opened, bound=n * _R_TOP * v.bound)
+        return _divide(session, product, total, n, v.bound, form, fraction)
+
+
+def _shrunk(share: Share, bound: float) -> Share:
+    """share / bound, for a bound that is a power of two for free."""
+    mantissa, exponent = math.frexp(bound)
+    if mantissa == 0.5:
+        return share.times_power(1 - exponent)
+    return share.times(round(2**_SCORE / bound)).times_power(-_SCORE).bounded(share.bound / bound)
+
+
+def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
+    """q·kᵀ/√d."""
+    heads, n, d = q.shape
+    bound = form.score_bound * math.sqrt(d)
+    width = ring_width(q.fraction + k.fraction + _SCORE, bound)
+    with session.part("scores"):
+        opened = session.open(q.narrow(width), k.narrow(width))
+        product = session.matmul(*opened, transposed=True, bound=bound)
+        return product.times(round(2**_SCORE / math.sqrt(d))).times_power(-_SCORE).bounded(form.score_bound)
+
+
+def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
+    """cos(q, k): every row of q and k is divided by its norm."""
+    rule = form.norms
+    if rule is None:
+        raise RuleError("cosine attention needs a rule for the norms")
+    with session.part("scores"):
+        rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
+        width = max(ring_width(2 * rows.fraction, rule.high), ring_width(rows.fraction + _ROW, 1.25))
+        opened = session.open(rows.narrow(width))
+        squares = session.square_sum(opened, bound=rule.high)
+        y = session.reopen(inverse_sqrt(session, squares, rule), _ROW)
+        unit = session.product(opened, y, bound=1.25)
+        narrow = ring_width(2 * _SCORE, 1.25)
+        unit = session.truncate_to(unit, _SCORE, narrow).bounded(1.25)
+        halves = session.open(unit[0], unit[1])
+        # Cauchy-Schwarz: each row's norm is at most 1 + the rule's error + rounding
+        error = getattr(rule, "error", 0.0) + getattr(rule, "rounding", 0.0)
+        slack = (1.0 + error + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2
+        return session.matmul(halves[0], halves[1], transposed=True, bound=min(slack, 1.5))
+
+
+def _power(session: Session, activated: Share, form: AttentionForm, mask: Share | None, width: int) -> Share:
+    """R = smu(s)^p, times the padding mask, with _R fraction bits in a ring of `width`."""
+    if form.power == 1 and mask is None:
+        lifted = activated.lift(_R) if activated.width >= width else session.truncate(activated, 0, width).lift(_R)
+        return lifted.narrow(width)
+    polynomial = S**form.power
+    opened: dict[str, Opened] = {"s": session.open(activated)}
+    if mask is not None:
+        polynomial = polynomial * M
+        opened["m"] = session.open(mask.reshape(1, 1, *mask.shape).narrow(activated.width))
+    power = session.evaluate(polynomial, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
+    shift = power.fraction - _R
+    return session.truncate(power, shift, width) if shift >= 0 else session.truncate(power, 0, width).lift(_R)
+
+
+def _divide(
+    session: Session, product: Share, total: Share, n: int, bound: float, form: AttentionForm, fraction: int | None
+) -> Share:
+    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n). Rows are divided by n so that the range is the bucket's, not the text's."""
+    rule = form.denominators
+    exponent = math.ceil(math.log2(n))
+    with session.part("division"):
+        mean = total.times_power(-exponent).bounded(rule.high)
+        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT)
+        limit = 1.25 * bound
+        whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
+        width = 64 if fraction is None else ring_width(whole, limit)
+        opened = session.open(session.truncate_to(product.times_power(-exponent), _NUMERATOR, width))
+        value = session.evaluate(N * Y**2, {"n": opened, "y": y}, fraction=whole, bound=limit)
+        return value if fraction is None else session.truncate_to(value, fraction)

@@ -1,0 +1,182 @@
+"""The unified function: 1/sqrt(t) on shares, by a rule chosen by name.
+
+    minimax      public coefficients fitted to an interval (`rules.py`): the one that serves
+    paper        double approximation on flooded shares, then plain Newton. NOT PRIVATE (`flooding.py`)
+    exponential  CrypTen's guess 2.2·exp(-(t/2 + 0.2)) + 0.2 - t/1024, then 10 (or 3) Newton steps
+    taylor7      the paper's degree 7 Taylor polynomial around 1, then 2 Newton steps
+    taylor2      the same with degree 2, then 8 Newton steps
+    reference    minimax with as many steps as the fixed point has use for
+
+All run on the same engine, so their costs and errors compare.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from comet_mpc.errors import RangeError, RuleError
+from comet_mpc.flooding import Flooding, flooded_guess_not_private
+from comet_mpc.polynomial import Polynomial, variables
+from comet_mpc.rules import MinimaxRule, minimax_rule
+from comet_mpc.session import Opened, Session
+from comet_mpc.share import Share
+
+__all__ = ["RULES", "InverseSqrtRule", "NewtonRule", "inverse_sqrt", "make_rule", "open_argument", "square_root"]
+
+T, Y, P, Q, B = variables("t y p q b")
+
+
+@dataclass(frozen=True)
+class NewtonRule:
+    """A guess and plain Newton steps y <- y·(3/2 - t·y²/2). Nothing is certified: outside its basin it diverges."""
+
+    name: str
+    low: float
+    high: float
+    iterations: int
+    gain: float = 1.0
+    """Always 1: a caller that wants another constant multiplies with it."""
+
+    @property
+    def fraction_t(self) -> int:
+        return 14
+
+    @property
+    def bound(self) -> float:
+        """|y| while it converges. An assumption, not a proof: the reason why these rules do not serve."""
+        return 2.0 / math.sqrt(self.low)
+
+    @property
+    def fraction_y(self) -> int:
+        return min(14, int((60 - math.log2(self.bound) - self.fraction_t) // 3))
+
+
+InverseSqrtRule = MinimaxRule | NewtonRule
+
+_ITERATIONS = {"paper": 4, "exponential": 10, "taylor7": 2, "taylor2": 8}
+RULES = ("minimax", *_ITERATIONS, "reference")
+
+
+def make_rule(
+    name: str,
+    low: float,
+    high: float,
+    steps: int | None = None,
+    *,
+    root: bool = False,
+    emphasis: float = 0.0,
+    floor: float = 0.0,
+    gain: float = 1.0,
+) -> InverseSqrtRule:
+    """A rule by its name, for t in [low, high]; `steps` replaces its usual number of steps."""
+    if not 0.0 < low < high:
+        raise RuleError(f"the interval [{low:g}, {high:g}] is empty or not positive")
+    if name == "minimax":
+        return minimax_rule(low, high, steps or 3, root=root, emphasis=emphasis, floor=floor, gain=gain)
+    if name == "reference":
+        return minimax_rule(low, high, steps or 8, root=root, floor=floor, gain=gain)
+    if name in _ITERATIONS:
+        return NewtonRule(name, low, high, _ITERATIONS[name] if steps is None else steps)
+    raise RuleError(f"unknown rule {name!r}: choose one of {', '.join(RULES)}")
+
+
+def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule) -> Share:
+    """y ≈ 1/sqrt(t) for t in the rule's interval, not truncated yet. Reveals nothing (but for `paper`).
+
+    minimax: opens t and one y per step after the start. Relative error at most rule.error + rule.rounding.
+    """
+    with session.part("inverse_sqrt"):
+        if isinstance(rule, NewtonRule):
+            return _newton(session, t, rule)
+        return _last(session, open_argument(session, t, rule), rule, root=False)
+
+
+def open_argument(session: Session, t: Share, rule: MinimaxRule) -> Opened:
+    """τ = t·2^-exponent with the rule's fraction bits, opened. Refuses a t that could leave the stable range."""
+    if t.bound > rule.stable_top:
+        raise RangeError(
+            f"{session.here}: t may reach {t.bound:g}, but the rule for [{rule.low:g}, {rule.high:g}] is stable only up "
+            f"to {rule.stable_top:g}: certify a smaller bound or widen the interval"
+        )
+    return session.reopen(t.times_power(-rule.exponent), rule.fraction_t)
+
+
+def square_root(session: Session, tau: Opened, rule: MinimaxRule) -> Share:
+    """sqrt(t) = t·(1/sqrt(t)), fused with the last step so that its y need not be opened. Not truncated yet."""
+    return _last(session, tau, rule, root=True)
+
+
+def _last(session: Session, tau: Opened, rule: MinimaxRule, *, root: bool) -> Share:
+    """The start and the steps; the last one times τ if the root is wanted."""
+    current: Polynomial = Polynomial({})
+    for power, coefficient in enumerate(rule.start):
+        current = current + coefficient * T**power
+    fraction, bound = rule.start_fraction, rule.start_bound
+    opened = {"t": tau}
+    for step in rule.steps:
+        y = session.evaluate(current, opened, fraction=fraction, bound=bound)
+        opened = {"t": tau, "y": session.reopen(y, rule.fraction_y)}
+        current = step.a * Y - 2.0**-step.shift * T * Y**3
+        fraction, bound = step.fraction, step.bound
+    if root:
+        current, fraction, bound = current * T, fraction + rule.fraction_t, rule.root_bound
+    value = session.evaluate(current, opened, fraction=fraction, bound=bound)
+    return value.times_power(rule.exponent // 2 if root else -rule.exponent // 2)
+
+
+# The others ----------------------------------------------------------------------------------------------
+
+
+def _newton(session: Session, t: Share, rule: NewtonRule) -> Share:
+    y = {
+        "paper": _paper_guess,
+        "exponential": _exponential_guess,
+        "taylor7": _taylor7,
+        "taylor2": _taylor2,
+    }[rule.name](session, t, rule)
+    t_opened = session.reopen(t, rule.fraction_t)
+    for _ in range(rule.iterations):
+        opened = {"t": t_opened, "y": session.reopen(y, rule.fraction_y)}
+        fraction = rule.fraction_t + 3 * rule.fraction_y + 1
+        y = session.evaluate(1.5 * Y - 0.5 * T * Y**3, opened, fraction=fraction, bound=rule.bound)
+    return y
+
+
+def _paper_guess(session: Session, t: Share, rule: NewtonRule) -> Share:
+    return flooded_guess_not_private(session, session.truncate_to(t, 16), Flooding())
+
+
+def _exponential_guess(session: Session, t: Share, rule: NewtonRule) -> Share:
+    """exp(z) by (1 + z/256)^256, eight squarings, as CrypTen does it; 28 bits, since errors grow 256-fold."""
+    fraction = 28
+    whole = max(t.fraction + 9, fraction)
+    power = session.add_constant(-t.times_power(-9).lift(whole), 1.0 - 0.2 / 256)
+    power = session.truncate_to(power, fraction).bounded(1.0)
+    for _ in range(8):
+        square = session.evaluate(P**2, {"p": session.open(power)}, bound=1.0)
+        power = session.truncate(square, fraction).bounded(1.0)
+    start = power.times(round(2.2 * 2**10)).times_power(-10)
+    whole = max(start.fraction, t.fraction + 10)
+    guess = session.add_constant(start.lift(whole) - t.times_power(-10).lift(whole), 0.2)
+    return guess.bounded(rule.bound)
+
+
+def _taylor2(session: Session, t: Share, rule: NewtonRule) -> Share:
+    p = session.reopen(session.add_constant(t, -1.0), 14)
+    bound = 1.0 + 0.5 * rule.high + 0.375 * rule.high**2
+    return session.evaluate(1.0 - 0.5 * P + 0.375 * P**2, {"p": p}, fraction=40, bound=bound)
+
+
+def _taylor7(session: Session, t: Share, rule: NewtonRule) -> Share:
+    """A(p) + p⁴·B(p), p = t - 1, from the openings of p, p² and B(p)."""
+    p = session.reopen(session.add_constant(t, -1.0), 14)
+    low = 1.0 - 0.5 * P + 3.0 / 8 * P**2 - 5.0 / 16 * P**3
+    high = 35.0 / 128 - 63.0 / 256 * P + 231.0 / 1024 * P**2 - 429.0 / 2048 * P**3
+    size = max(1.0, rule.high)
+    first = session.evaluate(low, {"p": p}, fraction=48, bound=size**3)
+    second = session.evaluate(high, {"p": p}, fraction=48, bound=size**3)
+    square = session.evaluate(P**2, {"p": p}, fraction=28, bound=size**2)
+    both = session.reopen(second, 14), session.reopen(square, 14)
+    product = session.evaluate(Q**2 * B, {"b": both[0], "q": both[1]}, fraction=42, bound=size**4)
+    return (product.lift(48) + first).bounded(max(rule.bound, size**4))

@@ -1,0 +1,314 @@
+"""Coefficients for 1/sqrt(t): how a public interval becomes a few public numbers, and what they guarantee.
+
+A `MinimaxRule` evaluates y ≈ 1/sqrt(t) for t in [low, high] by
+
+    start   y = c_0 + c_1·t + … + c_n·t^n        from one opening of t; n = 1 is one classical step, n = 4 stands for two
+    step    y <- a·y - b·t·y³                    one opening of y each, a and b chosen for this very step
+
+The guess costs no communication (it is a polynomial in t), it is not the constant of plain Newton, and every number
+is public and independent of the data. Coefficients are minimax: they make the largest |y·sqrt(t) - 1|·t^emphasis over the
+interval as small as it can be. Emphasis 0 is the relative error; 0.5 is the error of sqrt(t) = t·y, which is what an
+activation is made of.
+
+Two facts keep the arithmetic in a 64-bit ring. Only the ratio of the interval's ends matters, so t is first
+scaled by an even power of two to about 1. And y is scaled so that every b is a power of two, which is
+absorbed in a shift: with s_k·ŷ_k = y_k, b·s_{k-1}³/s_k = 2^-j. The last scale is 1 (or what the caller wants), and the first is
+free because the start's coefficients are real anyway; so nothing is left over to be corrected downstream.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linprog
+
+from comet_mpc.errors import RuleError
+
+__all__ = ["CubicStep", "MinimaxRule", "fast_inverse_sqrt", "minimax_rule", "next_interval"]
+
+Reals = npt.NDArray[np.float64]
+
+_GRID = 600  # points on which coefficients are fitted
+_PROOF = 20_000  # points on which errors are bounded
+_LIMIT = 62  # values in a ring of 64 bits stay below 2^62, where a truncation is exact
+_TOP = 61  # the same with a bit to spare, for bounds that are not powers of two
+_MARGIN = 1.25  # bounds on |y| leave room for values above the interval's top: the stable range
+
+
+@dataclass(frozen=True)
+class CubicStep:
+    """ŷ <- a·ŷ - 2^-shift·t·ŷ³, the value of which has `fraction` bits before it is truncated."""
+
+    a: float
+    shift: int
+    fraction: int
+    bound: float
+    """|ŷ| after the step, for every t from the floor to the stable top."""
+
+
+@dataclass(frozen=True)
+class MinimaxRule:
+    """y ≈ 1/sqrt(t) for t in [low, high]. Made by `minimax_rule`; all numbers are public."""
+
+    low: float
+    high: float
+    floor: float
+    """t is never below it."""
+    exponent: int
+    """Even; τ = t·2^-exponent is between 1/2 and 2 at the interval's top."""
+    fraction_t: int
+    fraction_y: int
+    start: tuple[float, ...]
+    start_fraction: int
+    start_bound: float
+    steps: tuple[CubicStep, ...]
+    gain: float
+    """The rule gives gain/sqrt(t): a public constant of what comes next, folded in for free."""
+    root_bound: float
+    """|τ·ŷ| at the end, for every t from the floor to the stable top."""
+
+    @property
+    def ratio(self) -> float:
+        return self.high / self.low
+
+    def normalised(self, t: npt.ArrayLike) -> Reals:
+        """gain/sqrt of τ itself, by the rule, in real arithmetic: what the protocol computes but for rounding."""
+        return self._trace(np.asarray(t, dtype=np.float64) * 2.0**-self.exponent)[-1]
+
+    def __call__(self, t: npt.ArrayLike) -> Reals:
+        """The rule in real arithmetic."""
+        return np.asarray(self.normalised(t) * 2.0 ** (-self.exponent // 2))
+
+    def _trace(self, tau: Reals) -> list[Reals]:
+        values = [np.polynomial.polynomial.polyval(tau, self.start)]
+        for step in self.steps:
+            y = values[-1]
+            values.append(step.a * y - 2.0**-step.shift * tau * y**3)
+        return values
+
+    @cached_property
+    def _proof_grid(self) -> Reals:
+        return np.geomspace(self.low, self.high, _PROOF) * 2.0**-self.exponent
+
+    @cached_property
+    def error(self) -> float:
+        """max |y·sqrt(t)/gain - 1| over the interval, in real arithmetic."""
+        tau = self._proof_grid
+        return _peak(np.sqrt(tau) * self._trace(tau)[-1] / self.gain - 1.0)
+
+    @cached_property
+    def root_error(self) -> float:
+        """max |t·y/gain - sqrt(t)| / sqrt(high) over the interval, in real arithmetic."""
+        tau = self._proof_grid
+        top = math.sqrt(self.high * 2.0**-self.exponent)
+        return _peak(tau * self._trace(tau)[-1] / self.gain - np.sqrt(tau)) / top
+
+    @cached_property
+    def rounding(self) -> float:
+        """What fixed point adds to `error` at most, to first order: one unit of t, one of every opened ŷ."""
+        tau = self._proof_grid
+        trace = self._trace(tau)
+        unit = 2.0**-self.fraction_y
+        gathered = np.full_like(tau, unit if self.steps else 2.0**-self.start_fraction)
+        for step, y in zip(self.steps, trace, strict=False):
+            slope = np.abs(step.a - 3.0 * 2.0**-step.shift * tau * y**2)
+            curvature = 3.0 * 2.0**-step.shift * tau * np.abs(y) * gathered
+            gathered = (slope + curvature) * gathered + (unit if step is not self.steps[-1] else 0.0)
+        relative_t = 0.5 * 2.0**-self.fraction_t / tau
+        return float(np.max(gathered * np.sqrt(tau) / self.gain + relative_t * (1.0 + self.error) / (1.0 - 2 * relative_t)))
+
+    @cached_property
+    def stable_top(self) -> float:
+        """Up to here no intermediate value leaves the bounds that the ring was planned for, and y stays positive."""
+        tops = self.high * np.linspace(1.0, 4.0, 3001)
+        with np.errstate(over="ignore", invalid="ignore"):
+            trace = self._trace(tops * 2.0**-self.exponent)
+        bounds = [self.start_bound, *(step.bound for step in self.steps)]
+        fine = np.all([np.abs(y) <= bound for y, bound in zip(trace, bounds, strict=True)], axis=0)
+        fine &= trace[-1] > 0
+        broken = np.flatnonzero(~fine)
+        return float(tops[broken[0] - 1] if broken.size else tops[-1]) if not broken.size or broken[0] else self.high
+
+
+def _peak(error: Reals) -> float:
+    """The largest |error| of a smooth function sampled on a fine grid: between samples it rises by less than the
+    largest difference of neighbours, which is added."""
+    size = np.abs(error)
+    return float(np.max(size) + np.max(np.abs(np.diff(size, n=2)), initial=0.0))
+
+
+def _fit(basis: list[Reals], weight: Reals) -> Reals:
+    """The c that minimise max |Σ c_j·basis_j - 1|·weight: a linear program in a few unknowns."""
+    matrix = np.stack(basis, axis=1) * weight[:, None]
+    scale = np.max(np.abs(matrix), axis=0)
+    matrix = matrix / scale
+    ones = np.ones((len(weight), 1))
+    program = linprog(
+        c=[0.0] * len(basis) + [1.0],
+        A_ub=np.block([[matrix, -ones], [-matrix, -ones]]),
+        b_ub=np.concatenate([weight, -weight]),
+        bounds=[(None, None)] * len(basis) + [(0, None)],
+        method="highs",
+    )
+    if not program.success:
+        raise RuleError(f"no minimax coefficients found: {program.message}")
+    return np.asarray(program.x[:-1] / scale)
+
+
+def next_interval(low: float, high: float) -> tuple[float, float, float, float]:
+    """One classical minimax step for s = y·sqrt(t) in [low, high]: (a, b, new low, new high), in closed form."""
+    q = low * low + low * high + high * high
+    m = math.sqrt(q / 3.0)
+    bottom, peak = low * (q - low * low), m * (q - m * m)
+    c = 2.0 / (bottom + peak)
+    return c * q, c, c * bottom, c * peak
+
+
+@lru_cache(maxsize=256)
+def _fit_rule(
+    low: float, high: float, emphasis: float, degree: int, cubic: int
+) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
+    """Start and steps in real scale, each step fitted to what the ones before it give.
+
+    A step squares the error. To end with |error|·τ^emphasis level, every stage with `left` more steps to come levels
+    |error|·τ^(emphasis/2^left).
+    """
+    tau = np.geomspace(low, high, _GRID)
+    root = np.sqrt(tau)
+    start = _fit([root * tau**i for i in range(degree + 1)], tau ** (emphasis * 0.5**cubic))
+    y = np.polynomial.polynomial.polyval(tau, start)
+    steps: list[tuple[float, float]] = []
+    for left in reversed(range(cubic)):
+        a, b = 1.5, 0.5  # Newton, once the values agree so well that the fit is ill-conditioned and pointless
+        if float(np.max(np.abs(root * y - 1.0))) > 1e-3:
+            a, b = (float(c) for c in _fit([root * y, -root * tau * y**3], tau ** (emphasis * 0.5**left)))
+        steps.append((a, b))
+        y = a * y - b * tau * y**3
+    return tuple(float(c) for c in start), tuple(steps)
+
+
+@lru_cache(maxsize=256)
+def minimax_rule(
+    low: float,
+    high: float,
+    steps: int,
+    *,
+    emphasis: float = 0.0,
+    root: bool = False,
+    floor: float = 0.0,
+    classical: bool = False,
+    precision: int | None = None,
+    gain: float = 1.0,
+) -> MinimaxRule:
+    """The rule for an interval.
+
+    steps      as in the paper: Newton-like steps from a constant. The first is affine in t. Unless `classical`, a
+               polynomial of degree 4 stands for the first two, or where there is no room for that one of degree 2 or 3
+               for the first: both cost no more and err less
+    emphasis   what is made small: |y·sqrt(t) - 1|·t^emphasis. 0: the relative error. 0.5: the error of sqrt(t) = t·y
+    root       leave room in the ring for t·y fused with the last step (`inverse_sqrt.square_root`)
+    floor      t is never below it (0: not known); the wider the range, the more room y takes
+    precision  fraction bits of t at the interval's low end; by default what there is room for
+    gain       the rule gives gain/sqrt(t), gain in [1/2, 2]
+    """
+    if not (math.isfinite(low) and math.isfinite(high) and 0.0 < low < high):
+        raise RuleError(f"the interval [{low:g}, {high:g}] is empty or not positive")
+    if not 1 <= steps <= 16:
+        raise RuleError(f"{steps} steps: there must be 1 to 16")
+    if not 0.0 <= floor <= low or not 0.0 <= emphasis <= 1.0:
+        raise RuleError(f"floor {floor:g} must be in [0, low] and emphasis {emphasis:g} in [0, 1]")
+    if not 0.5 <= gain <= 2.0:
+        raise RuleError(f"gain {gain:g} must be in [0.5, 2]: put powers of two elsewhere")
+    exponent = 2 * round(math.log2(high) / 2)
+    low_bits = -math.floor(math.log2(low * 2.0**-exponent))
+    for spare in (precision,) if precision is not None else (10, 9, 8, 7, 6, 5, 4) if not root else (4, 3):
+        fraction_t = low_bits + spare
+        for fraction_y in range(14, 5, -1):
+            rule = _scaled(low, high, emphasis, root, floor, exponent, fraction_t, fraction_y, steps, classical, gain)
+            if rule is not None:
+                return rule
+    raise RuleError(
+        f"the interval [{low:g}, {high:g}], a ratio of {high / low:.3g}, overflows a ring of 64 bits: "
+        "narrow it, raise its floor or lower the precision"
+    )
+
+
+def _scaled(
+    low: float,
+    high: float,
+    emphasis: float,
+    root: bool,
+    floor: float,
+    exponent: int,
+    fraction_t: int,
+    fraction_y: int,
+    steps: int,
+    classical: bool,
+    gain: float,
+) -> MinimaxRule | None:
+    """The rule with given fraction bits, or None if a value could leave the ring."""
+    scale = 2.0**-exponent
+    low_tau, high_tau = low * scale, high * scale
+    size = math.ceil(math.log2(1.5 / math.sqrt(low_tau)))
+    degree, cubic = 1, steps - 1
+    if not classical:
+        # without a cubic step it is the start that t is fused with, and t·y takes less room than y
+        last = root and steps <= 2
+        degree = min(4 if steps > 1 else 1, (_TOP - 4) // fraction_t - 1 if last else (_TOP - size - 6) // fraction_t)
+        cubic = steps - (2 if degree == 4 else 1)
+    if degree < 1:
+        return None
+    start, real = _fit_rule(low_tau, high_tau, emphasis, degree, cubic)
+    every = np.concatenate([np.linspace(floor * scale, high_tau, 4 * _GRID), np.geomspace(low_tau, high_tau, _GRID)])
+    # Scales from the back, so that every b becomes a power of two and the last scale is 1/gain.
+    scales, shifts = [1.0 / gain], []
+    for _, b in reversed(real):
+        shift = round(math.log2(scales[0] / b))
+        shifts.insert(0, shift)
+        scales.insert(0, (scales[0] * 2.0**-shift / b) ** (1.0 / 3.0))
+    y = np.polynomial.polynomial.polyval(every, start) / scales[0]
+    start_bound = _MARGIN * float(np.max(np.abs(y)))
+    if root and not real:
+        room = _TOP - 1 - max(0, math.ceil(math.log2(_MARGIN * float(np.max(np.abs(every * y)))))) - fraction_t
+    else:
+        room = _TOP - max(0, math.ceil(math.log2(start_bound)))
+    start_fraction = min(room, degree * fraction_t + 24)
+    if start_fraction < degree * fraction_t + 2:
+        return None
+    quantised = [_round_to(c / scales[0], start_fraction - i * fraction_t) for i, c in enumerate(start)]
+    y = np.polynomial.polynomial.polyval(every, quantised)
+    made = []
+    for (a, _), shift, (before, after) in zip(real, shifts, pairwise(scales), strict=True):
+        fraction = fraction_t + 3 * fraction_y + max(0, shift)
+        a_scaled = _round_to(a * before / after, fraction - fraction_y)
+        y = a_scaled * y - 2.0**-shift * every * y**3
+        bound = _MARGIN * float(np.max(np.abs(y)))
+        if bound * 2.0**fraction >= 2.0**_LIMIT:
+            return None
+        made.append(CubicStep(a_scaled, shift, fraction, bound))
+    root_bound = _MARGIN * float(np.max(np.abs(every * y)))
+    last = made[-1].fraction if made else start_fraction
+    if root and 2.0 * root_bound * 2.0 ** (last + fraction_t) >= 2.0**_LIMIT:  # twice: x is added to the root
+        return None
+    return MinimaxRule(
+        low, high, floor, exponent, fraction_t, fraction_y, tuple(quantised), start_fraction, start_bound, tuple(made),
+        gain, root_bound,
+    )  # fmt: skip
+
+
+def _round_to(value: float, bits: int) -> float:
+    return round(value * 2.0**bits) * 2.0**-bits
+
+
+def fast_inverse_sqrt(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """The one-party bit trick: as_float(0x5f3759df - as_int(x)/2), relative error at most 3.4 % for normal x > 0.
+
+    It is the paper's equation for one party: M_y + L·E_y = (3/2)·L·(B - b) - (M_x + L·E_x)/2 with b = 0.045.
+    """
+    bits = np.asarray(x, dtype=np.float32).view(np.int32)
+    return (np.int32(0x5F3759DF) - (bits >> 1)).view(np.float32)
