@@ -6,7 +6,7 @@ namespace comet {
 
 namespace {
 
-COMET_INLINE u64 offset_of(Truncation how) { return how.leader ? u64{1} << (how.width - 2) : 0; }
+COMET_INLINE u64 offset_of(Truncation how) { return how.leader ? (u64{1} << (how.width - 2)) - 1 : 0; }
 
 COMET_INLINE void mask_body(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how) {
     const u64 offset = offset_of(how);
@@ -49,7 +49,7 @@ struct Finish {
 COMET_INLINE void finish_body(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product,
                               u64 *__restrict out, size_t n, Truncation how) {
     const unsigned exponent = how.width - how.shift;
-    const u64 constant = (how.shift > 0 ? 1 : 0) - power_of_two(exponent) - power_of_two(exponent - 2);
+    const u64 constant = 1 - power_of_two(exponent) - power_of_two(exponent - 2);
     const Finish finish{offset_of(how), low_mask(how.width), how.leader ? constant : 0, power_of_two(exponent), how.shift};
     for (size_t i = 0; i < n / 8; ++i) {
         const Signs s = signs_of(bits[i], mine[i], theirs[i], how.leader);

@@ -5,14 +5,16 @@
 
 namespace comet {
 
-/// Exact truncation of z = z_0 + z_1 mod 2^width, -2^(width-2) <= z < 2^(width-2), by `shift` <= width - 2 bits.
+/// Exact truncation of z = z_0 + z_1 mod 2^width, |z| < 2^(width-2), by `shift` <= width - 2 bits.
 ///
-/// With z' = z_i + 2^(width-2)·[leader] mod 2^width, the sum z'_0 + z'_1 has top bit 0, so it wrapped unless both
-/// top bits are 0: with n_i = 1 - topbit(z'_i),
+/// With z'_i = z_i + (2^(width-2) - 1)·[leader] mod 2^width, the sum z'_0 + z'_1 has top bit 0, so it wrapped unless
+/// both top bits are 0: with n_i = 1 - topbit(z'_i),
 ///
-///     floor(z / 2^shift) ≈ Σ (z'_i >> shift) + 1 - (1 - n_0·n_1)·2^(width-shift) - 2^(width-2-shift),
+///     z / 2^shift ≈ Σ (z'_i >> shift) + 1 - (1 - n_0·n_1)·2^(width-shift) - 2^(width-2-shift).
 ///
-/// off by at most one unit (the +1 is absent, and nothing is lost, if shift = 0).
+/// The result is floor(z / 2^shift), or one more with probability frac(z / 2^shift) over uniform shares: exact where
+/// the low bits are zero, unbiased everywhere. That is what the -1 in the offset is for: two shares of z - 1 lose
+/// the fraction of (z - 1) / 2^shift, or that and a whole unit with the right probability.
 struct Truncation {
     unsigned width, shift;
     bool leader;

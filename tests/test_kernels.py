@@ -197,10 +197,10 @@ def truncate_both(
 
 
 def in_range(rng: np.random.Generator, width: int, n: int) -> Words:
-    """Values in -2^(width-2) <= z < 2^(width-2), both ends included."""
+    """Values in -2^(width-2) < z < 2^(width-2), both ends included."""
     end = 2 ** (width - 2)
-    z = rng.integers(-end, end, n, np.int64)
-    z[: min(n, 4)] = [-end, end - 1, 0, -1][: min(n, 4)]
+    z = rng.integers(1 - end, end, n, np.int64)
+    z[: min(n, 4)] = [1 - end, end - 1, 0, -1][: min(n, 4)]
     return z.view(np.uint64)
 
 
@@ -211,13 +211,15 @@ def test_truncation_never_wraps(isa: str, width: int) -> None:
     for shift in range(width - 1):
         z = in_range(rng, width, 203)
         out0, out1 = truncate_both(rng, z, words(rng, z.size), width, shift, isa)
-        error = (out0 + out1).view(np.int64) - (z.view(np.int64) >> np.int64(shift))
-        assert set(error.tolist()) <= ({0} if shift == 0 else {0, 1})
+        signed = z.view(np.int64)
+        error = (out0 + out1).view(np.int64) - (signed >> np.int64(shift))
+        assert set(error.tolist()) <= {0, 1}
+        assert not error[signed & np.int64(2**shift - 1) == 0].any()  # exact where nothing is cut off
 
 
 @pytest.mark.parametrize("width", [20, 32, 48, 64])
 @pytest.mark.parametrize("shift", [1, 2, 5, 7, 12, 16, 18, 30, 40, 62])
-def test_truncation_is_unbiased_up_to_one_unit_of_its_input(width: int, shift: int) -> None:
+def test_truncation_is_unbiased(width: int, shift: int) -> None:
     if shift > width - 2:
         return
     rng = np.random.default_rng(width * 64 + shift)
@@ -226,7 +228,7 @@ def test_truncation_is_unbiased_up_to_one_unit_of_its_input(width: int, shift: i
     signed, step = z.view(np.int64), 2**shift
     fraction = (signed & np.int64(step - 1)) / step
     error = (out0 + out1).view(np.int64) - (signed >> np.int64(shift)) - fraction
-    assert abs(error.mean() - 1 / step) < 0.01
+    assert abs(error.mean()) < 0.01
 
 
 @given(seed=seeds, n=st.integers(0, 40), width=st.integers(2, 64), leader=st.booleans(), data=st.data())
@@ -239,7 +241,7 @@ def test_truncation_is_the_same_on_every_isa(
     b, e, f = (rng.integers(0, 256, (n + 7) // 8).astype(np.uint8) for _ in range(3))
     masks = [kernels.truncate_mask(x, b, width, leader, isa=isa) for isa in ISAS]
     ends = [kernels.truncate_finish(x, b, e, f, p, width, shift, leader, isa=isa) for isa in ISAS]
-    top = ((x + np.uint64(leader * 2 ** (width - 2))) >> np.uint64(width - 1)) & np.uint64(1)
+    top = ((x + np.uint64(leader * (2 ** (width - 2) - 1))) >> np.uint64(width - 1)) & np.uint64(1)
     own = np.unpackbits(b, bitorder="little")[:n]
     expected = np.packbits(1 - top.astype(np.uint8) ^ own, bitorder="little")
     for mask, end in zip(masks, ends, strict=True):

@@ -139,7 +139,7 @@ def attention(
     """
     if not q.shape == k.shape == v.shape or len(q.shape) != 3:
         raise ShapeError(f"attention needs q, k, v of one shape (heads, n, d), got {q.shape}, {k.shape}, {v.shape}")
-    heads, n, d = q.shape
+    n = q.shape[1]
     if mask is not None and mask.shape != (n,):
         raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(n,)}")
     with session.part("attention"):
@@ -169,7 +169,7 @@ def _shrunk(share: Share, bound: float) -> Share:
 
 def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
     """q·kᵀ/√d."""
-    heads, n, d = q.shape
+    d = q.shape[-1]
     bound = form.score_bound * math.sqrt(d)
     width = ring_width(q.fraction + k.fraction + _SCORE, bound)
     with session.part("scores"):
@@ -215,9 +215,15 @@ def _power(session: Session, activated: Share, form: AttentionForm, mask: Share 
 
 
 def _divide(
-    session: Session, product: Share, total: Share, n: int, bound: float, form: AttentionForm, fraction: int | None
+    session: Session,
+    product: Share,
+    total: Share,
+    n: int,
+    bound: float,
+    form: AttentionForm,
+    fraction: int | None,
 ) -> Share:
-    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n). Rows are divided by n so that the range is the bucket's, not the text's."""
+    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's."""
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):

@@ -37,11 +37,7 @@ __all__ = [
 ]
 
 
-class _Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    pass
-
-
-class Mask(_Correlation):
+class Mask(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A uniform mask a for an opening, in Z_2^width.
 
     shift > 0: the mask of an opening that truncates by `shift` bits on the way (`session.TruncateOpen`). Its
@@ -54,14 +50,14 @@ class Mask(_Correlation):
     out_width: int = 64
 
 
-class ClientMask(_Correlation):
+class ClientMask(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A mask that the client alone knows, for a tensor given to the server."""
 
     shape: tuple[int, ...]
     width: int
 
 
-class BitProducts(_Correlation):
+class BitProducts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Bits b_client, b_server, one known to each party, and shares of their products mod 2^width."""
 
     count: int
@@ -76,7 +72,7 @@ class MonomialTerm(msgspec.Struct, frozen=True, array_like=True):
     width: int
 
 
-class Monomials(_Correlation):
+class Monomials(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Monomials of masks, element by element, the masks broadcast to a common shape."""
 
     masks: tuple[int, ...]
@@ -84,7 +80,7 @@ class Monomials(_Correlation):
     terms: tuple[MonomialTerm, ...]
 
 
-class SquareSums(_Correlation):
+class SquareSums(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Σ a² along the last axis of a mask of shape (rows, columns)."""
 
     mask: int
@@ -93,7 +89,7 @@ class SquareSums(_Correlation):
     width: int
 
 
-class MatrixProduct(_Correlation):
+class MatrixProduct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A·B for two masks, batched: (batch, m, k)·(batch, k, n), or (batch, n, k) if transposed."""
 
     left: int
@@ -106,7 +102,7 @@ class MatrixProduct(_Correlation):
     width: int
 
 
-class WeightProduct(_Correlation):
+class WeightProduct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """a·Bᵀ for a client's mask a of (rows, inputs) and the mask B of the server's weight, (outputs, inputs)."""
 
     mask: int
@@ -117,7 +113,7 @@ class WeightProduct(_Correlation):
     width: int
 
 
-class WeightScale(_Correlation):
+class WeightScale(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """a ⊙ b for a client's mask a of (rows, size) and the mask b of a vector of the server's, (size,)."""
 
     mask: int
@@ -127,9 +123,7 @@ class WeightScale(_Correlation):
     width: int
 
 
-Correlation = (
-    Mask | ClientMask | BitProducts | Monomials | SquareSums | MatrixProduct | WeightProduct | WeightScale
-)
+Correlation = Mask | ClientMask | BitProducts | Monomials | SquareSums | MatrixProduct | WeightProduct | WeightScale
 
 
 def correction_widths(correlation: Correlation) -> list[tuple[int, int]]:

@@ -38,7 +38,7 @@ from comet_mpc.seeds import derive_seed, expand, expand_bits, new_seed
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER, WORD, Words, word_bytes
 
-__all__ = ["Bundle", "CorrectionReader", "DealtSource", "Dealing", "mask_weight", "weight_key"]
+__all__ = ["Bundle", "CorrectionReader", "Dealing", "DealtSource", "mask_weight", "weight_key"]
 
 CHUNK = 1 << 16
 """Elements that the dealer holds of any one array at a time."""
@@ -191,7 +191,7 @@ class Dealing:
                 place = 0
                 for value in self._values(index, correlation, array - 1):
                     own = expand(self.client_seed, _stream(index, array), value.size, place)
-                    yield memoryview(kernels.pack_words(value - own, word_bytes(width)))
+                    yield kernels.pack_words(value - own, word_bytes(width)).data
                     place += value.size
 
     def _mask(self, index: int, start: int, stop: int) -> Words:
@@ -236,16 +236,20 @@ class Dealing:
                     block = _weight_mask(self._key, weight, (stop - start) * inputs, start * inputs)
                     yield kernels.matmul(block.reshape(-1, inputs), a, transpose_right=True).reshape(-1)
             case WeightScale(mask=mask, weight=weight, rows=rows, size=size):
-                b = _weight_mask(self._key, weight, size)
+                vector = _weight_mask(self._key, weight, size)
                 step = max(1, CHUNK // size)
                 for start in range(0, rows, step):
                     stop = min(rows, start + step)
-                    yield (self._mask(mask, start * size, stop * size).reshape(-1, size) * b).reshape(-1)
+                    yield (self._mask(mask, start * size, stop * size).reshape(-1, size) * vector).reshape(-1)
             case Mask() | ClientMask():
                 pass
 
     def _monomial(
-        self, masks: tuple[int, ...], shape: tuple[int, ...], powers: tuple[int, ...], carries: tuple[int, ...]
+        self,
+        masks: tuple[int, ...],
+        shape: tuple[int, ...],
+        powers: tuple[int, ...],
+        carries: tuple[int, ...],
     ) -> Iterator[Words]:
         count = math.prod(shape)
         small = {  # masks that are broadcast are few words: hold them whole, spread a chunk at a time

@@ -41,7 +41,7 @@ from comet_mpc.session import (
 )
 from comet_mpc.share import Share, Words
 
-__all__ = ["Drawn", "DrawingSession", "MaskTerm", "demand", "mask_expansion"]
+__all__ = ["DrawingSession", "Drawn", "MaskTerm", "demand", "mask_expansion"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,13 +199,9 @@ class DrawingSession(Session):
     @abstractmethod
     def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None: ...
 
-    def _matmul(
-        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int
-    ) -> Words | None:
+    def _matmul(self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int) -> Words | None:
         batch = math.prod(shape[:-2])
-        drawn = self._draw(
-            MatrixProduct(x.mask, y.mask, batch, shape[-2], x.shape[-1], shape[-1], transposed, width)
-        )
+        drawn = self._draw(MatrixProduct(x.mask, y.mask, batch, shape[-2], x.shape[-1], shape[-1], transposed, width))
         return self._masked_matmul(x, y, transposed, shape, width, drawn)
 
     @abstractmethod

@@ -10,8 +10,8 @@ of 1/sqrt(x):
     M_y + L·E_y = -(M_c + L·E_c)/4 - (M_s + L·E_s)/4 + (3B - 3b - 1)·L/2 + (E_f - E_m)·L/2
 
 What is wrong with it. The shares have opposite signs, so the mantissas add up to 2r - x and not to x: the guess is
-a constant (0.483 for F = 8192 and E_m = 128) whatever x is. And both messages leak: x - F - r tells two values Δ apart with
-advantage Δ/range(r) per element, and the guess opened in the clear gives 2r - x.
+a constant (0.483 for F = 8192 and E_m = 128) whatever x is. And both messages leak: x - F - r tells two values Δ
+apart with advantage Δ/range(r) per element, and the guess opened in the clear gives 2r - x.
 """
 
 from __future__ import annotations

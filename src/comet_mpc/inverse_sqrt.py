@@ -22,7 +22,15 @@ from comet_mpc.rules import MinimaxRule, minimax_rule
 from comet_mpc.session import Opened, Session
 from comet_mpc.share import Share
 
-__all__ = ["RULES", "InverseSqrtRule", "NewtonRule", "inverse_sqrt", "make_rule", "open_argument", "square_root"]
+__all__ = [
+    "RULES",
+    "InverseSqrtRule",
+    "NewtonRule",
+    "inverse_sqrt",
+    "make_rule",
+    "open_argument",
+    "square_root",
+]
 
 T, Y, P, Q, B = variables("t y p q b")
 
@@ -96,8 +104,8 @@ def open_argument(session: Session, t: Share, rule: MinimaxRule) -> Opened:
     """τ = t·2^-exponent with the rule's fraction bits, opened. Refuses a t that could leave the stable range."""
     if t.bound > rule.stable_top:
         raise RangeError(
-            f"{session.here}: t may reach {t.bound:g}, but the rule for [{rule.low:g}, {rule.high:g}] is stable only up "
-            f"to {rule.stable_top:g}: certify a smaller bound or widen the interval"
+            f"{session.here}: t may reach {t.bound:g}, but the rule for [{rule.low:g}, {rule.high:g}] is stable only "
+            f"up to {rule.stable_top:g}: certify a smaller bound or widen the interval"
         )
     return session.reopen(t.times_power(-rule.exponent), rule.fraction_t)
 

@@ -123,7 +123,7 @@ def evaluate(
 def truncate_mask(x: Words, bits: Bytes, width: int, leader: bool, *, isa: str | None = None) -> Bytes:
     """Packed n_i xor b_i, the one message of a truncation, for a share x of z mod 2^width.
 
-    n_i = 1 - topbit(z'), z' = x + 2^(width-2)·[leader] mod 2^width. `bits` holds b_i, one uniform bit per
+    n_i = 1 - topbit(z'), z' = x + (2^(width-2) - 1)·[leader] mod 2^width. `bits` holds b_i, one uniform bit per
     element, packed like np.packbits(bitorder="little"). Padding bits of the result are zero. Bits of x above
     `width` do not matter. With uniform b_i the message reveals nothing.
     """
@@ -147,17 +147,17 @@ def truncate_finish(
     *,
     isa: str | None = None,
 ) -> Words:
-    """A share mod 2^64 of z / 2^shift, rounded up or down; of z itself if shift = 0.
+    """A share mod 2^64 of z / 2^shift, rounded up or down at random and without bias; of z itself if shift = 0.
 
     x, bits, width and leader are those given to `truncate_mask`, `mine` what it returned, `theirs` what the
     peer sent, `product` a share mod 2^64 of b_0·b_1. With s_k = 1 - 2·e_k for the masked bits e_k,
 
         [n_0·n_1] = s_0·s_1·product + (leader: e_0·e_1 + e_1·s_0·b; follower: e_0·s_1·b),
         out = (z' >> shift) + [n_0·n_1]·2^(width-shift)
-              + (leader: [shift > 0] - 2^(width-shift) - 2^(width-2-shift)).
+              + (leader: 1 - 2^(width-shift) - 2^(width-2-shift)).
 
-    The result is floor(z / 2^shift) or one more; on uniform shares its mean is (z + 1) / 2^shift (shift > 0).
-    Domain: -2^(width-2) <= z < 2^(width-2), 0 <= shift <= width - 2. Outside, the result is silently wrong.
+    The result is floor(z / 2^shift) or one more; on uniform shares its mean is z / 2^shift.
+    Domain: |z| < 2^(width-2), 0 <= shift <= width - 2. Outside, the result is silently wrong.
     """
     _require_dtype("x", x, np.uint64)
     _require_dtype("product", product, np.uint64)

@@ -50,9 +50,7 @@ def layer_norm(
         spare = 0 if constant == 1.0 else _SPARE
         needed = max(ring_width(2 * _FRACTION_V, total), ring_width(_FRACTION_V + _FRACTION_Y + spare, limit))
         centred = (x.times(size) - x.sum(keep=True)).times_power(-bits).bounded(math.sqrt(total))
-        opened = session.open(
-            session.truncate_to(centred, _FRACTION_V, WORD if fraction is None else needed)
-        )
+        opened = session.open(session.truncate_to(centred, _FRACTION_V, WORD if fraction is None else needed))
         squares = session.square_sum(opened, bound=total).times_power(-bits)
         t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
         y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y)
@@ -61,9 +59,7 @@ def layer_norm(
         return result if fraction is None else session.truncate_to(result, fraction)
 
 
-def scale_and_shift(
-    session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None
-) -> Share:
+def scale_and_shift(session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None) -> Share:
     """γ ⊙ n + β with the server's vectors: n is given to the server, one message."""
     if gamma.shape != beta.shape:
         raise ShapeError(f"gamma has shape {gamma.shape}, beta {beta.shape}")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from comet_mpc import kernels
 from comet_mpc.channel import Channel
 from comet_mpc.correlations import Correlation
-from comet_mpc.drawing import Drawn, DrawingSession, MaskTerm
+from comet_mpc.drawing import DrawingSession, Drawn, MaskTerm
 from comet_mpc.errors import ShapeError
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
@@ -99,12 +99,14 @@ class PartySession(DrawingSession):
             case Open(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
                 return _Leg(
-                    self._pack(own, share.width), expected, lambda data: self._finish_open(request, index, mask, own, data)
+                    self._pack(own, share.width),
+                    expected,
+                    lambda data: self._finish_open(request, index, mask, own, data),
                 )
             case TruncateOpen(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
                 if self._leader:
-                    own += np.uint64(2 ** (share.width - 2))
+                    own += np.uint64(2 ** (share.width - 2) - 1)
                 return _Leg(
                     self._pack(own, share.width),
                     expected,
@@ -113,9 +115,7 @@ class PartySession(DrawingSession):
             case Truncate(share=share), Drawn(arrays=(bits, product)):
                 packed = bits.view(np.uint8)
                 mine = kernels.truncate_mask(share.flat(), packed, share.width, self._leader)
-                return _Leg(
-                    mine, expected, lambda data: self._finish_truncate(request, packed, mine, product, data)
-                )
+                return _Leg(mine, expected, lambda data: self._finish_truncate(request, packed, mine, product, data))
             case Give(share=share), Drawn(index=index, arrays=arrays):
                 if self.party == CLIENT:
                     sent = self._pack(share.flat() - arrays[0], share.width)
@@ -147,12 +147,15 @@ class PartySession(DrawingSession):
         return result
 
     def _finish_truncate_open(self, request: TruncateOpen, index: int, own: Words, data: memoryview) -> Opened:
-        """c = z + 2^(w-2) - r is public; z = c' + r' - 2^(w-1)·(c_top xor r_top) - 2^(w-2), ' the low w-1 bits."""
+        """c = z' - r is public, z' = z + 2^(w-2) - 1; z' = c* + r* - 2^(w-1)·(c_top xor r_top), * the low w-1 bits.
+
+        As in an ordinary truncation, (c* >> d) + (r* >> d) + 1 is off by less than a unit, and unbiased.
+        """
         width, shift = request.share.width, request.shift
         c = self._sum(request.share, own, data)
         top = (c >> np.uint64(width - 1)) & np.uint64(1)
         low = c & _mask_bits(width - 1)
-        offset = (1 if shift else 0) - 2 ** (width - 2 - shift)
+        offset = 1 - 2 ** (width - 2 - shift)
         step = np.uint64(2 ** (width - 1 - shift))
         public = (low >> np.uint64(shift)) + np.uint64(offset % 2**WORD) - top * step
         result = opened(request, index, public)

@@ -10,7 +10,7 @@ import numpy as np
 
 from comet_mpc.channel import FRAME_HEADER
 from comet_mpc.correlations import Correlation, correction_bytes, program_digest
-from comet_mpc.drawing import Drawn, DrawingSession, MaskTerm
+from comet_mpc.drawing import DrawingSession, Drawn, MaskTerm
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
     Give,
@@ -109,7 +109,7 @@ class PlanSession(DrawingSession):
         match request, drawn:
             case Truncate(), _:
                 return truncated(request, None)
-            case (Open() | TruncateOpen()), Drawn(index=index):
+            case ((Open() | TruncateOpen()), Drawn(index=index)):
                 result = opened(request, index, None)
                 if isinstance(request, Open):
                     result.known[((index,), (1,), (0,))] = np.empty(0, np.uint64)

@@ -2,18 +2,18 @@
 
 A `MinimaxRule` evaluates y ≈ 1/sqrt(t) for t in [low, high] by
 
-    start   y = c_0 + c_1·t + … + c_n·t^n        from one opening of t; n = 1 is one classical step, n = 4 stands for two
-    step    y <- a·y - b·t·y³                    one opening of y each, a and b chosen for this very step
+    start   y = c_0 + c_1·t + … + c_n·t^n    from one opening of t; n = 1 is one classical step, n = 4 stands for two
+    step    y <- a·y - b·t·y³                one opening of y each, a and b chosen for this very step
 
 The guess costs no communication (it is a polynomial in t), it is not the constant of plain Newton, and every number
-is public and independent of the data. Coefficients are minimax: they make the largest |y·sqrt(t) - 1|·t^emphasis over the
-interval as small as it can be. Emphasis 0 is the relative error; 0.5 is the error of sqrt(t) = t·y, which is what an
-activation is made of.
+is public and independent of the data. Coefficients are minimax: they make the largest |y·sqrt(t) - 1|·t^emphasis over
+the interval as small as it can be. Emphasis 0 is the relative error; 0.5 is the error of sqrt(t) = t·y, which is
+what an activation is made of.
 
 Two facts keep the arithmetic in a 64-bit ring. Only the ratio of the interval's ends matters, so t is first
 scaled by an even power of two to about 1. And y is scaled so that every b is a power of two, which is
-absorbed in a shift: with s_k·ŷ_k = y_k, b·s_{k-1}³/s_k = 2^-j. The last scale is 1 (or what the caller wants), and the first is
-free because the start's coefficients are real anyway; so nothing is left over to be corrected downstream.
+absorbed in a shift: with s_k·ŷ_k = y_k, b·s_{k-1}³/s_k = 2^-j. The last scale is 1 (or what the caller wants), and
+the first is free because the start's coefficients are real anyway; so nothing is left over to be corrected downstream.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MinimaxRule:
         return np.asarray(self.normalised(t) * 2.0 ** (-self.exponent // 2))
 
     def _trace(self, tau: Reals) -> list[Reals]:
-        values = [np.polynomial.polynomial.polyval(tau, self.start)]
+        values: list[Reals] = [np.asarray(np.polynomial.polynomial.polyval(tau, self.start), np.float64)]
         for step in self.steps:
             y = values[-1]
             values.append(step.a * y - 2.0**-step.shift * tau * y**3)
@@ -120,7 +120,9 @@ class MinimaxRule:
             curvature = 3.0 * 2.0**-step.shift * tau * np.abs(y) * gathered
             gathered = (slope + curvature) * gathered + (unit if step is not self.steps[-1] else 0.0)
         relative_t = 0.5 * 2.0**-self.fraction_t / tau
-        return float(np.max(gathered * np.sqrt(tau) / self.gain + relative_t * (1.0 + self.error) / (1.0 - 2 * relative_t)))
+        return float(
+            np.max(gathered * np.sqrt(tau) / self.gain + relative_t * (1.0 + self.error) / (1.0 - 2 * relative_t))
+        )
 
     @cached_property
     def stable_top(self) -> float:
@@ -226,7 +228,7 @@ def minimax_rule(
         raise RuleError(f"gain {gain:g} must be in [0.5, 2]: put powers of two elsewhere")
     exponent = 2 * round(math.log2(high) / 2)
     low_bits = -math.floor(math.log2(low * 2.0**-exponent))
-    for spare in (precision,) if precision is not None else (10, 9, 8, 7, 6, 5, 4) if not root else (4, 3):
+    for spare in (precision,) if precision is not None else (10, 9, 8, 7, 6, 5, 4) if not root else (4, 3, 2):
         fraction_t = low_bits + spare
         for fraction_y in range(14, 5, -1):
             rule = _scaled(low, high, emphasis, root, floor, exponent, fraction_t, fraction_y, steps, classical, gain)
@@ -258,15 +260,16 @@ def _scaled(
     degree, cubic = 1, steps - 1
     if not classical:
         # without a cubic step it is the start that t is fused with, and t·y takes less room than y
-        last = root and steps <= 2
-        degree = min(4 if steps > 1 else 1, (_TOP - 4) // fraction_t - 1 if last else (_TOP - size - 6) // fraction_t)
+        most = (_TOP - 4) // fraction_t - 1 if root and steps <= 2 else (_TOP - size - 6) // fraction_t
+        degree = min(4 if steps > 1 else 1, most)
         cubic = steps - (2 if degree == 4 else 1)
-    if degree < 1:
+    if degree < 1 or (root and steps == 2 and degree < 4 and not classical):
         return None
     start, real = _fit_rule(low_tau, high_tau, emphasis, degree, cubic)
     every = np.concatenate([np.linspace(floor * scale, high_tau, 4 * _GRID), np.geomspace(low_tau, high_tau, _GRID)])
     # Scales from the back, so that every b becomes a power of two and the last scale is 1/gain.
-    scales, shifts = [1.0 / gain], []
+    scales: list[float] = [1.0 / gain]
+    shifts: list[int] = []
     for _, b in reversed(real):
         shift = round(math.log2(scales[0] / b))
         shifts.insert(0, shift)
@@ -292,8 +295,8 @@ def _scaled(
             return None
         made.append(CubicStep(a_scaled, shift, fraction, bound))
     root_bound = _MARGIN * float(np.max(np.abs(every * y)))
-    last = made[-1].fraction if made else start_fraction
-    if root and 2.0 * root_bound * 2.0 ** (last + fraction_t) >= 2.0**_LIMIT:  # twice: x is added to the root
+    final = made[-1].fraction if made else start_fraction
+    if root and 2.0 * root_bound * 2.0 ** (final + fraction_t) >= 2.0**_LIMIT:  # twice: x is added to the root
         return None
     return MinimaxRule(
         low, high, floor, exponent, fraction_t, fraction_y, tuple(quantised), start_fraction, start_bound, tuple(made),

@@ -38,7 +38,7 @@ def _expand_bytes(seed: bytes, stream: int, size: int, start_block: int) -> npt.
     counter = stream.to_bytes(8, "big") + start_block.to_bytes(8, "big")
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(counter)).encryptor()
     out = np.empty(size + _BLOCK, dtype=np.uint8)  # update_into asks for a block of slack
-    view = memoryview(out)
+    view = out.data
     for start in range(0, size, len(_ZEROS)):
         length = min(len(_ZEROS), size - start)
         encryptor.update_into(_ZEROS[:length] if length < len(_ZEROS) else _ZEROS, view[start:])

@@ -52,7 +52,7 @@ FUSE_UP_TO = 1 << 14
 
 @dataclass(frozen=True, eq=False)
 class Open:
-    """Opens a share under a fresh uniform mask. 8 bytes an element and party in a 64-bit ring, fewer in a narrower one."""
+    """Opens a share under a fresh uniform mask. 8 bytes an element and party in a 64-bit ring, fewer in a narrower."""
 
     share: Share
 
@@ -178,10 +178,8 @@ def _check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
     share = request.share
     if not 0 <= request.shift <= share.width - 2:
         raise RangeError(f"{part}: cannot truncate by {request.shift} bits in a ring of {share.width}")
-    if request.width < share.width - request.shift and request.width < WORD:
-        # the result's high bits would be cut; that is allowed only if its bound fits
-        if share.bound * 2.0 ** (share.fraction - request.shift) >= 2.0 ** (request.width - 2):
-            raise RangeError(f"{part}: the truncated value does not fit into {request.width} bits")
+    if share.bound * 2.0 ** (share.fraction - request.shift) >= 2.0 ** (request.width - 2):
+        raise RangeError(f"{part}: the truncated value does not fit into a ring of {request.width} bits")
     if share.bound * 2.0**share.fraction >= 2.0 ** (share.width - 2):
         raise RangeError(
             f"{part}: a value up to {share.bound:g} with {share.fraction} fraction bits may reach 2^{share.width - 2}, "
@@ -432,9 +430,7 @@ class Session(ABC):
         return Share(shape, x.fraction + y.fraction, bound, width, self._matmul(x, y, transposed, shape, width))
 
     @abstractmethod
-    def _matmul(
-        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int
-    ) -> Words | None: ...
+    def _matmul(self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int) -> Words | None: ...
 
     def linear(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
         """x·Wᵀ with the server's matrix. Local."""

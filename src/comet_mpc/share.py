@@ -19,7 +19,19 @@ import numpy.typing as npt
 
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
-__all__ = ["BOTH", "CLIENT", "SERVER", "WORD", "Share", "Words", "concatenate", "decode", "encode", "ring_width", "word_bytes"]
+__all__ = [
+    "BOTH",
+    "CLIENT",
+    "SERVER",
+    "WORD",
+    "Share",
+    "Words",
+    "concatenate",
+    "decode",
+    "encode",
+    "ring_width",
+    "word_bytes",
+]
 
 CLIENT = 0
 SERVER = 1

@@ -105,9 +105,7 @@ class TwinSession(Session):
         value = _values(x.public)
         return np.asarray((value * value).sum(axis=-1, keepdims=True, dtype=np.uint64))
 
-    def _matmul(
-        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int
-    ) -> Words | None:
+    def _matmul(self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int) -> Words | None:
         return kernels.matmul(_values(x.public), _values(y.public), transpose_right=transposed)
 
     def _linear(self, x: Given, weight: Weight, shape: tuple[int, ...]) -> Words | None:
