@@ -21,6 +21,9 @@ X, T, Y = variables("x t y")
 _SPARE = 12
 """Fraction bits for a public real factor."""
 
+_FRACTION_X = 12
+"""Fraction bits with which x enters the square root's argument."""
+
 
 @dataclass(frozen=True)
 class Smu:
@@ -72,15 +75,18 @@ def _times_real(x: Share, factor: float) -> Share:
 def smu(session: Session, x: Share, form: Smu, rule: InverseSqrtRule, *, fraction: int = 12, width: int = 64) -> Share:
     """smu(x) with `fraction` bits.
 
-    minimax, k steps: opens x in a narrow ring, t, and y k-2 times (k-1 times if the start is classical).
+    x may come with more fraction bits, straight from a product: what is squared is cut to 12 in a narrow ring, which is
+    mostly free. minimax, k steps: opens x in that ring, t, and y k-2 times (k-1 times if the start is classical).
     Rounds 2k (k >= 2). Reveals nothing.
     """
     with session.part("activation"):
         spare = 0 if form.factor == 1.0 else _SPARE
+        bits = min(x.fraction, _FRACTION_X)
         top = argument_interval(form, x.bound)[1]
-        opened = session.open(x.narrow(min(x.width, ring_width(2 * x.fraction + spare, top))))
+        narrow = ring_width(2 * bits + spare, top)
+        opened = session.open(session.truncate_to(x, bits, min(x.width, narrow)))
         square = session.evaluate(
-            form.factor * X**2, {"x": opened}, fraction=2 * x.fraction + spare, bound=form.factor * x.bound**2
+            form.factor * X**2, {"x": opened}, fraction=2 * bits + spare, bound=form.factor * opened.bound**2
         )
         t = square + session.constant(np.square(form.mu), square.fraction, square.width)
         if isinstance(rule, MinimaxRule):

@@ -20,15 +20,17 @@ from comet_mpc.activation import Smu, smu, smu_rule
 from comet_mpc.errors import RuleError, ShapeError
 from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule
 from comet_mpc.polynomial import variables
-from comet_mpc.session import Opened, Session
-from comet_mpc.share import Share, concatenate, ring_width
+from comet_mpc.session import Open, Opened, Session, Truncate
+from comet_mpc.share import WORD, Share, concatenate, ring_width
 
 __all__ = ["AttentionForm", "attention", "certified_form", "paper_form", "plain_attention"]
 
 S, M, N, Y = variables("s m n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
+_QUERY = 10
 _SCORE = 12
+_VALUE = 12
 _ACTIVATED = 14
 _R = 22
 _ROW = 16
@@ -143,6 +145,9 @@ def attention(
     if mask is not None and mask.shape != (n,):
         raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(n,)}")
     with session.part("attention"):
+        # R enters R·V, so both are opened in the ring of that product.
+        pair = ring_width(_R + _VALUE, n * _R_TOP * v.bound)
+        values = session.defer(Truncate(v, v.fraction - _VALUE, pair)) if v.fraction > _VALUE else None
         scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
         if thresholds is not None:
             scores = scores - thresholds.lift(scores.fraction)
@@ -150,10 +155,8 @@ def attention(
         s = session.truncate_to(scaled, _SCORE)
         width = ring_width(form.power * _ACTIVATED, _R_TOP)
         activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=width).bounded(1.12)
-        # R enters R·V, so it is opened in the ring of that product, beside V.
-        pair = ring_width(_R + v.fraction, n * _R_TOP * v.bound)
         r = _power(session, activated, form, mask, pair)
-        r_opened, v_opened = session.open(r, v.narrow(pair))
+        r_opened, v_opened = session.open(r, v.narrow(pair) if values is None else values.result())
         total = r.sum(keep=True)
         product = session.matmul(r_opened, v_opened, bound=n * _R_TOP * v.bound)
         return _divide(session, product, total, n, v.bound, form, fraction)
@@ -185,8 +188,9 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         raise RuleError("cosine attention needs a rule for the norms")
     with session.part("scores"):
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
-        width = max(ring_width(2 * rows.fraction, rule.high), ring_width(rows.fraction + _ROW, 1.25))
-        opened = session.open(rows.narrow(width))
+        bits = min(rows.fraction, _QUERY)
+        width = max(ring_width(2 * bits, rule.high), ring_width(bits + _ROW, 1.25))
+        opened = session.open(session.truncate_to(rows, bits, min(width, rows.width)))
         squares = session.square_sum(opened, bound=rule.high)
         y = session.reopen(inverse_sqrt(session, squares, rule), _ROW)
         unit = session.product(opened, y, bound=1.25)
@@ -205,10 +209,13 @@ def _power(session: Session, activated: Share, form: AttentionForm, mask: Share 
         lifted = activated.lift(_R) if activated.width >= width else session.truncate(activated, 0, width).lift(_R)
         return lifted.narrow(width)
     polynomial = S**form.power
-    opened: dict[str, Opened] = {"s": session.open(activated)}
+    opened: dict[str, Opened] = {}
     if mask is not None:
         polynomial = polynomial * M
-        opened["m"] = session.open(mask.reshape(1, 1, *mask.shape).narrow(activated.width))
+        row = mask.reshape(1, 1, *mask.shape).narrow(activated.width)
+        opened["s"], opened["m"] = session.open(activated, row)
+    else:
+        opened["s"] = session.open(activated)
     power = session.evaluate(polynomial, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
     shift = power.fraction - _R
     return session.truncate(power, shift, width) if shift >= 0 else session.truncate(power, 0, width).lift(_R)
@@ -227,11 +234,12 @@ def _divide(
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):
-        mean = total.times_power(-exponent).bounded(rule.high)
-        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT)
         limit = 1.25 * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
-        width = 64 if fraction is None else ring_width(whole, limit)
-        opened = session.open(session.truncate_to(product.times_power(-exponent), _NUMERATOR, width))
-        value = session.evaluate(N * Y**2, {"n": opened, "y": y}, fraction=whole, bound=limit)
+        width = WORD if fraction is None else ring_width(whole, limit)
+        numerator = product.times_power(-exponent)
+        opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, width), Open)
+        mean = total.times_power(-exponent).bounded(rule.high)
+        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT)
+        value = session.evaluate(N * Y**2, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
         return value if fraction is None else session.truncate_to(value, fraction)

@@ -60,8 +60,8 @@ def demand(request: Request) -> Correlation | None:
             return Mask(share.shape, share.width, 0, share.width)
         case TruncateOpen(shift=shift, width=width):
             return Mask(share.shape, share.width, shift, width)
-        case Truncate(shift=shift, width=width):
-            return BitProducts(share.count, max(1, width - share.width + shift))
+        case Truncate(shift=shift, width=width, free=free):
+            return None if free else BitProducts(share.count, width - share.width + shift)
         case Give():
             return ClientMask(share.shape, share.width)
         case Reveal():

@@ -112,6 +112,9 @@ class PartySession(DrawingSession):
                     expected,
                     lambda data: self._finish_truncate_open(request, index, own, data),
                 )
+            case Truncate(share=share, shift=shift), None:
+                words = self._shifted(share, shift)
+                return _Leg(None, 0, lambda data: truncated(request, words.reshape(share.shape)))
             case Truncate(share=share), Drawn(arrays=(bits, product)):
                 packed = bits.view(np.uint8)
                 mine = kernels.truncate_mask(share.flat(), packed, share.width, self._leader)
@@ -129,6 +132,11 @@ class PartySession(DrawingSession):
                     lambda data: self._sum(share, share.flat(), data) if to in (self.party, BOTH) else None,
                 )
         raise ShapeError(f"{self.here}: the source of randomness gave something else than was asked for")
+
+    def _shifted(self, share: Share, shift: int) -> Words:
+        """Each party's own share of z - 1, shifted; with the one given back it is as unbiased as any truncation."""
+        one = np.uint64(1 if self._leader else 0)
+        return (((share.flat() - one) & _mask_bits(share.width)) >> np.uint64(shift)) + one
 
     @staticmethod
     def _pack(words: Words, width: int) -> Packed:

@@ -6,7 +6,7 @@ run as its plaintext fixed-point *twin* (`twin.py`), or run for real by two part
 All communication goes through `communicate`: one call is one round, and its requests say what happens in it.
 
     Open(x)              both parties learn x - a, for a fresh uniform mask a
-    Truncate(x, d)       a share of x / 2^d, off by less than one unit, unbiased; one masked bit each way
+    Truncate(x, d)       a share of x / 2^d, off by less than one unit, unbiased; one masked bit each way (or nothing)
     TruncateOpen(x, d)   both in one round and without the bits, at the price of more correlated randomness
     Give(x)              the server learns x - a, for a mask a that the client alone knows
     Reveal(x, to)        the result: a party learns x itself
@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from comet_mpc.share import BOTH, CLIENT, SERVER, WORD, Share, Words, encode, wo
 
 __all__ = [
     "FUSE_UP_TO",
+    "Deferred",
     "Give",
     "Given",
     "Open",
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 
+Result = TypeVar("Result")
+
 FUSE_UP_TO = 1 << 14
 """Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
 
@@ -59,11 +62,19 @@ class Open:
 
 @dataclass(frozen=True, eq=False)
 class Truncate:
-    """z -> z / 2^shift in a ring of `width` bits. Needs -2^(w-2) <= z < 2^(w-2), which the share's bound proves."""
+    """z -> z / 2^shift in a ring of `width` bits. Needs |z| < 2^(w-2), which the share's bound proves.
+
+    Into a ring of at most w - shift bits it is free: the wrap-around that has to be taken back is a multiple of
+    2^(w-shift), which is zero there, so each party shifts its own share and nothing is sent.
+    """
 
     share: Share
     shift: int
     width: int = WORD
+
+    @property
+    def free(self) -> bool:
+        return self.width <= self.share.width - self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +102,31 @@ class Reveal:
 
 
 Request = Open | Truncate | TruncateOpen | Give | Reveal
+
+
+class Deferred(Generic[Result]):
+    """A request (and what follows from it) that rides along with rounds that happen anyway. See `Session.defer`."""
+
+    def __init__(self, session: Session, request: Request, then: Sequence[Callable[..., Request]]) -> None:
+        self._session = session
+        self._request: Request | None = request
+        self._then = list(then)
+        self._value: object = None
+
+    @property
+    def request(self) -> Request | None:
+        """What is still to be carried out."""
+        return self._request
+
+    def advance(self, value: object) -> None:
+        self._value = value
+        self._request = self._then.pop(0)(value) if self._then else None
+
+    def result(self) -> Result:
+        """The last request's result; whatever was not carried along by now takes rounds of its own."""
+        while self._request is not None:
+            self._session.communicate()
+        return cast(Result, self._value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +201,8 @@ def wire_bytes(request: Request) -> tuple[int, int]:
     match request:
         case Open() | TruncateOpen():
             return full, full
-        case Truncate():
-            packed = (share.count + 7) // 8
+        case Truncate(free=free):
+            packed = 0 if free else (share.count + 7) // 8
             return packed, packed
         case Give():
             return full, 0
@@ -220,6 +256,7 @@ class Session(ABC):
 
     def __init__(self) -> None:
         self._parts: list[str] = []
+        self._deferred: list[Deferred[Any]] = []
 
     # What a program is made of --------------------------------------------------------------------
 
@@ -281,6 +318,30 @@ class Session(ABC):
 
     def communicate(self, *requests: Request) -> tuple[Share | Opened | Given | Words | None, ...]:
         """One round for all the requests together (two where `fused` is off and one of them truncates and opens)."""
+        riders = [deferred for deferred in self._deferred if deferred.request is not None]
+        extra = [deferred.request for deferred in riders if deferred.request is not None]
+        results = self._communicate([*requests, *extra])
+        for deferred, value in zip(riders, results[len(requests) :], strict=True):
+            deferred.advance(value)
+        self._deferred = [deferred for deferred in riders if deferred.request is not None]
+        return results[: len(requests)]
+
+    @overload
+    def defer(self, request: Open, /) -> Deferred[Opened]: ...
+    @overload
+    def defer(self, request: Truncate, /) -> Deferred[Share]: ...
+    @overload
+    def defer(self, request: Truncate, then: type[Open], /) -> Deferred[Opened]: ...
+    def defer(self, request: Request, *then: Callable[..., Request]) -> Deferred[Any]:
+        """Puts a request off until the next round that happens anyway: independent work then costs no rounds.
+
+        `then` makes the next request from the result, for the round after: `defer(Truncate(x, 12), Open)`.
+        """
+        deferred: Deferred[Any] = Deferred(self, request, then)
+        self._deferred.append(deferred)
+        return deferred
+
+    def _communicate(self, requests: Sequence[Request]) -> tuple[Share | Opened | Given | Words | None, ...]:
         for request in requests:
             if isinstance(request, Truncate | TruncateOpen):
                 _check_truncation(request, self.here)
@@ -311,15 +372,15 @@ class Session(ABC):
         return opened if len(shares) > 1 else opened[0]
 
     def truncate(self, share: Share, shift: int, width: int = WORD) -> Share:
-        """x / 2^shift. One round, one bit each way and element."""
+        """x / 2^shift. One round, one bit each way and element; nothing at all into a ring narrow enough."""
         (result,) = self.communicate(Truncate(share, shift, width))
         assert isinstance(result, Share)
         return result
 
     def truncate_to(self, share: Share, fraction: int, width: int = WORD) -> Share:
         """The same value with fewer fraction bits; a round, or nothing if it has them already."""
-        if share.fraction == fraction and share.width == width:
-            return share
+        if share.fraction == fraction and share.width >= width:
+            return share.narrow(width)
         return self.truncate(share, share.fraction - fraction, width)
 
     def truncate_open(self, share: Share, shift: int, width: int = WORD) -> Opened:
