@@ -135,7 +135,7 @@ class BundleStore:
             raise RandomnessError(f"a seed has {SEED_BYTES} bytes, got {len(seed)}")
         return BundleWriter(self, _Header(self.party, digest, bundle_id, seed, 0, b""))
 
-    def list(self, digest: str) -> list[str]:
+    def list(self, digest: str) -> tuple[str, ...]:
         """Ids of the complete bundles for a program, oldest first. Damaged files are left out."""
         found = []
         for path in self.directory.glob(f"*{_SUFFIX}"):
@@ -143,7 +143,7 @@ class BundleStore:
                 header = _Header.read(file, path.stem)
                 if header.digest == digest and header.party == self.party and header.bundle_id == path.stem:
                     found.append((os.fstat(file.fileno()).st_mtime_ns, path.stem))
-        return [bundle_id for _, bundle_id in sorted(found)]
+        return tuple(bundle_id for _, bundle_id in sorted(found))
 
     def take(self, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> Bundle:
         """Consumes a bundle, then returns it. Of several callers at once, one gets it.
@@ -155,15 +155,15 @@ class BundleStore:
         check_bundle_id(bundle_id)
         path = self._path(bundle_id)
         with self._directory() as descriptor:
-            with _spent_if_missing(bundle_id), path.open("rb") as file:
-                self._check(_Header.read(file, bundle_id), bundle_id, digest, correlations)
+            with _spent_if_missing(bundle_id), path.open("rb") as peeked:
+                self._check(_Header.read(peeked, bundle_id), bundle_id, digest, correlations)
             # Renaming decides who gets it, and what was renamed is what is opened: even if the name was reused
             # since the check above, nobody reads a file that another has won.
             won = self.directory / f"{_TAKEN}{bundle_id}-{secrets.token_hex(8)}"
             with _spent_if_missing(bundle_id):
                 path.rename(won)
             os.fsync(descriptor)
-            file = won.open("rb", buffering=_READ)
+            file: BinaryIO = won.open("rb", buffering=_READ)
             try:
                 won.unlink()
                 os.fsync(descriptor)
@@ -194,9 +194,7 @@ class BundleStore:
         if hasher.digest() != header.checksum:
             raise RandomnessError(f"bundle {bundle_id} is damaged: its corrections do not check; remove the file")
 
-    def _check(
-        self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation]
-    ) -> None:
+    def _check(self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> None:
         if header.party != self.party or header.bundle_id != bundle_id:
             raise ForeignRandomness(f"the file of bundle {bundle_id} holds another bundle")
         if header.digest != digest:
@@ -322,9 +320,7 @@ class BundleWriter:
         try:
             yield
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot store a bundle in {self._store.directory}: {error.strerror}"
-            ) from error
+            raise ConfigurationError(f"cannot store a bundle in {self._store.directory}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
