@@ -26,6 +26,7 @@ __all__ = [
     "RULES",
     "InverseSqrtRule",
     "NewtonRule",
+    "exponential",
     "inverse_sqrt",
     "make_rule",
     "open_argument",
@@ -155,16 +156,27 @@ def _paper_guess(session: Session, t: Share, rule: NewtonRule) -> Share:
     return flooded_guess_not_private(session, session.truncate_to(t, 16), Flooding())
 
 
-def _exponential_guess(session: Session, t: Share, rule: NewtonRule) -> Share:
-    """exp(z) by (1 + z/256)^256, eight squarings, as CrypTen does it; 28 bits, since errors grow 256-fold."""
+def exponential(session: Session, z: Share, *, top: float = 0.0) -> Share:
+    """exp(z) ≈ (1 + z/2^8)^(2^8), as CrypTen does it, with 28 fraction bits, since errors grow 256-fold.
+
+    Domain: z in [-512, top], top <= 4. Low by a factor of exp(z²/512). Opens eight powers. Rounds 16,
+    one more if z has more than 20 fraction bits. Reveals nothing.
+    """
     fraction = 28
-    whole = max(t.fraction + 9, fraction)
-    power = session.add_constant(-t.times_power(-9).lift(whole), 1.0 - 0.2 / 256)
-    power = session.truncate_to(power, fraction).bounded(1.0)
-    for _ in range(8):
-        square = session.evaluate(P**2, {"p": session.open(power)}, bound=1.0)
-        power = session.truncate(square, fraction).bounded(1.0)
-    start = power.times(round(2.2 * 2**10)).times_power(-10)
+    whole = max(z.fraction + 8, fraction)
+    power = session.truncate_to(session.add_constant(z.times_power(-8).lift(whole), 1.0), fraction)
+    for squared in range(8):
+        size, limit = (
+            math.exp(max(top, 0.0) * 2.0 ** (done - 8)) * (1.0 + 2.0**-16) for done in (squared, squared + 1)
+        )
+        square = session.evaluate(P**2, {"p": session.open(power.bounded(size))}, bound=limit)
+        power = session.truncate(square, fraction).bounded(limit)
+    return power
+
+
+def _exponential_guess(session: Session, t: Share, rule: NewtonRule) -> Share:
+    z = session.add_constant(-t.times_power(-1).lift(max(t.fraction + 1, 20)), -0.2)
+    start = exponential(session, z).times(round(2.2 * 2**10)).times_power(-10)
     whole = max(start.fraction, t.fraction + 10)
     guess = session.add_constant(start.lift(whole) - t.times_power(-10).lift(whole), 0.2)
     return guess.bounded(rule.bound)
