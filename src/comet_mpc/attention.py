@@ -132,12 +132,13 @@ def attention(
     *,
     thresholds: Share | None = None,
     mask: Share | None = None,
-    fraction: int | None = None,
+    fraction: int = 12,
+    width: int = WORD,
 ) -> Share:
     """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1), mask (n,) of 0 and 1.
 
     Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
-    narrowest ring that holds what it enters. `fraction` None leaves the result untruncated. Reveals nothing.
+    narrowest ring that holds what it enters. Reveals nothing.
     """
     if not q.shape == k.shape == v.shape or len(q.shape) != 3:
         raise ShapeError(f"attention needs q, k, v of one shape (heads, n, d), got {q.shape}, {k.shape}, {v.shape}")
@@ -153,13 +154,13 @@ def attention(
             scores = scores - thresholds.lift(scores.fraction)
         scaled = _shrunk(scores.bounded(form.score_bound * (1.0 + 2.0**-8)), form.score_bound)
         s = session.truncate_to(scaled, _SCORE)
-        width = ring_width(form.power * _ACTIVATED, _R_TOP)
-        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=width).bounded(1.12)
+        squared = ring_width(form.power * _ACTIVATED, _R_TOP)
+        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared).bounded(1.12)
         r = _power(session, activated, form, mask, pair)
         r_opened, v_opened = session.open(r, v.narrow(pair) if values is None else values.result())
         total = r.sum(keep=True)
         product = session.matmul(r_opened, v_opened, bound=n * _R_TOP * v.bound)
-        return _divide(session, product, total, n, v.bound, form, fraction)
+        return _divide(session, product, total, n, v.bound, form, fraction, width)
 
 
 def _shrunk(share: Share, bound: float) -> Share:
@@ -228,7 +229,8 @@ def _divide(
     n: int,
     bound: float,
     form: AttentionForm,
-    fraction: int | None,
+    fraction: int,
+    width: int,
 ) -> Share:
     """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's."""
     rule = form.denominators
@@ -236,10 +238,9 @@ def _divide(
     with session.part("division"):
         limit = 1.25 * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
-        width = WORD if fraction is None else ring_width(whole, limit)
         numerator = product.times_power(-exponent)
-        opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, width), Open)
+        opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, ring_width(whole, limit)), Open)
         mean = total.times_power(-exponent).bounded(rule.high)
         y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT)
         value = session.evaluate(N * Y**2, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
-        return value if fraction is None else session.truncate_to(value, fraction)
+        return session.truncate_to(value, fraction, width)

@@ -15,7 +15,7 @@ __all__ = ["layer_norm", "layer_norm_rule", "scale_and_shift"]
 V, Y = variables("v y")
 
 _FRACTION_V = 12
-_FRACTION_Y = 16
+_FRACTION_Y = 14
 _SPARE = 12
 
 
@@ -33,13 +33,13 @@ def layer_norm_rule(size: int, low: float, high: float, steps: int, *, name: str
 
 
 def layer_norm(
-    session: Session, x: Share, rule: InverseSqrtRule, *, epsilon: float = 1e-12, fraction: int | None = None
+    session: Session, x: Share, rule: InverseSqrtRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
 ) -> Share:
     """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β.
 
     Works with v = (size·x - Σx)/2^k, which needs no division before the square. v is opened once and serves the
-    square and the product; of the masks' squares only row sums are needed. `fraction` None leaves the result
-    untruncated, for a linear layer that truncates anyway. Opens v and the row quantities. Reveals nothing.
+    square and the product; of the masks' squares only row sums are needed. The result has `fraction` bits in a ring of
+    `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row quantities. Reveals nothing.
     """
     with session.part("layer_norm"):
         size = x.shape[-1]
@@ -50,13 +50,15 @@ def layer_norm(
         spare = 0 if constant == 1.0 else _SPARE
         needed = max(ring_width(2 * _FRACTION_V, total), ring_width(_FRACTION_V + _FRACTION_Y + spare, limit))
         centred = (x.times(size) - x.sum(keep=True)).times_power(-bits).bounded(math.sqrt(total))
-        opened = session.open(session.truncate_to(centred, _FRACTION_V, WORD if fraction is None else needed))
+        whole = _FRACTION_V + _FRACTION_Y + spare
+        if width <= WORD - (whole - fraction):
+            needed = WORD  # a wider ring for v makes the last truncation free
+        opened = session.open(session.truncate_to(centred, _FRACTION_V, needed))
         squares = session.square_sum(opened, bound=total).times_power(-bits)
         t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
         y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y)
-        whole = opened.fraction + y.fraction + spare
         result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
-        return result if fraction is None else session.truncate_to(result, fraction)
+        return session.truncate_to(result, fraction, width)
 
 
 def scale_and_shift(session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None) -> Share:

@@ -46,7 +46,7 @@ def _expand_bytes(seed: bytes, stream: int, size: int, start_block: int) -> npt.
 
 
 def expand(seed: bytes, stream: int, count: int, offset: int = 0) -> Words:
-    """Words offset … offset+count-1 of a stream; offset is even (two words make a block)."""
+    """Words offset … offset+count-1 of a stream (two words make a block)."""
     first = offset // 2
     words = _expand_bytes(seed, stream, (count + offset % 2) * 8, first).view(np.uint64)
     return words[offset % 2 :]

@@ -318,12 +318,13 @@ class Session(ABC):
 
     def communicate(self, *requests: Request) -> tuple[Share | Opened | Given | Words | None, ...]:
         """One round for all the requests together (two where `fused` is off and one of them truncates and opens)."""
-        riders = [deferred for deferred in self._deferred if deferred.request is not None]
+        free = requests and not any(any(wire_bytes(request)) for request in requests)
+        riders = [] if free else list(self._deferred)  # what sends nothing is not a round to ride along with
         extra = [deferred.request for deferred in riders if deferred.request is not None]
         results = self._communicate([*requests, *extra])
         for deferred, value in zip(riders, results[len(requests) :], strict=True):
             deferred.advance(value)
-        self._deferred = [deferred for deferred in riders if deferred.request is not None]
+        self._deferred = [deferred for deferred in self._deferred if deferred.request is not None]
         return results[: len(requests)]
 
     @overload

@@ -154,11 +154,15 @@ class Share:
         return replace(self, bound=self.bound * abs(integer), values=values)
 
     def lift(self, fraction: int) -> Share:
-        """The same value with more fraction bits: exact, a local product with a power of two."""
+        """The same value with more fraction bits: exact, a local product with a power of two.
+
+        The ring grows along with it: what is known mod 2^w is known mod 2^(w+k) once it is multiplied by 2^k.
+        """
         if fraction < self.fraction:
             raise ScaleError(f"cannot lift from {self.fraction} to {fraction} fraction bits: that is a truncation")
-        shift = np.uint64(fraction - self.fraction)
-        return replace(self, fraction=fraction, values=None if self.values is None else self.values << shift)
+        shift = fraction - self.fraction
+        values = None if self.values is None else self.values << np.uint64(shift)
+        return replace(self, fraction=fraction, width=min(WORD, self.width + shift), values=values)
 
     def times_power(self, exponent: int) -> Share:
         """The product with 2^exponent: the same words, read with other fraction bits."""
