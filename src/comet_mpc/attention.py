@@ -28,12 +28,12 @@ __all__ = ["AttentionForm", "attention", "certified_form", "paper_form", "plain_
 S, M, N, Y = variables("s m n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
-_QUERY = 10
+_QUERY = 5
 _SCORE = 12
 _VALUE = 12
 _ACTIVATED = 14
 _R = 22
-_ROW = 16
+_ROW = 14
 _NUMERATOR = 26
 _RECIPROCAL_ROOT = 12
 _R_TOP = 1.12**2  # smu(s) <= 1.12 for |s| <= 1, the rule's error included
@@ -60,12 +60,15 @@ def certified_form(
     *,
     mu: float = 0.125,
     row_steps: int = 7,
-    norm_interval: tuple[float, float] = (2.0**-4, 2.0**8),
+    norm_interval: tuple[float, float] = (2.0**-12, 1.0 + 2.0**-6),
     denominator_low: float = 2.0**-14,
     name: str = "minimax",
     emphasis: float = 0.25,
 ) -> AttentionForm:
-    """Cosine scores, power 2. `norm_interval`'s top must hold for every input (from the weights)."""
+    """Cosine scores, power 2. `norm_interval` is that of |q|² and |k|², its top certified.
+
+    A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1.
+    """
     form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
     return AttentionForm(
         power=2,
@@ -137,14 +140,16 @@ def attention(
 ) -> Share:
     """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1), mask (n,) of 0 and 1.
 
+    With a batch: (batch, heads, n, d) and a mask of (batch, n).
+
     Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
     narrowest ring that holds what it enters. Reveals nothing.
     """
-    if not q.shape == k.shape == v.shape or len(q.shape) != 3:
+    if not q.shape == k.shape == v.shape or len(q.shape) not in (3, 4):
         raise ShapeError(f"attention needs q, k, v of one shape (heads, n, d), got {q.shape}, {k.shape}, {v.shape}")
-    n = q.shape[1]
-    if mask is not None and mask.shape != (n,):
-        raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(n,)}")
+    n = q.shape[-2]
+    if mask is not None and mask.shape != (*q.shape[:-3], n):
+        raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(*q.shape[:-3], n)}")
     with session.part("attention"):
         # R enters R·V, so both are opened in the ring of that product.
         pair = ring_width(_R + _VALUE, n * _R_TOP * v.bound)
@@ -189,7 +194,8 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         raise RuleError("cosine attention needs a rule for the norms")
     with session.part("scores"):
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
-        bits = min(rows.fraction, _QUERY)
+        # enough bits for a coordinate of the shortest row that the rule is made for
+        bits = min(rows.fraction, math.ceil(0.5 * math.log2(q.shape[-1] / rule.low)) + _QUERY)
         width = max(ring_width(2 * bits, rule.high), ring_width(bits + _ROW, 1.25))
         opened = session.open(session.truncate_to(rows, bits, min(width, rows.width)))
         squares = session.square_sum(opened, bound=rule.high)
@@ -213,7 +219,7 @@ def _power(session: Session, activated: Share, form: AttentionForm, mask: Share 
     opened: dict[str, Opened] = {}
     if mask is not None:
         polynomial = polynomial * M
-        row = mask.reshape(1, 1, *mask.shape).narrow(activated.width)
+        row = mask.reshape(*mask.shape[:-1], 1, 1, mask.shape[-1]).narrow(activated.width)
         opened["s"], opened["m"] = session.open(activated, row)
     else:
         opened["s"] = session.open(activated)

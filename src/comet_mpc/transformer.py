@@ -8,8 +8,8 @@ A layer, in terms of the normalised rows n of the LayerNorm before it (its γ an
     x       = W2·smu(W1·n + b1) + b2 + (γ⊙n + β)      row j of W1 divided by its bound B_j, column j of W2 multiplied
     n       = layer_norm(x)
 
-All sums of a layer have the same fraction bits in the same ring (`_SUM`, `_RING`), so nothing is truncated before it is
-opened, and most truncations are free.
+All that a weight is applied to has the same fraction bits in the same ring, so sums need no truncation before they are
+opened, and most truncations that remain are free.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from comet_mpc.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule
 from comet_mpc.attention import AttentionForm, attention, certified_form
 from comet_mpc.errors import ShapeError
@@ -25,14 +28,26 @@ from comet_mpc.inverse_sqrt import InverseSqrtRule
 from comet_mpc.normalization import layer_norm, layer_norm_rule
 from comet_mpc.rules import MinimaxRule
 from comet_mpc.session import Given, Session, Weight
-from comet_mpc.share import SERVER, WORD, Share
+from comet_mpc.share import CLIENT, SERVER, Share
 
-__all__ = ["SHAPES", "EncoderRules", "EncoderShape", "certified_rules", "classify", "encoder_weights"]
+__all__ = [
+    "SHAPES",
+    "EncoderRules",
+    "EncoderShape",
+    "certified_rules",
+    "classify",
+    "encode_weights",
+    "encoder_weights",
+    "input_mask",
+    "input_rows",
+    "public_weights",
+]
+
+Reals = npt.NDArray[np.float64]
 
 _RING = 56  # the ring of everything that a weight is applied to
 _ROWS = 18  # fraction bits of what is given to the server
-_WEIGHT = 14  # fraction bits of weights
-_SUM = _ROWS + _WEIGHT
+_NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
 
 
 @dataclass(frozen=True)
@@ -65,42 +80,40 @@ class EncoderRules:
     activation: Smu
     activation_rule: InverseSqrtRule
     attention: AttentionForm
-    variance: InverseSqrtRule
+    variances: tuple[tuple[InverseSqrtRule, InverseSqrtRule], ...]
+    """For the two LayerNorms of every layer."""
     pooler: MinimaxRule
-    value_bound: float
-    """|v| of attention's values."""
-    residual_bound: float
-    """|x| before a LayerNorm."""
-    logit_bound: float
+    value_bounds: tuple[float, ...]
+    """|v| of every layer's attention."""
+    logit_bound: float = 64.0
+    residual_bound: float = 2.0**11
+    """|x| before a LayerNorm: what the ring has room for."""
+    epsilon: float = 1e-12
 
 
 def certified_rules(
-    hidden: int,
+    shape: EncoderShape,
     steps: int,
     *,
     row_steps: int = 6,
     variance: tuple[float, float] = (2.0**-5, 2.0**6),
-    norms: tuple[float, float] = (2.0**-3, 2.0**8),
     value_bound: float = 32.0,
-    residual_bound: float = 128.0,
     pooler_bound: float = 16.0,
-    logit_bound: float = 64.0,
 ) -> EncoderRules:
-    """Universal coefficients for activations and scores; the ranges of row quantities as given."""
+    """Universal coefficients for activations and scores; the same ranges of row quantities for all layers."""
     form = Smu(1.0 / 16.0)
+    rule = layer_norm_rule(shape.hidden, *variance, row_steps)
     return EncoderRules(
         activation=form,
         activation_rule=smu_rule(form, _SLACK, steps),
-        attention=certified_form(steps, row_steps=row_steps, norm_interval=norms),
-        variance=layer_norm_rule(hidden, *variance, row_steps),
+        attention=certified_form(steps, row_steps=row_steps),
+        variances=((rule, rule),) * shape.layers,
         pooler=tanh_like_rule(pooler_bound, row_steps),
-        value_bound=value_bound,
-        residual_bound=residual_bound,
-        logit_bound=logit_bound,
+        value_bounds=(value_bound,) * shape.layers,
     )
 
 
-_SLACK = 1.0 + 2.0**-6
+_SLACK = 1.0 + 2.0**-8
 """LayerNorm's output has norm √d up to its rule's error, so a neuron normalised by its bound stays within this."""
 
 
@@ -122,21 +135,43 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
     return names
 
 
+def _fraction(name: str) -> int:
+    """Fraction bits of a weight: rows of `up` are divided by their bounds and small, biases are few."""
+    if name.endswith(("bias", "threshold")):
+        return 20
+    return 18 if name.endswith("up.weight") else 14
+
+
+def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> dict[str, Weight]:
+    """The server's weights in fixed point, every name and shape accounted for."""
+    expected = encoder_weights(shape)
+    if expected.keys() != values.keys():
+        raise ShapeError(f"weights do not fit the model: {sorted(expected.keys() ^ values.keys())[:5]}")
+    encoded = {name: Weight.encode(name, values[name], _fraction(name), _NO_CLAIM) for name in expected}
+    for name, weight in encoded.items():
+        if weight.shape != expected[name]:
+            raise ShapeError(f"weight {name} has shape {weight.shape}, expected {expected[name]}")
+    return encoded
+
+
+def public_weights(shape: EncoderShape) -> dict[str, Weight]:
+    """What a client knows of the weights: names, shapes and scales."""
+    return {name: Weight(name, size, _fraction(name), _NO_CLAIM) for name, size in encoder_weights(shape).items()}
+
+
 def _linear(session: Session, rows: Given, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
     """W·x + b with the server's weight and bias; `bound` is certified by the caller."""
     product = session.linear(rows, weights[name + ".weight"], bound=bound)
-    return _add_bias(session, product, weights[name + ".bias"]).bounded(bound)
-
-
-def _add_bias(session: Session, product: Share, bias: Weight) -> Share:
+    bias = weights[name + ".bias"]
     values = None if bias.values is None else bias.values * 2.0**-bias.fraction
-    return product + session.private(SERVER, bias.shape, product.fraction, bias.gain, values, product.width)
+    shift = session.private(SERVER, bias.shape, product.fraction, bound, values, product.width)
+    return (product + shift).bounded(bound)
 
 
 def _heads(share: Share, heads: int) -> Share:
-    """(tokens, heads·d) -> (heads, tokens, d)."""
-    tokens, size = share.shape
-    return share.reshape(tokens, heads, size // heads).transpose(1, 0, 2)
+    """(batch, tokens, heads·d) -> (batch, heads, tokens, d)."""
+    batch, tokens, size = share.shape
+    return share.reshape(batch, tokens, heads, size // heads).transpose(0, 2, 1, 3)
 
 
 def _layer(
@@ -146,23 +181,24 @@ def _layer(
     shape: EncoderShape,
     rules: EncoderRules,
     weights: Mapping[str, Weight],
-    prefix: str,
+    layer: int,
 ) -> Share:
-    tokens, d = rows.shape
-    norm_top = rules.attention.norms.high if rules.attention.norms is not None else rules.value_bound**2
+    prefix, d = f"layer.{layer}.", shape.hidden
+    first, second = rules.variances[layer]
+    half = rules.residual_bound / 2
+    norm_top = math.sqrt(rules.attention.norms.high) if rules.attention.norms is not None else 1.0
     with session.part("linear"):
         given = session.give(rows)
-        sizes = max(math.sqrt(norm_top), rules.value_bound)
-        qkv = _linear(session, given, weights, prefix + "qkv", sizes)
-        skip = session.scale(given, weights[prefix + "first.gamma"], bound=rules.residual_bound / 2)
-    q, k, v = (_heads(qkv[:, i * d : (i + 1) * d], shape.heads) for i in range(3))
+        qkv = _linear(session, given, weights, prefix + "qkv", max(norm_top, rules.value_bounds[layer]))
+        skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
+    q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
     threshold = weights[prefix + "threshold"]
     values = None if threshold.values is None else (threshold.values * 2.0**-threshold.fraction).reshape(-1, 1, 1)
     context = attention(
         session,
-        q.bounded(math.sqrt(norm_top)),
-        k.bounded(math.sqrt(norm_top)),
-        v.bounded(rules.value_bound),
+        q.bounded(norm_top),
+        k.bounded(norm_top),
+        v.bounded(rules.value_bounds[layer]),
         rules.attention,
         thresholds=session.private(SERVER, (shape.heads, 1, 1), 24, 1.0, values),
         mask=mask,
@@ -170,33 +206,44 @@ def _layer(
         width=_RING,
     )
     with session.part("linear"):
-        flat = context.transpose(1, 0, 2).reshape(tokens, d)
-        summed = _linear(session, session.give(flat), weights, prefix + "output", rules.residual_bound / 2) + skip
-    rows = layer_norm(session, summed, rules.variance, fraction=_ROWS, width=_RING)
+        given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
+        summed = _linear(session, given, weights, prefix + "output", half) + skip
+    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=_ROWS, width=_RING)
     with session.part("linear"):
         given = session.give(rows)
         up = _linear(session, given, weights, prefix + "up", _SLACK)
-        skip = session.scale(given, weights[prefix + "second.gamma"], bound=rules.residual_bound / 2)
+        skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
     active = smu(session, up, rules.activation, rules.activation_rule, fraction=_ROWS, width=_RING)
     with session.part("linear"):
-        summed = _linear(session, session.give(active), weights, prefix + "down", rules.residual_bound / 2) + skip
-    return layer_norm(session, summed, rules.variance, fraction=_ROWS, width=_RING)
+        summed = _linear(session, session.give(active), weights, prefix + "down", half) + skip
+    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=_ROWS, width=_RING)
+
+
+def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
+    """The client's normalised embeddings, (batch, tokens, hidden), as the program takes them."""
+    return session.private(CLIENT, shape, _ROWS, math.sqrt(shape[-1]), values, _RING)
+
+
+def input_mask(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
+    """The client's padding mask, (batch, tokens): 1 for a token, 0 for padding."""
+    return session.private(CLIENT, shape, 0, 1.0, values)
 
 
 def classify(
     session: Session, rows: Share, mask: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
 ) -> Share:
-    """Logits (1, labels) from normalised embeddings (tokens, hidden) and a mask (tokens,) of 0 and 1.
+    """Logits (batch, labels) from normalised embeddings (batch, tokens, hidden) and a mask (batch, tokens).
 
-    β of every LayerNorm is in the bias that follows it: of the next linear layer, and of the sum it skips to.
+    β of every LayerNorm is in the biases that follow it: of the next linear layer, and of the sum it skips to.
     """
+    if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
+        raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
     for layer in range(shape.layers):
         with session.part(f"layer {layer}"):
-            rows = _layer(session, rows, mask, shape, rules, weights, f"layer.{layer}.")
+            rows = _layer(session, rows, mask, shape, rules, weights, layer)
     with session.part("head"):
-        first = rows[0:1]
-        pooled = _linear(session, session.give(first), weights, "pooler", math.sqrt(rules.pooler.high - 1.0))
-        pooled = session.truncate_to(pooled, 12, WORD)
-        squashed = tanh_like(session, pooled, rules.pooler, fraction=_ROWS)
+        pooler_bound = math.sqrt(rules.pooler.high - 1.0)
+        pooled = _linear(session, session.give(rows[:, 0]), weights, "pooler", pooler_bound)
+        squashed = tanh_like(session, session.truncate_to(pooled, 12), rules.pooler, fraction=_ROWS)
         logits = _linear(session, session.give(squashed.narrow(_RING)), weights, "classifier", rules.logit_bound)
         return session.truncate_to(logits, 16)
