@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from comet_mpc.correlations import (
     BitProducts,
@@ -18,10 +19,12 @@ from comet_mpc.correlations import (
     SquareSums,
     WeightProduct,
     WeightScale,
+    correction_widths,
     decode_correlations,
 )
 from comet_mpc.dealing import CHUNK, Dealing
 from comet_mpc.errors import ForeignRandomness
+from comet_mpc.share import WORD
 
 __all__ = ["ProgramLimits", "admit_program"]
 
@@ -75,6 +78,47 @@ def _held(entry: Correlation, program: Sequence[Correlation]) -> int:
             return 0
 
 
+def _check_references(correlations: Sequence[Correlation]) -> None:
+    """Masks are named before they are used, and what is made of them has their size."""
+
+    def mask(index: int, place: int, kind: type[Mask] | type[ClientMask], count: int | None = None) -> None:
+        if not 0 <= index < place or not isinstance(correlations[index], kind):
+            raise ForeignRandomness(f"correlation {place} refers to {index}, which is not a mask before it")
+        named = correlations[index]
+        assert isinstance(named, Mask | ClientMask)
+        if count is not None and math.prod(named.shape) != count:
+            raise ForeignRandomness(f"correlation {place} does not have the size of mask {index}")
+
+    for place, entry in enumerate(correlations):
+        widths = [width for _, width in correction_widths(entry)]
+        if isinstance(entry, Mask | ClientMask):
+            widths = [entry.width]
+        if any(not 1 <= width <= WORD for width in widths) or any(c < 0 for c, _ in correction_widths(entry)):
+            raise ForeignRandomness(f"correlation {place} has a ring width or size that cannot be")
+        match entry:
+            case Mask(width=width, shift=shift, out_width=out) if not (0 <= shift <= width - 2 and 1 <= out <= WORD):
+                raise ForeignRandomness(f"correlation {place}: a mask of {width} bits cannot be shifted by {shift}")
+            case Monomials(masks=masks, shape=shape, terms=terms):
+                for index in masks:
+                    mask(index, place, Mask)
+                shapes = [entry.shape for i in masks if isinstance(entry := correlations[i], Mask)]
+                if np.broadcast_shapes(*shapes) != shape or not terms:
+                    raise ForeignRandomness(f"correlation {place}: the masks do not broadcast to its shape")
+                if any(len(t.powers) != len(masks) or len(t.carries) != len(masks) for t in terms):
+                    raise ForeignRandomness(f"correlation {place}: a monomial does not fit its masks")
+                if any(p < 0 or p > 64 for t in terms for p in (*t.powers, *t.carries)):
+                    raise ForeignRandomness(f"correlation {place}: a power is out of range")
+            case SquareSums(mask=index, rows=rows, columns=columns):
+                mask(index, place, Mask, rows * columns)
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n):
+                mask(left, place, Mask, batch * m * k)
+                mask(right, place, Mask, batch * k * n)
+            case WeightProduct(mask=index, rows=rows, inputs=inputs):
+                mask(index, place, ClientMask, rows * inputs)
+            case WeightScale(mask=index, rows=rows, size=size):
+                mask(index, place, ClientMask, rows * size)
+
+
 def admit_program(data: bytes | bytearray, key: bytes, limits: ProgramLimits) -> Dealing:
     """A program from outside, ready to be dealt; `ForeignRandomness` if it is not one or asks for too much."""
     try:
@@ -84,6 +128,7 @@ def admit_program(data: bytes | bytearray, key: bytes, limits: ProgramLimits) ->
                 raise ForeignRandomness(f"correlation {place} has a size that cannot be")
             if isinstance(entry, Monomials) and len(entry.terms) > _MOST_TERMS:
                 raise ForeignRandomness(f"correlation {place} has more than {_MOST_TERMS} monomials")
+        _check_references(program)
         dealing = Dealing(program, key)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ForeignRandomness(f"the program cannot be read: {error}") from error

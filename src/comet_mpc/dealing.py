@@ -36,7 +36,7 @@ from comet_mpc.drawing import Drawn
 from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, ShapeError
 from comet_mpc.seeds import derive_seed, expand, expand_bits, new_seed
 from comet_mpc.session import Weight
-from comet_mpc.share import CLIENT, SERVER, WORD, Words, word_bytes
+from comet_mpc.share import CLIENT, SERVER, Words, word_bytes
 
 __all__ = ["Bundle", "CorrectionReader", "Dealing", "DealtSource", "mask_weight", "weight_key"]
 
@@ -174,11 +174,13 @@ class Dealing:
     def __init__(
         self, correlations: Sequence[Correlation], key: bytes, seeds: tuple[bytes, bytes] | None = None
     ) -> None:
-        """key: of the weight masks (from the server). seeds: only tests pass them."""
+        """key: of the weight masks (from the server). seeds: only tests pass them.
+
+        A program from outside goes through `admission.admit_program` first.
+        """
         self.correlations = tuple(correlations)
         self.client_seed, self.server_seed = seeds or (new_seed(), new_seed())
         self._key = key
-        _validate(self.correlations)
 
     @property
     def correction_bytes(self) -> int:
@@ -282,44 +284,3 @@ class Dealing:
             yield (a >> np.uint64(described.width - 1)) & np.uint64(1)
         for _ in range(power):
             yield u
-
-
-def _validate(correlations: Sequence[Correlation]) -> None:
-    """A program from outside: sizes are positive and bounded, masks are named before they are used."""
-
-    def mask(index: int, place: int, kind: type[Mask] | type[ClientMask], count: int | None = None) -> None:
-        if not 0 <= index < place or not isinstance(correlations[index], kind):
-            raise ForeignRandomness(f"correlation {place} refers to {index}, which is not a mask before it")
-        named = correlations[index]
-        assert isinstance(named, Mask | ClientMask)
-        if count is not None and math.prod(named.shape) != count:
-            raise ForeignRandomness(f"correlation {place} does not have the size of mask {index}")
-
-    for place, entry in enumerate(correlations):
-        widths = [width for _, width in correction_widths(entry)]
-        if isinstance(entry, Mask | ClientMask):
-            widths = [entry.width]
-        if any(not 1 <= width <= WORD for width in widths) or any(c < 0 for c, _ in correction_widths(entry)):
-            raise ForeignRandomness(f"correlation {place} has a ring width or size that cannot be")
-        match entry:
-            case Mask(width=width, shift=shift, out_width=out) if not (0 <= shift <= width - 2 and 1 <= out <= WORD):
-                raise ForeignRandomness(f"correlation {place}: a mask of {width} bits cannot be shifted by {shift}")
-            case Monomials(masks=masks, shape=shape, terms=terms):
-                for index in masks:
-                    mask(index, place, Mask)
-                shapes = [entry.shape for i in masks if isinstance(entry := correlations[i], Mask)]
-                if np.broadcast_shapes(*shapes) != shape or not terms:
-                    raise ForeignRandomness(f"correlation {place}: the masks do not broadcast to its shape")
-                if any(len(t.powers) != len(masks) or len(t.carries) != len(masks) for t in terms):
-                    raise ForeignRandomness(f"correlation {place}: a monomial does not fit its masks")
-                if any(p < 0 or p > 64 for t in terms for p in (*t.powers, *t.carries)):
-                    raise ForeignRandomness(f"correlation {place}: a power is out of range")
-            case SquareSums(mask=index, rows=rows, columns=columns):
-                mask(index, place, Mask, rows * columns)
-            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n):
-                mask(left, place, Mask, batch * m * k)
-                mask(right, place, Mask, batch * k * n)
-            case WeightProduct(mask=index, rows=rows, inputs=inputs):
-                mask(index, place, ClientMask, rows * inputs)
-            case WeightScale(mask=index, rows=rows, size=size):
-                mask(index, place, ClientMask, rows * size)
