@@ -1,0 +1,367 @@
+"""A peer, a bundle or a program that is not what it should be: a typed error, soon, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from comet_mpc.admission import ProgramLimits, admit_program
+from comet_mpc.channel import Channel, memory_pair
+from comet_mpc.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    MonomialTerm,
+    SquareSums,
+    WeightProduct,
+    WeightScale,
+    encode_correlations,
+)
+from comet_mpc.dealing import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.errors import (
+    CometError,
+    ForeignRandomness,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    RandomnessExhausted,
+    ShapeError,
+    WrongSize,
+)
+from comet_mpc.party import PartySession
+from comet_mpc.plan import Plan, plan_program
+from comet_mpc.polynomial import variables
+from comet_mpc.session import Session, Weight
+from comet_mpc.share import CLIENT, SERVER, Share
+
+X, Y = variables("x y")
+KEY = bytes(16)
+SOON = 2.0
+PROGRAM_TIMEOUT = 20.0
+WEIGHT = Weight.encode("w", np.eye(4), 8)
+
+
+def program(session: Session, weights: Mapping[str, Weight]) -> object:
+    """Five rounds with every kind of message."""
+    x = session.private(CLIENT, (4, 4), 12, 1.0, np.full((4, 4), 0.5))
+    opened = session.open(x)
+    square = session.evaluate(X**2, {"x": opened}, bound=1.0)
+    session.truncate_open(square, 12)
+    linear = session.linear(session.give(session.truncate(square, 12)), weights["w"])
+    return session.reveal(linear, CLIENT)
+
+
+def plan_of(body: Callable[[Session, Mapping[str, Weight]], object]) -> Plan:
+    return plan_program(lambda session: body(session, {"w": WEIGHT.public()}))
+
+
+def bundles(plan: Plan) -> tuple[Bundle, Bundle]:
+    dealing = Dealing(plan.correlations, KEY)
+    corrections = io.BytesIO(b"".join(dealing.corrections()))
+    return (
+        Bundle(CLIENT, dealing.client_seed, plan.correlations),
+        Bundle(SERVER, dealing.server_seed, plan.correlations, corrections),
+    )
+
+
+def held(party: int) -> dict[str, Weight]:
+    if party == SERVER:
+        return {"w": WEIGHT}
+    return {"w": Weight("w", WEIGHT.shape, WEIGHT.fraction, WEIGHT.gain, masked=mask_weight(KEY, WEIGHT))}
+
+
+def honest(
+    party: int,
+    channel: Channel,
+    bundle: Bundle,
+    weights: Mapping[str, Weight] | None = None,
+    body: Callable[[Session, Mapping[str, Weight]], object] = program,
+) -> object:
+    """One party as a service runs it: whatever happens, the channel is closed at the end."""
+    mine = held(party) if weights is None else weights
+    with channel:
+        return body(PartySession(party, channel, DealtSource(bundle, mine)), mine)
+
+
+def outcome(work: Callable[[], object]) -> tuple[BaseException | None, float]:
+    start = time.monotonic()
+    try:
+        work()
+    except Exception as error:
+        return error, time.monotonic() - start
+    return None, time.monotonic() - start
+
+
+def both(
+    client: Callable[[], object], server: Callable[[], object]
+) -> tuple[tuple[BaseException | None, float], tuple[BaseException | None, float]]:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.submit(outcome, client), pool.submit(outcome, server)
+        return one.result(), other.result()
+
+
+# The peer -----------------------------------------------------------------------------------------------------
+
+
+def relay(channel: Channel, frames: int) -> None:
+    """Answers so many rounds with bytes of the right sizes, as an honest peer would."""
+    plan = plan_of(program)
+    for entry in plan.schedule[:frames]:
+        ours = entry.from_server - 8 if entry.from_server else 0
+        theirs = entry.from_client - 8 if entry.from_client else 0
+        channel.exchange([bytes(ours)] if ours else [], theirs)
+
+
+def answered(channel: Channel, rounds: int) -> int:
+    """Relays, and says how long the next frame ought to be."""
+    relay(channel, rounds)
+    return plan_of(program).schedule[rounds].from_server - 8
+
+
+ROUNDS_WITH_AN_ANSWER = [i for i, entry in enumerate(plan_of(program).schedule) if entry.from_server]
+
+
+@pytest.mark.parametrize("party", [CLIENT, SERVER])
+def test_the_honest_parties_finish(party: int) -> None:
+    pair, ends = bundles(plan_of(program)), memory_pair(PROGRAM_TIMEOUT)
+    outcomes = both(lambda: honest(CLIENT, ends[0], pair[0]), lambda: honest(SERVER, ends[1], pair[1]))
+    assert outcomes[party][0] is None
+
+
+@pytest.mark.parametrize("round_", ROUNDS_WITH_AN_ANSWER)
+@pytest.mark.parametrize("change", [-1, 1, 1 << 20])
+def test_a_peer_that_sends_too_little_or_too_much_is_cut_off(round_: int, change: int) -> None:
+    ends = memory_pair(PROGRAM_TIMEOUT)
+
+    def attack() -> None:
+        size = answered(ends[1], round_)
+        ends[1].send(bytes(size + change))
+        ends[1].receive(1 << 30)
+        ends[1].receive(1 << 30)
+
+    victim, attacker = both(lambda: honest(CLIENT, ends[0], bundles(plan_of(program))[0]), attack)
+    assert isinstance(victim[0], WrongSize)
+    assert victim[0].got == victim[0].expected + change  # type: ignore[operator]
+    assert isinstance(attacker[0], PeerClosed)
+    assert max(victim[1], attacker[1]) < SOON
+
+
+@pytest.mark.parametrize("round_", ROUNDS_WITH_AN_ANSWER)
+def test_a_silent_peer_times_out(round_: int) -> None:
+    ends = memory_pair(0.2)
+    release = threading.Event()
+
+    def attack() -> None:
+        relay(ends[1], round_)
+        release.wait(10.0)
+
+    def victim() -> object:
+        try:
+            return honest(CLIENT, ends[0], bundles(plan_of(program))[0])
+        finally:
+            release.set()
+
+    (error, seconds), _ = both(victim, attack)
+    assert isinstance(error, PeerTimeout)
+    assert seconds < SOON
+    assert ends[0].closed
+
+
+@pytest.mark.parametrize("round_", ROUNDS_WITH_AN_ANSWER)
+def test_a_peer_that_leaves_midway_is_noticed_at_once(round_: int) -> None:
+    ends = memory_pair(PROGRAM_TIMEOUT)
+
+    def attack() -> None:
+        relay(ends[1], round_)
+        ends[1].close()
+
+    (error, seconds), _ = both(lambda: honest(CLIENT, ends[0], bundles(plan_of(program))[0]), attack)
+    assert isinstance(error, PeerClosed)
+    assert seconds < SOON
+
+
+def test_rubbish_of_the_right_size_gives_a_wrong_number_and_nothing_worse() -> None:
+    """Parties are assumed to follow the protocol: lies are not detected, but they break nothing either."""
+    ends = memory_pair(PROGRAM_TIMEOUT)
+    plan = plan_of(program)
+
+    def attack() -> None:
+        rng = np.random.default_rng(1)
+        for entry in plan.schedule:
+            ours, theirs = (max(0, size - 8) for size in (entry.from_server, entry.from_client))
+            ends[1].exchange([rng.bytes(ours)] if ours else [], theirs)
+
+    victim, attacker = both(lambda: honest(CLIENT, ends[0], bundles(plan)[0]), attack)
+    assert victim[0] is None
+    assert attacker[0] is None
+
+
+def test_parties_of_two_programs_do_not_wait_for_each_other() -> None:
+    def other(session: Session, weights: Mapping[str, Weight]) -> object:
+        return session.open(session.private(CLIENT, (5, 4), 12, 1.0, np.full((5, 4), 0.5)))
+
+    ends = memory_pair(PROGRAM_TIMEOUT)
+    outcomes = both(
+        lambda: honest(CLIENT, ends[0], bundles(plan_of(program))[0]),
+        lambda: honest(SERVER, ends[1], bundles(plan_of(other))[1], body=other),
+    )
+    errors = [error for error, _ in outcomes]
+    assert any(isinstance(error, WrongSize) for error in errors)
+    assert all(isinstance(error, PeerError) for error in errors)
+    assert max(seconds for _, seconds in outcomes) < SOON
+
+
+# Randomness ---------------------------------------------------------------------------------------------------
+
+
+def with_bad_randomness(
+    party: int, bad: Callable[[tuple[Bundle, Bundle]], Bundle], weights: Mapping[str, Weight] | None = None
+) -> BaseException | None:
+    """One party's bundle is bad, the other's good: the first error, after checking that the other is told."""
+    good, ends = bundles(plan_of(program)), memory_pair(PROGRAM_TIMEOUT)
+    pair = [*good]
+    pair[party] = bad(good)
+
+    def side(who: int) -> Callable[[], object]:
+        return lambda: honest(who, ends[who], pair[who], weights if who == party else None)
+
+    outcomes = both(side(CLIENT), side(SERVER))
+    assert isinstance(outcomes[1 - party][0], PeerClosed | None)
+    assert max(seconds for _, seconds in outcomes) < SOON
+    return outcomes[party][0]
+
+
+def different(session: Session, weights: Mapping[str, Weight]) -> object:
+    return session.open(session.private(CLIENT, (4, 5), 12, 1.0, np.full((4, 5), 0.5)))
+
+
+@pytest.mark.parametrize("party", [CLIENT, SERVER])
+def test_a_bundle_for_another_program_is_refused(party: int) -> None:
+    error = with_bad_randomness(party, lambda _: bundles(plan_of(different))[party])
+    assert isinstance(error, ForeignRandomness)
+
+
+@pytest.mark.parametrize("party", [CLIENT, SERVER])
+def test_a_bundle_that_ends_before_the_program_is_exhausted(party: int) -> None:
+    def shorter(good: tuple[Bundle, Bundle]) -> Bundle:
+        bundle = good[party]
+        return Bundle(party, bundle.seed, bundle.correlations[:3], bundle.corrections)
+
+    assert isinstance(with_bad_randomness(party, shorter), RandomnessExhausted)
+
+
+@pytest.mark.parametrize("missing", [1, 100, 10**9])
+def test_corrections_that_end_early_are_noticed(missing: int) -> None:
+    def cut(good: tuple[Bundle, Bundle]) -> Bundle:
+        assert isinstance(good[1].corrections, io.BytesIO)
+        data = good[1].corrections.getvalue()
+        return Bundle(SERVER, good[1].seed, good[1].correlations, io.BytesIO(data[: max(0, len(data) - missing)]))
+
+    assert isinstance(with_bad_randomness(SERVER, cut), RandomnessExhausted)
+
+
+def test_a_server_without_corrections_does_not_start() -> None:
+    error = with_bad_randomness(SERVER, lambda good: Bundle(SERVER, good[1].seed, good[1].correlations))
+    assert isinstance(error, ForeignRandomness)
+
+
+def test_a_client_without_the_masked_weights_is_told_to_set_up_the_model() -> None:
+    error = with_bad_randomness(CLIENT, lambda good: good[0], {"w": WEIGHT.public()})
+    assert isinstance(error, ForeignRandomness)
+    assert "set up the model" in str(error)
+
+
+def test_a_server_without_its_weights_cannot_serve() -> None:
+    error = with_bad_randomness(SERVER, lambda good: good[1], {"w": WEIGHT.public()})
+    assert isinstance(error, ShapeError)
+    assert "no values of weight w" in str(error)
+
+
+def test_a_source_hands_out_every_correlation_once() -> None:
+    plan = plan_of(program)
+    source = DealtSource(bundles(plan)[0], held(CLIENT))
+    for left, correlation in zip(reversed(range(len(plan.correlations))), plan.correlations, strict=True):
+        source.draw(correlation)
+        assert source.remaining == left
+    with pytest.raises(RandomnessExhausted):
+        source.draw(plan.correlations[-1])
+
+
+def test_preparing_ahead_changes_nothing() -> None:
+    plan = plan_of(program)
+    bundle = bundles(plan)[0]
+    ahead, later = (DealtSource(bundle, held(CLIENT)) for _ in range(2))
+    ahead.prepare()
+    for correlation in plan.correlations:
+        one, other = ahead.draw(correlation), later.draw(correlation)
+        assert one.index == other.index
+        assert all(np.array_equal(a, b) for a, b in zip(one.arrays, other.arrays, strict=True))
+
+
+# Programs sent to a dealer --------------------------------------------------------------------------------------
+
+MASK = Mask((4, 4), 64, 0, 64)
+GIVEN = ClientMask((4, 4), 64)
+TERM = MonomialTerm((1, 1), (0, 0), 64)
+
+HOSTILE: dict[str, list[Correlation]] = {
+    "a mask that does not exist": [MASK, SquareSums(5, 4, 4, 64)],
+    "itself for a mask": [SquareSums(0, 4, 4, 64)],
+    "a mask before the first": [MASK, SquareSums(-1, 4, 4, 64)],
+    "a product for a mask": [MASK, SquareSums(0, 4, 4, 64), SquareSums(1, 4, 4, 64)],
+    "a client's mask for a common one": [GIVEN, SquareSums(0, 4, 4, 64)],
+    "a common mask for a client's": [MASK, WeightProduct(0, "w", 4, 4, 4, 64)],
+    "other sizes than the mask's": [MASK, SquareSums(0, 4, 5, 64)],
+    "other sizes than the factors'": [MASK, MASK, MatrixProduct(0, 1, 1, 4, 4, 5, False, 64)],
+    "other sizes than the given's": [GIVEN, WeightScale(0, "w", 4, 5, 64)],
+    "a ring too wide": [MASK, SquareSums(0, 4, 4, 65)],
+    "a ring of no bits": [BitProducts(4, 0)],
+    "a mask too wide": [Mask((4,), 65, 0, 64)],
+    "fewer than no elements": [BitProducts(-4, 8)],
+    "a shift out of the ring": [Mask((4,), 32, 31, 64)],
+    "a shift to the left": [Mask((4,), 32, -1, 64)],
+    "monomials of another shape": [MASK, MASK, Monomials((0, 1), (4, 5), (TERM,))],
+    "no monomials": [MASK, MASK, Monomials((0, 1), (4, 4), ())],
+    "a monomial of too few powers": [MASK, MASK, Monomials((0, 1), (4, 4), (MonomialTerm((1,), (0,), 64),))],
+    "a power beyond reason": [MASK, MASK, Monomials((0, 1), (4, 4), (MonomialTerm((10**6, 1), (0, 0), 64),))],
+    "masks that do not broadcast": [Mask((2,), 64), Mask((3,), 64), Monomials((0, 1), (3,), (TERM,))],
+    "rows of no columns": [Mask((4, 0), 64), SquareSums(0, 4, 0, 64)],
+    "a weight without inputs": [ClientMask((4, 0), 64), WeightProduct(0, "w", 4, 0, 4, 64)],
+    "a mask of negative sides": [Mask((-4, -4), 64), SquareSums(0, 4, 4, 64)],
+    "a negative power": [MASK, MASK, Monomials((0, 1), (4, 4), (MonomialTerm((-1, 1), (0, 0), 64),))],
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_program_that_cannot_be_is_refused_before_anything_is_dealt(what: str) -> None:
+    with pytest.raises(ForeignRandomness):
+        admit_program(encode_correlations(HOSTILE[what]), KEY, ProgramLimits())
+
+
+def test_a_program_that_is_fine_is_dealt_in_full() -> None:
+    plan = plan_of(program)
+    dealing = admit_program(encode_correlations(plan.correlations), KEY, ProgramLimits())
+    assert len(b"".join(dealing.corrections())) == plan.correction_bytes
+    assert plan.correction_bytes > 0
+
+
+def test_no_party_is_anyone_else() -> None:
+    channel, _ = memory_pair()
+    with pytest.raises(CometError, match="not 2"):
+        PartySession(2, channel, DealtSource(bundles(plan_of(program))[0]))
+
+
+def test_a_planned_share_does_not_get_into_a_run() -> None:
+    ends = memory_pair(0.2)
+    session = PartySession(CLIENT, ends[0], DealtSource(bundles(plan_of(different))[0]))
+    with pytest.raises(ShapeError, match="no values"):
+        session.open(Share((4, 5), 12, 1.0))
