@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc import kernels
-from comet_mpc.channel import Channel
+from comet_mpc.channel import Channel, Traffic
 from comet_mpc.correlations import Correlation
 from comet_mpc.drawing import DrawingSession, Drawn, MaskTerm
 from comet_mpc.errors import ShapeError
@@ -32,7 +34,7 @@ from comet_mpc.session import (
 )
 from comet_mpc.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
 
-__all__ = ["PartySession", "Source"]
+__all__ = ["Measured", "PartySession", "Source"]
 
 Packed = npt.NDArray[np.uint8]
 Result = Share | Opened | Given | Words | None
@@ -57,6 +59,20 @@ def _mask_bits(width: int) -> np.uint64:
     return np.uint64(2**width - 1)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a part of a program took."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(
+            self.traffic + other.traffic, self.seconds + other.seconds, self.cpu_seconds + other.cpu_seconds
+        )
+
+
 class PartySession(DrawingSession):
     """Party 0 is the client, party 1 the server. Both run the same program in lockstep."""
 
@@ -69,6 +85,20 @@ class PartySession(DrawingSession):
         self.fused = fused
         self._source = source
         self._leader = party == CLIENT
+        self.measured: dict[str, Measured] = {}
+        """By part of the program, the parts within it included."""
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """As in any session; and what was measured in it is added up in `measured`."""
+        traffic, cpu, wall = self.channel.traffic, time.thread_time(), time.perf_counter()
+        with super().part(name):
+            here = self.here
+            try:
+                yield
+            finally:
+                spent = Measured(self.channel.traffic - traffic, time.perf_counter() - wall, time.thread_time() - cpu)
+                self.measured[here] = self.measured.get(here, Measured()) + spent
 
     def holds(self, party: int) -> bool:
         return party == self.party

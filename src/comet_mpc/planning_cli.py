@@ -105,11 +105,13 @@ def register(app: typer.Typer) -> None:
         console = Console()
         console.print(_table(f"{name}, {batch} × {tokens} tokens: by operation", by_operation(planned)))
         console.print(_table("by layer", by_layer(planned)))
+        memory = party_memory(planned, words)
         console.print(
-            f"[bold]{planned.rounds} rounds, {planned.online_bytes / 1e6:.1f} MB online[/bold] (client "
-            f"{planned.sent(0) / 1e6:.1f}, server {planned.sent(1) / 1e6:.1f}), "
-            f"{planned.correction_bytes / 1e6:.1f} MB offline from the dealer to the server,\n{8 * words / 1e6:.1f} MB set-up once per client and model, about "
-            f"{summary['memory_bytes'] / 1e9:.2f} GB of memory, about {compute:.1f} s of compute."  # type: ignore[operator]
+            f"[bold]{planned.rounds} rounds, {planned.online_bytes / 1e6:.1f} MB online[/bold] "
+            f"(client {planned.sent(0) / 1e6:.1f}, server {planned.sent(1) / 1e6:.1f}), "
+            f"{planned.correction_bytes / 1e6:.1f} MB offline from the dealer to the server, "
+            f"{8 * words / 1e6:.1f} MB set-up once per client and model, "
+            f"about {memory / 1e9:.2f} GB of memory, about {compute:.1f} s of compute."
         )
         if link:
             console.print(f"On {network}: about {link.seconds(planned):.1f} s on the network besides the compute.")
