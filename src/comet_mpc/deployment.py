@@ -3,17 +3,12 @@
 `PublicModel` is all that a client needs: configuration with the public rules, tokenizer, and (with public embeddings,
 the paper's setting) the embedding tables. It travels as one package of bytes, once per client and model. `ServedModel`
 adds the weights, folded and in fixed point.
-
-Folding, with γ, β of the LayerNorm whose output a layer reads: W·(γ⊙n + β) + b = (W·diag(γ))·n + (W·β + b). Queries
-and keys are divided by their heads' bounds, neurons by theirs, and W₂ multiplied: exact in real arithmetic, and it
-publishes nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -24,10 +19,10 @@ from safetensors.numpy import save as save_tensors
 from tokenizers import Tokenizer
 
 from comet_mpc.activation import Smu
-from comet_mpc.bounds import activation_bounds, power_of_two_above
-from comet_mpc.certificates import attention_rules, check_certificates, normalised_neurons, normalised_queries
-from comet_mpc.checkpoint import CheckpointError, CometConfig, Tensors, fingerprint, load_checkpoint
+from comet_mpc.certificates import attention_rules, check_certificates
+from comet_mpc.checkpoint import CheckpointError, CometConfig, fingerprint, load_checkpoint
 from comet_mpc.errors import ConfigurationError, ShapeError
+from comet_mpc.folding import fold, plain_logits
 from comet_mpc.plan import Plan, plan_program
 from comet_mpc.session import Session, Weight
 from comet_mpc.share import Share
@@ -35,9 +30,11 @@ from comet_mpc.transformer import (
     EncoderRules,
     EncoderShape,
     classify,
+    embed_privately,
     encode_weights,
     input_mask,
     input_rows,
+    input_symbols,
     public_weights,
 )
 
@@ -54,6 +51,7 @@ class Query:
     """Texts of one bucket, as the program takes them. Private to the client."""
 
     rows: Reals
+    """Normalised embeddings; with private embeddings, one-hot rows of words and types."""
     mask: Reals
     truncated: tuple[bool, ...]
     """Whether a text was longer than the model takes."""
@@ -78,9 +76,10 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value_bounds: tuple[float, ...]
     logit_bound: float
     tokenizer: str
+    private_embeddings: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PublicModel:
     """What a client is given."""
 
@@ -90,6 +89,8 @@ class PublicModel:
     logit_bound: float
     tokenizer: Tokenizer
     embeddings: Mapping[str, npt.NDArray[np.float32]]
+    """Tables of words, positions and types; empty if they stay at the server."""
+    private_embeddings: bool = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.fingerprint[:12]}, {self.config.encoder.architecture})"
@@ -97,9 +98,19 @@ class PublicModel:
     # The package -----------------------------------------------------------------------------------------
 
     def package(self) -> bytes:
-        card = _Card(self.fingerprint, self.config, self.value_bounds, self.logit_bound, self.tokenizer.to_str())
-        tables = {name: value.astype(np.float16) for name, value in self.embeddings.items()}
+        card = _Card(
+            self.fingerprint,
+            self.config,
+            self.value_bounds,
+            self.logit_bound,
+            self.tokenizer.to_str(),
+            self.private_embeddings,
+        )
+        tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
         return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
+
+    def public_tables(self) -> Mapping[str, npt.NDArray[np.float32]]:
+        return {} if self.private_embeddings else self.embeddings
 
     @staticmethod
     def unpack(package: bytes) -> PublicModel:
@@ -112,11 +123,16 @@ class PublicModel:
             tokenizer = Tokenizer.from_str(card.tokenizer)
         except Exception as error:
             raise CheckpointError(f"the model's public package is damaged: {type(error).__name__}") from error
-        model = PublicModel(card.fingerprint, card.config, card.value_bounds, card.logit_bound, tokenizer, tables)
-        e = card.config.encoder
-        expected = {"words": (e.vocabulary, e.hidden), "positions": (e.positions, e.hidden)}
-        if e.types:
-            expected["types"] = (e.types, e.hidden)
+        model = PublicModel(
+            fingerprint=card.fingerprint,
+            config=card.config,
+            value_bounds=card.value_bounds,
+            logit_bound=card.logit_bound,
+            tokenizer=tokenizer,
+            embeddings=tables,
+            private_embeddings=card.private_embeddings,
+        )
+        expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
             raise CheckpointError("the model's public package has embedding tables of other shapes than it says")
         return model
@@ -126,7 +142,8 @@ class PublicModel:
     @property
     def shape(self) -> EncoderShape:
         e = self.config.encoder
-        return EncoderShape(e.layers, e.hidden, e.heads, e.intermediate, len(e.labels))
+        symbols, positions = (e.vocabulary + e.types, e.positions) if self.private_embeddings else (0, 0)
+        return EncoderShape(e.layers, e.hidden, e.heads, e.intermediate, len(e.labels), symbols, positions)
 
     @property
     def rules(self) -> EncoderRules:
@@ -148,6 +165,7 @@ class PublicModel:
             value_bounds=self.value_bounds,
             logit_bound=self.logit_bound,
             epsilon=config.encoder.epsilon,
+            embeddings=sites["embeddings.norm"].rule,
         )  # fmt: skip
 
     def weights(self) -> dict[str, Weight]:
@@ -158,11 +176,15 @@ class PublicModel:
     ) -> Callable[[Session, Mapping[str, Weight]], Share]:
         """Logits (batch, labels) for one bucket; the client supplies its query, the server and a plan do not."""
         shape, rules = self.shape, self.rules
-        rows = (batch, bucket, shape.hidden)
+        rows, mask_values = (None, None) if query is None else (query.rows, query.mask)
 
         def run(session: Session, weights: Mapping[str, Weight]) -> Share:
-            embedded = input_rows(session, None if query is None else query.rows, rows)
-            mask = input_mask(session, None if query is None else query.mask, rows[:2])
+            mask = input_mask(session, mask_values, (batch, bucket))
+            if self.private_embeddings:
+                symbols = input_symbols(session, rows, (batch, bucket, shape.symbols))
+                embedded = embed_privately(session, symbols, shape, rules, weights)
+            else:
+                embedded = input_rows(session, rows, (batch, bucket, shape.hidden))
             return classify(session, embedded, mask, shape, rules, weights)
 
         return run
@@ -208,13 +230,28 @@ class PublicModel:
             types[row, :length] = encoding.type_ids[:length]
             mask[row, :length] = 1.0
         truncated = tuple(len(encoding.ids) > self.longest for encoding in encodings)
-        return Query(self.embed(ids, types), mask, truncated)
+        rows = self.one_hot(ids, types) if self.private_embeddings else self.embed(ids, types)
+        return Query(rows, mask, truncated)
+
+    def _check_ids(self, ids: npt.NDArray[np.int64]) -> None:
+        vocabulary = self.config.encoder.vocabulary
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
+            raise ConfigurationError(f"a token id is outside the vocabulary of {vocabulary}")
+
+    def one_hot(self, ids: npt.NDArray[np.int64], types: npt.NDArray[np.int64]) -> Reals:
+        """Rows with a one for the word and a one for the type."""
+        self._check_ids(ids)
+        e = self.config.encoder
+        rows = np.zeros((*ids.shape, e.vocabulary + e.types))
+        np.put_along_axis(rows, ids[..., None], 1.0, axis=-1)
+        if e.types:
+            np.put_along_axis(rows, e.vocabulary + np.minimum(types, e.types - 1)[..., None], 1.0, axis=-1)
+        return rows
 
     def embed(self, ids: npt.NDArray[np.int64], types: npt.NDArray[np.int64]) -> Reals:
         """Normalised embeddings, without γ and β, which the server has folded into its first layer."""
+        self._check_ids(ids)
         e = self.config.encoder
-        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= e.vocabulary):
-            raise ConfigurationError(f"a token id is outside the vocabulary of {e.vocabulary}")
         tables = {name: value.astype(np.float64) for name, value in self.embeddings.items()}
         x = tables["words"][ids] + tables["positions"][e.first_position + np.arange(ids.shape[1])]
         if e.types:
@@ -223,7 +260,7 @@ class PublicModel:
         return np.asarray(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + e.epsilon))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ServedModel(PublicModel):
     """What the server holds."""
 
@@ -232,8 +269,11 @@ class ServedModel(PublicModel):
     fixed: Mapping[str, Weight]
 
     @staticmethod
-    def load(directory: Path) -> ServedModel:
-        """A Comet checkpoint in the certified form, its certificates proved again from the weights."""
+    def load(directory: Path, *, private_embeddings: bool = False) -> ServedModel:
+        """A Comet checkpoint in the certified form, its certificates proved again from the weights.
+
+        private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
+        """
         config, tensors = load_checkpoint(directory)
         check_certificates(config, tensors)
         path = Path(directory) / "tokenizer.json"
@@ -244,10 +284,16 @@ class ServedModel(PublicModel):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         e = config.encoder
-        names = ("words", "positions", *(("types",) if e.types else ()))
-        tables = {name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in names}
-        folded, value_bounds, logit_bound = _fold(config, tensors)
-        shape = EncoderShape(e.layers, e.hidden, e.heads, e.intermediate, len(e.labels))
+        tables = {
+            name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
+        }
+        folded, value_bounds, logit_bound = fold(config, tensors)
+        symbols, positions = (e.vocabulary + e.types, e.positions) if private_embeddings else (0, 0)
+        shape = EncoderShape(e.layers, e.hidden, e.heads, e.intermediate, len(e.labels), symbols, positions)
+        if private_embeddings:
+            stacked = [tables["words"], *([tables["types"]] if e.types else [])]
+            folded["embeddings.weight"] = np.concatenate(stacked).T.astype(np.float64)
+            folded["embeddings.positions"] = np.roll(tables["positions"], -e.first_position, axis=0).astype(np.float64)
         return ServedModel(
             fingerprint=fingerprint(config, tensors),
             config=config,
@@ -255,6 +301,7 @@ class ServedModel(PublicModel):
             logit_bound=logit_bound,
             tokenizer=tokenizer,
             embeddings=tables,
+            private_embeddings=private_embeddings,
             folded=folded,
             fixed=encode_weights(shape, folded),
         )
@@ -264,90 +311,26 @@ class ServedModel(PublicModel):
 
     def public(self) -> PublicModel:
         return PublicModel(
-            self.fingerprint, self.config, self.value_bounds, self.logit_bound, self.tokenizer, self.embeddings
+            fingerprint=self.fingerprint,
+            config=self.config,
+            value_bounds=self.value_bounds,
+            logit_bound=self.logit_bound,
+            tokenizer=self.tokenizer,
+            embeddings=self.public_tables(),
+            private_embeddings=self.private_embeddings,
         )
 
     def plain_logits(self, query: Query, *, exact: bool = False) -> Reals:
         """The model in the clear, in real arithmetic: through the rules of the protocol, or with exact functions."""
-        return _plain(query, self.shape, self.rules, self.folded, exact=exact)
+        if self.private_embeddings:
+            split = self.config.encoder.vocabulary
+            types = query.rows[..., split:].argmax(axis=-1) if self.config.encoder.types else None
+            ids = query.rows[..., :split].argmax(axis=-1)
+            query = replace(query, rows=self.embed(ids, np.zeros_like(ids) if types is None else types))
+        return plain_logits(query.rows, query.mask, self.shape, self.rules, self.folded, exact=exact)
 
 
-def _fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
-    """Folded weights, and public bounds of attention's values and of the logits."""
+def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
     e = config.encoder
-
-    def get(name: str) -> tuple[Reals, Reals]:
-        return tensors[name + ".weight"].astype(np.float64), tensors[name + ".bias"].astype(np.float64)
-
-    folded: dict[str, Reals] = {}
-    value_bounds = []
-    gamma, beta = get("embeddings.norm")
-    for i in range(e.layers):
-        source, target = f"layers.{i}.", f"layer.{i}."
-        parts = [normalised_queries(tensors, i, part, e.heads) for part in ("query", "key")]
-        parts.append(get(source + "value"))
-        value_bounds.append(power_of_two_above(float(np.max(activation_bounds(*parts[2], gamma, beta)))))
-        folded[target + "qkv.weight"] = np.concatenate([w * gamma for w, _ in parts])
-        folded[target + "qkv.bias"] = np.concatenate([w @ beta + b for w, b in parts])
-        folded[target + "threshold"] = tensors[source + "thresholds"].astype(np.float64)
-        output, bias = get(source + "attention_output")
-        folded[target + "output.weight"], folded[target + "output.bias"] = output, bias + beta
-        folded[target + "first.gamma"] = gamma
-        gamma, beta = get(source + "attention_norm")
-        up, up_bias, down = normalised_neurons(tensors, i)
-        folded[target + "up.weight"], folded[target + "up.bias"] = up * gamma, up @ beta + up_bias
-        folded[target + "down.weight"], folded[target + "down.bias"] = down, get(source + "down")[1] + beta
-        folded[target + "second.gamma"] = gamma
-        gamma, beta = get(source + "output_norm")
-    pooler, bias = get("pooler")
-    folded["pooler.weight"], folded["pooler.bias"] = pooler * gamma, pooler @ beta + bias
-    folded["classifier.weight"], folded["classifier.bias"] = get("classifier")
-    row_sums = np.abs(folded["classifier.weight"]).sum(axis=1) + np.abs(folded["classifier.bias"])
-    return folded, tuple(value_bounds), power_of_two_above(1.1 * float(np.max(row_sums)))
-
-
-def _plain(query: Query, shape: EncoderShape, rules: EncoderRules, w: Mapping[str, Reals], *, exact: bool) -> Reals:
-    """`transformer.classify` in real arithmetic."""
-
-    def root(rule: object, t: Reals) -> Reals:
-        """1/sqrt(t)."""
-        return np.asarray(1.0 / np.sqrt(t) if exact or not callable(rule) else rule(t))
-
-    def norm(x: Reals, rule: object) -> Reals:
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = (centred**2).mean(axis=-1, keepdims=True) + rules.epsilon
-        if exact or not callable(rule):
-            return np.asarray(centred / np.sqrt(variance))
-        shrink = shape.hidden / 2 ** math.ceil(math.log2(shape.hidden))
-        return np.asarray(centred * shrink * rule(variance * shrink**3))
-
-    def smu(x: Reals, form: Smu, rule: object) -> Reals:
-        t = x**2 + np.square(form.mu)
-        return np.asarray(0.5 * x + 0.5 * t * root(rule, t))
-
-    def linear(x: Reals, name: str) -> Reals:
-        return np.asarray(x @ w[name + ".weight"].T + w[name + ".bias"])
-
-    form, d = rules.attention, shape.hidden
-    rows = query.rows
-    batch, tokens, _ = rows.shape
-    for i in range(shape.layers):
-        layer = f"layer.{i}."
-        qkv = (
-            linear(rows, layer + "qkv")
-            .reshape(batch, tokens, 3, shape.heads, d // shape.heads)
-            .transpose(2, 0, 3, 1, 4)
-        )
-        q, k, v = qkv
-        q, k = (z * root(form.norms, (z**2).sum(axis=-1, keepdims=True)) for z in (q, k))
-        scores = (q @ k.swapaxes(-1, -2) - w[layer + "threshold"][:, None, None]) / form.score_bound
-        r = smu(scores, form.smu, form.scores) ** form.power * query.mask[:, None, None, :]
-        scale = 2.0 ** math.ceil(math.log2(tokens))
-        reciprocal = root(form.denominators, r.sum(axis=-1, keepdims=True) / scale)
-        context = (r @ v / scale * reciprocal**2).transpose(0, 2, 1, 3).reshape(rows.shape)
-        rows = norm(linear(context, layer + "output") + w[layer + "first.gamma"] * rows, rules.variances[i][0])
-        active = smu(linear(rows, layer + "up"), rules.activation, rules.activation_rule)
-        rows = norm(linear(active, layer + "down") + w[layer + "second.gamma"] * rows, rules.variances[i][1])
-    pooled = linear(rows[:, 0], "pooler")
-    squashed = pooled * root(rules.pooler, 1.0 + pooled**2)
-    return linear(squashed, "classifier")
+    shapes: dict[str, tuple[int, ...]] = {"words": (e.vocabulary, e.hidden), "positions": (e.positions, e.hidden)}
+    return shapes | ({"types": (e.types, e.hidden)} if e.types else {})

@@ -36,10 +36,12 @@ __all__ = [
     "EncoderShape",
     "certified_rules",
     "classify",
+    "embed_privately",
     "encode_weights",
     "encoder_weights",
     "input_mask",
     "input_rows",
+    "input_symbols",
     "public_weights",
 ]
 
@@ -47,6 +49,8 @@ Reals = npt.NDArray[np.float64]
 
 _RING = 56  # the ring of everything that a weight is applied to
 _ROWS = 18  # fraction bits of what is given to the server
+_SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
+_EMBEDDING_BOUND = 32.0
 _NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
 
 
@@ -59,6 +63,10 @@ class EncoderShape:
     heads: int
     intermediate: int
     labels: int = 2
+    symbols: int = 0
+    """Columns of a one-hot input (words and types) if the embedding table stays at the server, else 0."""
+    positions: int = 0
+    """Rows of the server's position table, with `symbols`."""
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
@@ -89,6 +97,8 @@ class EncoderRules:
     residual_bound: float = 2.0**11
     """|x| before a LayerNorm: what the ring has room for."""
     epsilon: float = 1e-12
+    embeddings: InverseSqrtRule | None = None
+    """For the variance of embeddings, where the table stays at the server."""
 
 
 def certified_rules(
@@ -121,6 +131,8 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of everything the server holds, in the order in which it is used."""
     d, m = shape.hidden, shape.intermediate
     names: dict[str, tuple[int, ...]] = {}
+    if shape.symbols:
+        names["embeddings.weight"], names["embeddings.positions"] = (d, shape.symbols), (shape.positions, d)
     for layer in range(shape.layers):
         prefix = f"layer.{layer}."
         names[prefix + "qkv.weight"], names[prefix + "qkv.bias"] = (3 * d, d), (3 * d,)
@@ -137,9 +149,9 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
 
 def _fraction(name: str) -> int:
     """Fraction bits of a weight: rows of `up` are divided by their bounds and small, biases are few."""
-    if name.endswith(("bias", "threshold")):
+    if name.endswith(("bias", "threshold", "positions")):
         return 20
-    return 18 if name.endswith("up.weight") else 14
+    return 18 if name.endswith(("up.weight", "embeddings.weight")) else 14
 
 
 def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> dict[str, Weight]:
@@ -222,6 +234,32 @@ def _layer(
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
     """The client's normalised embeddings, (batch, tokens, hidden), as the program takes them."""
     return session.private(CLIENT, shape, _ROWS, math.sqrt(shape[-1]), values, _RING)
+
+
+def embed_privately(
+    session: Session, symbols: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+) -> Share:
+    """Normalised embeddings from one-hot rows (batch, tokens, symbols) and the server's tables.
+
+    One message of 5 bytes a symbol and token, client to server. Reveals nothing.
+    """
+    if rules.embeddings is None or symbols.shape[-1] != shape.symbols or symbols.shape[1] > shape.positions:
+        raise ShapeError(f"{symbols.shape} does not fit private embeddings of {shape.symbols} symbols")
+    with session.part("embeddings"):
+        table, places = weights["embeddings.weight"], weights["embeddings.positions"]
+        summed = session.linear(session.give(symbols.narrow(_SYMBOL_RING)), table, bound=_EMBEDDING_BOUND)
+        tokens = symbols.shape[1]
+        values = None if places.values is None else places.values[:tokens] * 2.0**-places.fraction
+        size = (tokens, shape.hidden)
+        position = session.private(SERVER, size, summed.fraction, _EMBEDDING_BOUND, values, summed.width)
+        return layer_norm(
+            session, summed + position, rules.embeddings, epsilon=rules.epsilon, fraction=_ROWS, width=_RING
+        )
+
+
+def input_symbols(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
+    """The client's one-hot rows, (batch, tokens, symbols)."""
+    return session.private(CLIENT, shape, 0, 1.0, values, _SYMBOL_RING)
 
 
 def input_mask(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:

@@ -1,0 +1,112 @@
+"""A checkpoint's weights as the protocol wants them, and the model they make in the clear.
+
+With γ, β of the LayerNorm whose output a layer reads, W·(γ⊙n + β) + b = (W·diag(γ))·n + (W·β + b). Queries and keys
+are divided by their heads' bounds, neurons by theirs, and W₂ multiplied: exact in real arithmetic, and it publishes
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.activation import Smu
+from comet_mpc.bounds import activation_bounds, power_of_two_above
+from comet_mpc.certificates import normalised_neurons, normalised_queries
+from comet_mpc.checkpoint import CometConfig, Tensors
+from comet_mpc.transformer import EncoderRules, EncoderShape
+
+__all__ = ["fold", "plain_logits"]
+
+Reals = npt.NDArray[np.float64]
+
+
+def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
+    """Folded weights, and public bounds of attention's values and of the logits."""
+    e = config.encoder
+
+    def get(name: str) -> tuple[Reals, Reals]:
+        return tensors[name + ".weight"].astype(np.float64), tensors[name + ".bias"].astype(np.float64)
+
+    folded: dict[str, Reals] = {}
+    value_bounds = []
+    gamma, beta = get("embeddings.norm")
+    for i in range(e.layers):
+        source, target = f"layers.{i}.", f"layer.{i}."
+        parts = [normalised_queries(tensors, i, part, e.heads) for part in ("query", "key")]
+        parts.append(get(source + "value"))
+        value_bounds.append(power_of_two_above(float(np.max(activation_bounds(*parts[2], gamma, beta)))))
+        folded[target + "qkv.weight"] = np.concatenate([w * gamma for w, _ in parts])
+        folded[target + "qkv.bias"] = np.concatenate([w @ beta + b for w, b in parts])
+        folded[target + "threshold"] = tensors[source + "thresholds"].astype(np.float64)
+        output, bias = get(source + "attention_output")
+        folded[target + "output.weight"], folded[target + "output.bias"] = output, bias + beta
+        folded[target + "first.gamma"] = gamma
+        gamma, beta = get(source + "attention_norm")
+        up, up_bias, down = normalised_neurons(tensors, i)
+        folded[target + "up.weight"], folded[target + "up.bias"] = up * gamma, up @ beta + up_bias
+        folded[target + "down.weight"], folded[target + "down.bias"] = down, get(source + "down")[1] + beta
+        folded[target + "second.gamma"] = gamma
+        gamma, beta = get(source + "output_norm")
+    pooler, bias = get("pooler")
+    folded["pooler.weight"], folded["pooler.bias"] = pooler * gamma, pooler @ beta + bias
+    folded["classifier.weight"], folded["classifier.bias"] = get("classifier")
+    row_sums = np.abs(folded["classifier.weight"]).sum(axis=1) + np.abs(folded["classifier.bias"])
+    return folded, tuple(value_bounds), power_of_two_above(1.1 * float(np.max(row_sums)))
+
+
+def plain_logits(
+    rows: Reals,
+    mask: Reals,
+    shape: EncoderShape,
+    rules: EncoderRules,
+    w: Mapping[str, Reals],
+    *,
+    exact: bool = False,
+) -> Reals:
+    """`transformer.classify` in real arithmetic, through its rules or with exact functions."""
+
+    def root(rule: object, t: Reals) -> Reals:
+        """1/sqrt(t)."""
+        return np.asarray(1.0 / np.sqrt(t) if exact or not callable(rule) else rule(t))
+
+    def norm(x: Reals, rule: object) -> Reals:
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = (centred**2).mean(axis=-1, keepdims=True) + rules.epsilon
+        if exact or not callable(rule):
+            return np.asarray(centred / np.sqrt(variance))
+        shrink = shape.hidden / 2 ** math.ceil(math.log2(shape.hidden))
+        return np.asarray(centred * shrink * rule(variance * shrink**3))
+
+    def smu(x: Reals, form: Smu, rule: object) -> Reals:
+        t = x**2 + np.square(form.mu)
+        return np.asarray(0.5 * x + 0.5 * t * root(rule, t))
+
+    def linear(x: Reals, name: str) -> Reals:
+        return np.asarray(x @ w[name + ".weight"].T + w[name + ".bias"])
+
+    form, d = rules.attention, shape.hidden
+    batch, tokens, _ = rows.shape
+    for i in range(shape.layers):
+        layer = f"layer.{i}."
+        qkv = (
+            linear(rows, layer + "qkv")
+            .reshape(batch, tokens, 3, shape.heads, d // shape.heads)
+            .transpose(2, 0, 3, 1, 4)
+        )
+        q, k, v = qkv
+        q, k = (z * root(form.norms, (z**2).sum(axis=-1, keepdims=True)) for z in (q, k))
+        scores = (q @ k.swapaxes(-1, -2) - w[layer + "threshold"][:, None, None]) / form.score_bound
+        r = smu(scores, form.smu, form.scores) ** form.power * mask[:, None, None, :]
+        scale = 2.0 ** math.ceil(math.log2(tokens))
+        reciprocal = root(form.denominators, r.sum(axis=-1, keepdims=True) / scale)
+        context = (r @ v / scale * reciprocal**2).transpose(0, 2, 1, 3).reshape(rows.shape)
+        rows = norm(linear(context, layer + "output") + w[layer + "first.gamma"] * rows, rules.variances[i][0])
+        active = smu(linear(rows, layer + "up"), rules.activation, rules.activation_rule)
+        rows = norm(linear(active, layer + "down") + w[layer + "second.gamma"] * rows, rules.variances[i][1])
+    pooled = linear(rows[:, 0], "pooler")
+    squashed = pooled * root(rules.pooler, 1.0 + pooled**2)
+    return linear(squashed, "classifier")
