@@ -1,0 +1,145 @@
+"""What a Transformer's weights prove about its values, for every input whatsoever.
+
+Everything follows from one fact. LayerNorm gives γ⊙n + β with Σn = 0 and ‖n‖ <= √d, whatever came before. So
+
+    |w·(γ⊙n + β) + b|    <= ‖C(γ⊙w)‖·√d + |w·β + b|              C z = z - mean(z): n does not see a constant
+    ‖W·(γ⊙n + β) + b‖    <= σ(W·diag(γ)·C)·√d + ‖W·β + b‖         σ: the largest singular value
+
+Attention averages value rows, so each head's part of its output is bounded by its worst row. An activation's slope is
+between 0 and 1 (smu with 0 <= α <= 1), so the feed-forward block is a linear map W₂·D·W₁ with a diagonal D of such
+numbers, around its value for n = 0. With D = ½ + ½·S and |S| <= 1,
+
+    σ(W₂·D·W₁) <= ½·σ(W₂·W₁) + ½·σ(W₂)·σ(W₁).
+
+The steps that the protocol takes err a little, and fixed point rounds; `SLACK` stands for the relative error of a
+LayerNorm's result, and the errors of approximate activations and of attention's weights are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.errors import ShapeError
+
+__all__ = [
+    "SLACK",
+    "activation_bounds",
+    "attention_norm_top",
+    "embedding_norm_top",
+    "head_bounds",
+    "output_norm_top",
+    "power_of_two_above",
+]
+
+Reals = npt.NDArray[np.float64]
+
+SLACK = 2.0**-8
+"""A LayerNorm by its rule, in fixed point, is at most so much longer than √d, relatively."""
+
+
+def activation_bounds(w: Any, b: Any, gamma: Any, beta: Any) -> Any:
+    """B_j = ‖C(γ⊙w_j)‖·√d·(1 + SLACK) + |w_j·β + b_j|, so that |w_j·x + b_j| <= B_j for every LayerNorm's output x.
+
+    Takes numpy arrays or torch tensors (with gradients): the one formula for training and serving.
+    """
+    scaled = w * gamma
+    centred = scaled - scaled.mean(axis=-1, keepdims=True)
+    size = math.sqrt(w.shape[-1]) * (1.0 + SLACK)
+    return (centred**2).sum(axis=-1) ** 0.5 * size + abs(w @ beta + b)
+
+
+def _centred(matrix: Reals, axis: int) -> Reals:
+    return np.asarray(matrix - matrix.mean(axis=axis, keepdims=True))
+
+
+def _sigma(matrix: Reals) -> float:
+    """The largest singular value, from the smaller of the two Gram matrices, rounded up."""
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    return math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-9)
+
+
+def head_bounds(w: Reals, b: Reals, gamma: Reals, beta: Reals, heads: int) -> Reals:
+    """‖q‖ per head: σ(W_h·diag(γ)·C)·√d·(1 + SLACK) + ‖W_h·β + b_h‖. Shape (heads,). The same for keys and values."""
+    if w.shape[0] % heads:
+        raise ShapeError(f"{w.shape[0]} rows do not divide into {heads} heads")
+    size = math.sqrt(w.shape[1]) * (1.0 + SLACK)
+    blocks = np.split(w, heads), np.split(b, heads)
+    return np.array(
+        [
+            _sigma(_centred(part * gamma, 1)) * size + float(np.linalg.norm(part @ beta + shift))
+            for part, shift in zip(*blocks, strict=True)
+        ]
+    )
+
+
+def embedding_norm_top(tables: list[Reals]) -> float:
+    """Variance of a sum of one row of every table (words, positions, types): (Σ max ‖C row‖)²/d."""
+    total = sum(float(np.max(np.linalg.norm(_centred(table, 1), axis=1))) for table in tables)
+    return float(total**2 / tables[0].shape[1])
+
+
+def attention_norm_top(
+    value: tuple[Reals, Reals],
+    output: tuple[Reals, Reals],
+    gamma: Reals,
+    beta: Reals,
+    heads: int,
+    *,
+    weight_error: float = 0.0,
+) -> float:
+    """Variance of x + W_o·(attention of x) + b_o, x = γ⊙n + β.
+
+    Head h's part lies in the convex hull of O_h·(V_h·x_j + v_h) over the tokens j, times the sum of its weights, which
+    is at most 1 + weight_error (and less where a denominator is below its interval).
+    """
+    (v, v_shift), (o, o_shift) = value, output
+    d = len(gamma)
+    size = math.sqrt(d) * (1.0 + SLACK)
+    o = _centred(o, 0)
+    spread = _sigma(_centred(_centred(np.diag(gamma), 0), 1)) * size
+    constant = float(np.linalg.norm(_centred(beta + o_shift, 0)))
+    for o_h, v_h, shift in zip(np.split(o, heads, axis=1), np.split(v, heads), np.split(v_shift, heads), strict=True):
+        head = _sigma(o_h @ _centred(v_h * gamma, 1)) * size + float(np.linalg.norm(o_h @ (v_h @ beta + shift)))
+        spread += (1.0 + weight_error) * head
+    return (spread + constant) ** 2 / d
+
+
+def output_norm_top(
+    up: tuple[Reals, Reals],
+    down: tuple[Reals, Reals],
+    gamma: Reals,
+    beta: Reals,
+    middle: Reals,
+    *,
+    activation_error: Reals | None = None,
+) -> float:
+    """Variance of x + W₂·f(W₁·x + b₁) + b₂, x = γ⊙n + β, for an f with slopes in [0, 1].
+
+    middle            f(W₁·β + b₁): the activations for n = 0
+    activation_error  |f̂ - f| per neuron, where f̂ is what the protocol computes
+    """
+    (w1, _), (w2, shift) = up, down
+    d = len(gamma)
+    size = math.sqrt(d) * (1.0 + SLACK)
+    w1 = _centred(w1 * gamma, 1)
+    w2 = _centred(w2, 0)
+    # D commutes with a diagonal: balance rows of W₁ against columns of W₂ for a smaller product of norms.
+    rows, columns = np.linalg.norm(w1, axis=1), np.linalg.norm(w2, axis=0)
+    balance = np.sqrt(np.maximum(rows, 1e-12) / np.maximum(columns, 1e-12))
+    mixed = _sigma(w2 * balance) * _sigma(w1 / balance[:, None])
+    residual = _centred(_centred(np.diag(gamma), 0), 1)
+    linear = _sigma(residual + 0.5 * (w2 @ w1)) + 0.5 * mixed
+    constant = float(np.linalg.norm(_centred(beta + w2 @ middle + shift, 0)))
+    if activation_error is not None:
+        by_columns = float(columns @ activation_error)
+        constant += min(by_columns, _sigma(w2) * float(np.linalg.norm(activation_error)))
+    return (linear * size + constant) ** 2 / d
+
+
+def power_of_two_above(value: float) -> float:
+    """A published top says no more about the weights than its order of magnitude."""
+    return float(2.0 ** math.ceil(math.log2(value)))

@@ -1,0 +1,236 @@
+"""From a checkpoint's weights to its public rules: intervals whose tops hold for every input.
+
+    site                        t                                       interval
+    activation                  h² + μ², |h| <= 1 by B_j                one for all models, both ends certified
+    scores                      s² + μ², |s| <= 1 (halved)              one for all models, both ends certified
+    norms                       ‖q‖²/B², B the head's bound             [2^-12, 1], top certified
+    denominators                Σ R / 2^⌈log2 n⌉                        [2^-14, top of R], top certified
+    embeddings.norm,            variance                                top from the weights, rounded up to a power of
+    layers.i.attention_norm,                                            two; the low end 2^-12 of it, or what
+    layers.i.output_norm                                                calibration asks for
+    pooler                      1 + x²                                  [1, 1 + B²], both ends certified
+
+Scaling row j of W₁ by 1/B_j and column j of W₂ by B_j (`normalised_neurons`), and queries and keys by their heads'
+bounds (`normalised_queries`), costs nothing and publishes nothing: the scales are the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.activation import Smu, smu_rule, tanh_like_rule
+from comet_mpc.attention import AttentionForm, certified_form
+from comet_mpc.bounds import (
+    SLACK,
+    activation_bounds,
+    attention_norm_top,
+    embedding_norm_top,
+    head_bounds,
+    output_norm_top,
+    power_of_two_above,
+)
+from comet_mpc.checkpoint import (
+    ActivationChoice,
+    AttentionChoice,
+    CheckpointError,
+    CometConfig,
+    Site,
+    tensor_shapes,
+)
+from comet_mpc.inverse_sqrt import InverseSqrtRule
+from comet_mpc.normalization import layer_norm_rule
+from comet_mpc.rules import MinimaxRule, minimax_rule
+
+__all__ = [
+    "activation_rule",
+    "attention_rules",
+    "certify",
+    "check_certificates",
+    "in_form",
+    "norm_sites",
+    "normalised_neurons",
+    "normalised_queries",
+    "variance_tops",
+]
+
+Reals = npt.NDArray[np.float64]
+Tensors = Mapping[str, npt.NDArray[np.float32]]
+
+_RATIO = 2.0**-12
+"""Low end of a row quantity's interval over its top, unless calibration asks for another."""
+_NORMS = (_RATIO, (1.0 + SLACK) ** 2)
+
+
+def _minimax(rule: InverseSqrtRule | None) -> MinimaxRule:
+    if not isinstance(rule, MinimaxRule):
+        raise CheckpointError("a certified form needs minimax rules")
+    return rule
+
+
+def attention_rules(config: CometConfig) -> AttentionForm:
+    """The certified attention with its rules. The denominators' top follows from what the scores' rule can give."""
+    mu = config.attention.mu
+    form = certified_form(
+        config.steps, mu=mu, row_steps=config.row_steps, norm_interval=_NORMS, emphasis=config.emphasis
+    )
+    largest = float(form.smu(1.0 + 2.0**-8)) + _root_error(_minimax(form.scores)) / 2.0 + 2.0**-10
+    low = _minimax(form.denominators).low
+    return replace(form, denominators=minimax_rule(low, largest**form.power, config.row_steps))
+
+
+def _root_error(rule: MinimaxRule) -> float:
+    """max |t·y - sqrt(t)| over the interval."""
+    return rule.root_error * float(np.sqrt(rule.high))
+
+
+def activation_rule(config: CometConfig) -> MinimaxRule:
+    form = Smu(config.activation.mu, config.activation.alpha)
+    return _minimax(smu_rule(form, 1.0 + 2.0**-8, config.steps, emphasis=config.emphasis))
+
+
+def norm_sites(config: CometConfig) -> list[str]:
+    """LayerNorms, in the order of evaluation."""
+    parts = ("attention_norm", "output_norm")
+    return ["embeddings.norm", *(f"layers.{i}.{part}" for i in range(config.encoder.layers) for part in parts)]
+
+
+class _Weights:
+    """Tensors by name, in double precision."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Reals:
+        return self._tensors[name].astype(np.float64)
+
+    def pair(self, name: str) -> tuple[Reals, Reals]:
+        return self[f"{name}.weight"], self[f"{name}.bias"]
+
+    def before(self, layer: int) -> tuple[Reals, Reals]:
+        """γ and β of the LayerNorm whose output the layer reads."""
+        return self.pair(f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm")
+
+
+def variance_tops(config: CometConfig, tensors: Tensors) -> dict[str, float]:
+    """The largest variance before every LayerNorm, for every input."""
+    e, weights = config.encoder, _Weights(tensors)
+    tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
+    tops = {"embeddings.norm": embedding_norm_top(tables)}
+    denominators = _minimax(attention_rules(config).denominators)
+    weight_error = (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
+    error = 0.5 * _root_error(activation_rule(config)) + 2.0**-11
+    form = Smu(config.activation.mu, config.activation.alpha)
+    for i in range(e.layers):
+        layer = f"layers.{i}"
+        value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
+        gamma, beta = weights.before(i)
+        tops[f"{layer}.attention_norm"] = attention_norm_top(
+            value, output, gamma, beta, e.heads, weight_error=weight_error
+        )
+        gamma, beta = weights.pair(f"{layer}.attention_norm")
+        up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
+        scale = activation_bounds(*up, gamma, beta)
+        middle = scale * form((up[0] @ beta + up[1]) / scale)
+        tops[f"{layer}.output_norm"] = output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error)
+    return tops
+
+
+def _pooler_bound(config: CometConfig, tensors: Tensors) -> float:
+    weights = _Weights(tensors)
+    return float(np.max(activation_bounds(*weights.pair("pooler"), *weights.before(config.encoder.layers))))
+
+
+def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None) -> CometConfig:
+    """The configuration with a rule for every site. `lows` are smallest variances by site, from calibration."""
+    activation, attention = config.activation, config.attention
+    if not (activation.kind == attention.kind == "smu" and activation.normalised and attention.cosine):
+        raise CheckpointError("only the certified form can be certified: smu, normalised neurons, cosine attention")
+    if activation.trainable or attention.trainable or attention.power != 2:
+        raise CheckpointError("the certified form has power 2 and fixed α and μ")
+    form = attention_rules(config)
+    sites = {
+        "activation": Site(rule=activation_rule(config), certified_high=True, certified_low=True),
+        "scores": Site(rule=_minimax(form.scores), certified_high=True, certified_low=True),
+        "norms": Site(rule=_minimax(form.norms), certified_high=True, certified_low=False),
+        "denominators": Site(rule=_minimax(form.denominators), certified_high=True, certified_low=False),
+    }
+    for name, top in variance_tops(config, tensors).items():
+        high = power_of_two_above(top + config.encoder.epsilon)
+        low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * 2.0**-14)
+        steps = config.row_steps + (1 if low < high * _RATIO else 0)
+        rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
+        sites[name] = Site(rule=rule, certified_high=True, certified_low=False)
+    bound = power_of_two_above(_pooler_bound(config, tensors))
+    sites["pooler"] = Site(rule=tanh_like_rule(bound, config.row_steps), certified_high=True, certified_low=True)
+    return msgspec.structs.replace(config, sites=sites)
+
+
+def check_certificates(config: CometConfig, tensors: Tensors) -> None:
+    """Proves again, from the weights, what the configuration claims. Raises CheckpointError where it does not hold."""
+    if not config.certified:
+        raise CheckpointError("the checkpoint is not in the certified form: not every range holds for every input")
+    expected = certify(config, tensors).sites
+    if expected.keys() != config.sites.keys():
+        raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
+    for name, site in config.sites.items():
+        if site.rule.high < expected[name].rule.high * (1.0 - 1e-9):
+            raise CheckpointError(
+                f"{name}: the interval's top is {site.rule.high:g}, but the weights allow {expected[name].rule.high:g}"
+            )
+        if name in ("activation", "scores") and site.rule.low > expected[name].rule.low * (1.0 + 1e-9):
+            raise CheckpointError(f"{name}: the interval's low end {site.rule.low:g} is above what occurs")
+    for i in range(config.encoder.layers):
+        if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
+            raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
+
+
+def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals]:
+    """W₁/B, b₁/B and W₂·B: what the server serves, so that the protocol sees every neuron in [-1, 1]."""
+    weights = _Weights(tensors)
+    (w1, b1), w2 = weights.pair(f"layers.{layer}.up"), weights[f"layers.{layer}.down.weight"]
+    bound = activation_bounds(w1, b1, *weights.pair(f"layers.{layer}.attention_norm"))
+    return w1 / bound[:, None], b1 / bound, w2 * bound
+
+
+def normalised_queries(tensors: Tensors, layer: int, part: str, heads: int) -> tuple[Reals, Reals]:
+    """W/B and b/B of `query` or `key`, B the head's bound: every row of every head has a norm of at most 1."""
+    weights = _Weights(tensors)
+    w, b = weights.pair(f"layers.{layer}.{part}")
+    bound = np.repeat(head_bounds(w, b, *weights.before(layer), heads), len(w) // heads)
+    return w / bound[:, None], b / bound
+
+
+def in_form(
+    config: CometConfig,
+    tensors: Tensors,
+    *,
+    activation: ActivationChoice,
+    attention: AttentionChoice,
+    pooler: Literal["tanh", "algebraic"],
+    labels: tuple[str, ...],
+    steps: int = 4,
+    seed: int = 0,
+) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:
+    """The same encoder with other non-linear steps. What it has not got (thresholds, a head) is made anew."""
+    encoder = msgspec.structs.replace(config.encoder, labels=labels)
+    changed = msgspec.structs.replace(
+        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler, steps=steps, sites={}
+    )
+    generator = np.random.default_rng(seed)
+    made: dict[str, npt.NDArray[np.float32]] = {}
+    for name, shape in tensor_shapes(changed).items():
+        old = tensors.get(name)
+        if old is not None and old.shape == shape:
+            made[name] = np.asarray(old, np.float32)
+        elif name in ("pooler.weight", "classifier.weight"):
+            made[name] = (0.02 * generator.standard_normal(shape)).astype(np.float32)
+        else:
+            start = {"alpha": activation.alpha, "mu": activation.mu}.get(name.rsplit(".", 1)[1], 0.0)
+            made[name] = np.full(shape, attention.mu if name.endswith("attention.mu") else start, np.float32)
+    return changed, made

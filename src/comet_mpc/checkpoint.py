@@ -1,0 +1,401 @@
+"""A Comet checkpoint: config.json with a section `comet`, and model.safetensors. No torch.
+
+The section says which model it is, what its non-linear steps are, and by which public rules they are evaluated.
+The tensors have one naming for all architectures (`tensor_shapes`), and every key and shape is accounted for.
+Weights are float32 or float16, or int8 with one scale per row in `<name>.scale`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.rules import MinimaxRule
+
+__all__ = [
+    "ActivationChoice",
+    "AttentionChoice",
+    "CheckpointError",
+    "CometConfig",
+    "Encoder",
+    "Site",
+    "fingerprint",
+    "load_checkpoint",
+    "load_hugging_face",
+    "save_checkpoint",
+    "tensor_shapes",
+]
+
+Tensor = npt.NDArray[np.float32]
+Tensors = dict[str, Tensor]
+
+_SCALE = ".scale"
+_FLOATS = ("F16", "F32")
+
+
+class CheckpointError(ConfigurationError):
+    """A checkpoint is not what it should be: foreign, incomplete, damaged, or not certified."""
+
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+Real = Annotated[float, msgspec.Meta(ge=0.0, lt=float(2**20))]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Unknown fields are an error: a checkpoint of a newer format is not half understood."""
+
+
+class Encoder(_Strict, frozen=True, kw_only=True):
+    """Sizes of an encoder with a pooler and a classifier on top."""
+
+    architecture: Literal["bert", "roberta", "mpnet"]
+    vocabulary: Positive
+    positions: Positive
+    types: Annotated[int, msgspec.Meta(ge=0)]
+    hidden: Positive
+    layers: Positive
+    heads: Positive
+    intermediate: Positive
+    epsilon: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)]
+    padding: Annotated[int, msgspec.Meta(ge=0)]
+    """The id of the padding token."""
+    buckets: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Relative position buckets (MPNet), 0 for none."""
+    labels: tuple[str, ...] = ("0", "1")
+    """Names of the classes; exactly one name: a regression."""
+
+    @property
+    def first_position(self) -> int:
+        """RoBERTa and MPNet count positions from the padding id on."""
+        return 0 if self.architecture == "bert" else self.padding + 1
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one text."""
+        return self.positions - self.first_position
+
+
+class ActivationChoice(_Strict, frozen=True, kw_only=True):
+    """GeLU, or smu(x) = (1+α)/2·x + ½·sqrt((1-α)²·x² + μ²); normalised: of x/B_j, where B_j bounds neuron j."""
+
+    kind: Literal["gelu", "smu"] = "smu"
+    alpha: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
+    mu: Real = 0.0625
+    normalised: bool = True
+    trainable: bool = False
+    """α and μ are tensors, one pair per layer."""
+
+
+class AttentionChoice(_Strict, frozen=True, kw_only=True):
+    """Softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu; cosine: s = cos(q, k) - c with a threshold c per head."""
+
+    kind: Literal["softmax", "relu", "smu"] = "smu"
+    power: Literal[1, 2] = 2
+    cosine: bool = True
+    mu: Real = 0.125
+    floor: Real = 0.0
+    """Added to every denominator: with μ = 0 a row may have no positive score at all."""
+    trainable: bool = False
+
+
+class Site(_Strict, frozen=True, kw_only=True):
+    """One place where 1/sqrt(t) is taken, and the public rule for it."""
+
+    rule: MinimaxRule
+    certified_high: bool
+    """No input whatsoever exceeds the interval's top: proved from the weights, checked on loading."""
+    certified_low: bool
+    seen: tuple[float, ...] = ()
+    """t on calibration data: smallest, 1 %, median, 99 %, largest."""
+
+
+class CometConfig(_Strict, frozen=True, kw_only=True):
+    """Section `comet` of config.json."""
+
+    format: Literal[1] = 1
+    encoder: Encoder
+    activation: ActivationChoice
+    attention: AttentionChoice
+    pooler: Literal["tanh", "algebraic"] = "algebraic"
+    """algebraic: x/sqrt(1 + x²)."""
+    steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
+    row_steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 7
+    """For quantities of which there is one per row: variances, norms, denominators."""
+    emphasis: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.25
+    task: str = ""
+    length: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens per text that it was trained with, 0: not said."""
+    sites: dict[str, Site] = {}
+
+    @property
+    def certified(self) -> bool:
+        """Every argument of every inverse square root has a top that holds for all inputs."""
+        return (
+            self.activation.kind == "smu"
+            and self.activation.normalised
+            and self.attention.kind == "smu"
+            and self.attention.cosine
+            and self.pooler == "algebraic"
+            and bool(self.sites)
+            and all(site.certified_high for site in self.sites.values())
+        )
+
+
+def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint, in order."""
+    e = config.encoder
+    d, m = e.hidden, e.intermediate
+    if d % e.heads:
+        raise CheckpointError(f"hidden size {d} is not a multiple of {e.heads} heads")
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.words": (e.vocabulary, d),
+        "embeddings.positions": (e.positions, d),
+    }
+    if e.types:
+        shapes["embeddings.types"] = (e.types, d)
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (d,), (d,)
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (rows, columns), (rows,)
+
+    norm("embeddings.norm")
+    if e.buckets:
+        shapes["relative_positions"] = (e.buckets, e.heads)
+    for i in range(e.layers):
+        layer = f"layers.{i}"
+        for part in ("query", "key", "value", "attention_output"):
+            linear(f"{layer}.{part}", d, d)
+        norm(f"{layer}.attention_norm")
+        linear(f"{layer}.up", m, d)
+        linear(f"{layer}.down", d, m)
+        norm(f"{layer}.output_norm")
+        if config.attention.cosine:
+            shapes[f"{layer}.thresholds"] = (e.heads,)
+        if config.activation.trainable:
+            shapes[f"{layer}.activation.alpha"], shapes[f"{layer}.activation.mu"] = (), ()
+        if config.attention.trainable:
+            shapes[f"{layer}.attention.mu"] = ()
+    linear("pooler", d, d)
+    linear("classifier", len(e.labels), d)
+    return shapes
+
+
+def _account_for(got: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
+    missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+    if missing or extra:
+        raise CheckpointError(f"{where}: tensors do not fit the model: missing {_few(missing)}; unknown {_few(extra)}")
+    for name, shape in expected.items():
+        if got[name] != shape:
+            raise CheckpointError(f"{where}: {name} has shape {got[name]}, expected {shape}")
+
+
+def _few(names: list[str]) -> str:
+    return "none" if not names else ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _read_tensors(path: Path) -> Tensors:
+    """All tensors as float32."""
+    try:
+        with safe_open(path, framework="np") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+            raw = {name: file.get_tensor(name) for name in kinds if kinds[name] in (*_FLOATS, "I8", "I64")}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read (truncated, damaged or missing): {error}") from error
+    tensors: Tensors = {}
+    for name, kind in kinds.items():
+        if kind == "I8":
+            scale = raw.get(name + _SCALE)
+            if scale is None or scale.shape != raw[name].shape[:1]:
+                raise CheckpointError(f"{path}: {name} is int8 and needs {name}{_SCALE} with one number per row")
+            tensors[name] = raw[name].astype(np.float32) * scale.astype(np.float32)[:, None]
+        elif kind in _FLOATS:
+            if not (name.endswith(_SCALE) and kinds.get(name.removesuffix(_SCALE)) == "I8"):
+                tensors[name] = raw[name].astype(np.float32)
+        elif kind != "I64":  # Hugging Face stores position ids
+            raise CheckpointError(f"{path}: {name} has type {kind}; float32, float16 or int8 with scales are read")
+    for name, value in tensors.items():
+        if not np.all(np.isfinite(value)):
+            raise CheckpointError(f"{path}: {name} has values that are not finite")
+    return tensors
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected an object")
+    return content
+
+
+def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
+    """The configuration and all tensors as float32. Certificates are checked by `certificates.check`."""
+    path = Path(directory) / "config.json"
+    content = _read_json(path)
+    if "comet" not in content:
+        raise CheckpointError(f"{path} has no section `comet`: make a Comet checkpoint of it with `comet unify`")
+    try:
+        config = msgspec.convert(content["comet"], CometConfig)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path}: section `comet`: {error}") from error
+    weights = path.with_name("model.safetensors")
+    tensors = _read_tensors(weights)
+    _account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
+    return config, tensors
+
+
+def save_checkpoint(
+    directory: Path,
+    config: CometConfig,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    *,
+    half: bool = False,
+    int8: tuple[str, ...] = (),
+) -> None:
+    """Writes both files; an interrupted save leaves the old ones. `half`: float16; `int8` names matrices for int8."""
+    expected = tensor_shapes(config)
+    _account_for({name: value.shape for name, value in tensors.items()}, expected, directory)
+    stored: dict[str, npt.NDArray[Any]] = {}
+    for name in expected:
+        value = np.ascontiguousarray(tensors[name], dtype=np.float32)
+        if not np.all(np.isfinite(value)):
+            raise CheckpointError(f"{name} has values that are not finite: not saved")
+        if name in int8:
+            scale = np.maximum(np.abs(value).max(axis=1) / 127.0, 1e-8).astype(np.float32)
+            stored[name] = np.rint(value / scale[:, None]).astype(np.int8)
+            stored[name + _SCALE] = scale
+        else:
+            stored[name] = value.astype(np.float16) if half else value
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    section = {"model_type": config.encoder.architecture, "comet": msgspec.to_builtins(config)}
+    for name, write in (
+        ("model.safetensors", lambda path: save_file(stored, path)),
+        ("config.json", lambda path: path.write_text(json.dumps(section, indent=1) + "\n")),
+    ):
+        partial = directory / f".{name}.partial"
+        write(partial)
+        partial.replace(directory / name)
+
+
+def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 over the section `comet` and every tensor's name, shape and values."""
+    digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
+    for name in sorted(tensors):
+        value = np.ascontiguousarray(tensors[name], dtype="<f4")
+        digest.update(f"{name}{value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+# Hugging Face --------------------------------------------------------------------------------------------
+
+_PREFIX = {"bert": "bert.", "roberta": "roberta.", "mpnet": "mpnet."}
+_EMBEDDINGS = {
+    "embeddings.words": "embeddings.word_embeddings.weight",
+    "embeddings.positions": "embeddings.position_embeddings.weight",
+    "embeddings.types": "embeddings.token_type_embeddings.weight",
+    "embeddings.norm.weight": "embeddings.LayerNorm.weight",
+    "embeddings.norm.bias": "embeddings.LayerNorm.bias",
+    "relative_positions": "encoder.relative_attention_bias.weight",
+}
+_LAYER = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attention_output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+_LAYER_MPNET = _LAYER | {
+    "query": "attention.attn.q",
+    "key": "attention.attn.k",
+    "value": "attention.attn.v",
+    "attention_output": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
+}
+_HEAD = ("pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias")
+
+
+def _foreign_name(name: str, architecture: str) -> str:
+    """Our name of a tensor -> Hugging Face's, without the prefix of a model with a head."""
+    if name in _EMBEDDINGS:
+        return _EMBEDDINGS[name]
+    first, *rest = name.split(".")
+    if first == "layers":
+        parts = _LAYER_MPNET if architecture == "mpnet" else _LAYER
+        return f"encoder.layer.{rest[0]}.{parts[rest[1]]}.{rest[2]}"
+    if architecture == "bert":
+        return {"pooler": "pooler.dense.", "classifier": "classifier."}[first] + rest[0]
+    return {"pooler": "classifier.dense.", "classifier": "classifier.out_proj."}[first] + rest[0]
+
+
+def load_hugging_face(directory: Path) -> tuple[CometConfig, Tensors, tuple[str, ...]]:
+    """A BERT, RoBERTa or MPNet checkpoint in its unmodified form; and the names of head tensors it has not got.
+
+    Those must be made anew and trained. RoBERTa's and MPNet's own pooler has no part in classification.
+    """
+    directory = Path(directory)
+    path = directory / "config.json"
+    foreign = _read_json(path)
+    architecture = foreign.get("model_type")
+    if architecture not in _PREFIX:
+        raise CheckpointError(f"{path}: model_type is {architecture!r}, expected one of {', '.join(_PREFIX)}")
+    if foreign.get("hidden_act", "gelu") != "gelu":
+        raise CheckpointError(f"{path}: hidden_act is {foreign['hidden_act']!r}, expected 'gelu'")
+    if foreign.get("position_embedding_type", "absolute") != "absolute":
+        raise CheckpointError(f"{path}: only absolute position embeddings are read")
+    tensors = _read_tensors(directory / "model.safetensors")
+    prefix = _PREFIX[architecture]
+    bare = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    names = foreign.get("id2label") or {}
+    labels = tuple(names[key] for key in sorted(names, key=int)) if names else ("0", "1")
+    head = bare.get(_foreign_name("classifier.weight", architecture))
+    if head is not None and len(head) != len(labels):
+        labels = tuple(str(i) for i in range(len(head)))
+    try:
+        encoder = Encoder(
+            architecture=architecture,
+            vocabulary=foreign["vocab_size"],
+            positions=foreign["max_position_embeddings"],
+            types=0 if architecture == "mpnet" else foreign["type_vocab_size"],
+            hidden=foreign["hidden_size"],
+            layers=foreign["num_hidden_layers"],
+            heads=foreign["num_attention_heads"],
+            intermediate=foreign["intermediate_size"],
+            epsilon=foreign["layer_norm_eps"],
+            padding=foreign.get("pad_token_id", 0 if architecture == "bert" else 1),
+            buckets=foreign.get("relative_attention_num_buckets", 32) if architecture == "mpnet" else 0,
+            labels=labels,
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{path}: {error} is missing") from error
+    config = CometConfig(
+        encoder=encoder,
+        activation=ActivationChoice(kind="gelu", normalised=False),
+        attention=AttentionChoice(kind="softmax", power=1, cosine=False),
+        pooler="tanh",
+    )
+    shapes = tensor_shapes(config)
+    known = {_foreign_name(name, architecture): name for name in shapes}
+    ignored = {"pooler.dense.weight", "pooler.dense.bias"} if architecture != "bert" else set()
+    ours = {known.get(name, name): value for name, value in bare.items() if name not in ignored}
+    absent = tuple(name for name in _HEAD if name not in ours)
+    expected = {name: shape for name, shape in shapes.items() if name not in absent}
+    _account_for({name: value.shape for name, value in ours.items()}, expected, directory)
+    return config, {name: ours[name] for name in expected}, absent

@@ -1,0 +1,227 @@
+"""The plain model: equal to `transformers` where unmodified, equal to the rules where unified, and it trains."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
+pytest.importorskip("safetensors", reason="reading checkpoints needs the package safetensors")
+pytest.importorskip("tokenizers", reason="the extra [train] is not installed (tokenizers)")
+
+from comet_mpc.attention import plain_attention  # noqa: E402
+from comet_mpc.bounds import activation_bounds  # noqa: E402
+from comet_mpc.certificates import activation_rule, attention_rules, check_certificates  # noqa: E402
+from comet_mpc.checkpoint import (  # noqa: E402
+    ActivationChoice,
+    AttentionChoice,
+    load_checkpoint,
+    load_hugging_face,
+)
+from comet_mpc.rules import minimax_rule  # noqa: E402
+from comet_mpc.tasks import TASKS  # noqa: E402
+from comet_mpc.training import Encoded, NotFinite, Recipe, evaluate, finetune  # noqa: E402
+from comet_mpc.unified import UnifiedModel, inverse_sqrt, newton_rule, smu  # noqa: E402
+from small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
+
+SMU = ActivationChoice(kind="smu", mu=1 / math.sqrt(2), normalised=False)
+RELU = AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1e-3)
+FORMS = {
+    "unmodified": UNMODIFIED,
+    "certified": CERTIFIED,
+    "gelu-relu": (UNMODIFIED[0], RELU, "tanh"),
+    "smu-softmax": (SMU, UNMODIFIED[1], "tanh"),
+    "smu-relu": (msgspec.structs.replace(SMU, trainable=True), RELU, "tanh"),
+    "smu-smu": (SMU, msgspec.structs.replace(RELU, kind="smu", mu=0.1, trainable=True), "tanh"),
+}
+
+
+def tokens(seed: int = 0, rows: int = 4, n: int = 12) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 50, (rows, n), generator=generator)
+    mask = torch.ones(rows, n, dtype=torch.long)
+    mask[1, 7:] = 0
+    return ids, mask
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "mpnet"])
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_does_not_change_a_text(architecture: str, form: str) -> None:
+    model = UnifiedModel.from_tensors(*small_model(FORMS[form], architecture=architecture)).eval()
+    ids, mask = tokens()
+    with torch.no_grad():
+        padded = model(ids, mask)[0][1]
+        alone = model(ids[1:2, :7], mask[1:2, :7])[0][0]
+    torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["minilm", "roberta", "mpnet"])
+def test_unmodified_equals_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
+    directory = Path(os.environ.get("COMET_MODELS", "")) / name
+    if "COMET_MODELS" not in os.environ or not directory.exists():
+        pytest.skip("set COMET_MODELS to a directory with real checkpoints (minilm, roberta, mpnet)")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    theirs.save_pretrained(tmp_path)
+    config, tensors, absent = load_hugging_face(tmp_path)
+    assert not absent
+    ours = UnifiedModel.from_tensors(config, tensors).eval()
+    ids, mask = torch.randint(5, 5000, (3, 40)), torch.ones(3, 40, dtype=torch.long)
+    ids[1, 25:], mask[1, 25:] = config.encoder.padding, 0
+    with torch.no_grad():
+        wanted = theirs(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        logits, hidden = ours(ids, mask)
+    torch.testing.assert_close(logits, wanted.logits, atol=1e-4, rtol=0)
+    for mine, other in zip(hidden, wanted.hidden_states, strict=True):
+        torch.testing.assert_close(mine[mask == 1], other[mask == 1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("interval", [(0.004, 1.02), (0.3, 900.0)])
+def test_torch_evaluates_the_very_numbers_of_the_rule(steps: int, interval: tuple[float, float]) -> None:
+    rule = minimax_rule(*interval, steps)
+    t = np.geomspace(*interval, 500)
+    np.testing.assert_allclose(inverse_sqrt(torch.tensor(t), rule).numpy(), rule(t), rtol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_the_activation_and_its_derivative_are_those_of_the_steps(steps: int) -> None:
+    config, _ = small_model()
+    rule = activation_rule(replace_steps(config, steps))
+    x = torch.linspace(-1, 1, 101, dtype=torch.float64, requires_grad=True)
+    t = x.detach().numpy() ** 2 + 0.0625**2
+    expected = 0.5 * (x.detach().numpy() + t * rule(t))
+    np.testing.assert_allclose(smu(x, 0.0625, 0.0, rule).detach().numpy(), expected, rtol=1e-10)
+    assert torch.autograd.gradcheck(lambda z: smu(z, 0.0625, 0.1, rule), x)
+
+
+def replace_steps(config: Any, steps: int) -> Any:
+    return msgspec.structs.replace(config, steps=steps)
+
+
+def test_newton_from_a_constant_is_a_rule_too() -> None:
+    t, y = 0.8, 0.4833
+    for _ in range(3):
+        y = y * (1.5 - 0.5 * t * y * y)
+    assert float(inverse_sqrt(torch.tensor(t, dtype=torch.float64), newton_rule(0.4833, 3, 0.1, 2.0))) == pytest.approx(
+        y
+    )
+
+
+def test_bounds_are_one_formula_for_numpy_and_torch() -> None:
+    _, tensors = small_model()
+    names = ("layers.0.up.weight", "layers.0.up.bias", "layers.0.attention_norm.weight", "layers.0.attention_norm.bias")
+    arrays = [tensors[name].astype(np.float64) for name in names]
+    np.testing.assert_allclose(activation_bounds(*arrays), activation_bounds(*map(torch.tensor, arrays)).numpy())
+
+
+def test_attention_equals_the_protocols_plain_form() -> None:
+    config, tensors = small_model()
+    model = UnifiedModel.from_tensors(config, tensors).eval()
+    layer: Any = model.layers[0]
+    x = torch.randn(1, 9, 24, generator=torch.Generator().manual_seed(3))
+    mask = torch.ones(1, 1, 1, 9)
+    mask[..., 6:] = 0
+    with torch.no_grad():
+        found = layer._attention(model, x, model.embeddings.norm, mask, None)[0]
+        q, k, v = (layer._split(part(x))[0].double().numpy() for part in (layer.query, layer.key, layer.value))
+    thresholds, columns = tensors["layers.0.thresholds"].astype(np.float64), mask[0, 0, 0].double().numpy()
+    wanted = plain_attention(q, k, v, attention_rules(config), thresholds, columns)
+    np.testing.assert_allclose(found.numpy(), wanted.transpose(1, 0, 2).reshape(9, 24), atol=1e-5)
+
+
+def test_more_steps_come_closer_to_exact() -> None:
+    config, tensors = small_model()
+    for i in range(2):
+        tensors[f"layers.{i}.thresholds"][:] = -0.5  # no row without a positive score: no denominator near zero
+    ids, mask = tokens()
+    with torch.no_grad():
+        exact = UnifiedModel.from_tensors(config, tensors).eval()(ids, mask)[0]
+        errors = []
+        for steps in (2, 4, 6):
+            model = UnifiedModel.from_tensors(replace_steps(config, steps), tensors).eval().use("served")
+            errors.append(float((model(ids, mask)[0] - exact).abs().max()))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-2
+
+
+def test_arguments_stay_in_their_intervals_for_wild_inputs() -> None:
+    config, tensors = small_model()
+    model = UnifiedModel.from_tensors(config, tensors).eval()
+    rules = {name: site.rule for name, site in model.certified_config().sites.items()}
+    shrink = (24 / 32) ** 3
+    seen: dict[str, float] = {}
+
+    def look(site: str, t: Any) -> None:
+        key = site if site in rules else site.rsplit(".", 1)[1]
+        seen[key] = max(
+            seen.get(key, 0.0), float(t.max()) * (shrink if key.endswith("_norm") or "s.norm" in key else 1)
+        )
+
+    model.probe = look
+    with torch.no_grad():
+        for seed in range(30):
+            model.use("served")(*tokens(seed, 8, 16))
+    assert seen.keys() == rules.keys()
+    for site, largest in seen.items():
+        assert largest <= rules[site].high, site
+
+
+def toy_data(rows: int = 96) -> Encoded:
+    """The label is whether token 7 occurs."""
+    generator = np.random.default_rng(0)
+    ids = [[2, *generator.integers(8, 50, generator.integers(3, 9)).tolist()] for _ in range(rows)]
+    labels = generator.integers(0, 2, rows)
+    for row, label in zip(ids, labels, strict=True):
+        row.append(7 if label else 6)
+    return Encoded(ids, [[0] * len(row) for row in ids], labels.astype(np.float32), 0)
+
+
+def test_training_learns_and_resumes(tmp_path: Path) -> None:
+    config, tensors = small_model()
+    data, task = toy_data(), TASKS["SST-2"]
+    recipe = Recipe(epochs=12, batch=16, rate=3e-3, dropout=0.0, evaluations=1)
+    lines: list[str] = []
+
+    def interrupted(line: str) -> None:
+        lines.append(line)
+        if line.startswith("epoch 8"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune(config, tensors, task, data, data, tmp_path, recipe, say=interrupted)
+    result = finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append)
+    assert any(line.startswith("resumed at step 42") for line in lines)
+    assert result["best"] >= 90.0
+    best, loaded = load_checkpoint(tmp_path)
+    check_certificates(best, loaded)
+    assert evaluate(UnifiedModel.from_tensors(best, loaded).use("served"), data, task)["accuracy"] == result["best"]
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+    config, tensors = small_model()
+    data, task = toy_data(32), TASKS["SST-2"]
+    finetune(config, tensors, task, data, data, tmp_path, Recipe(epochs=1, batch=16), say=lambda _: None)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    broken = replace(data, wanted=np.full((32, 2), np.nan, np.float32))
+    with pytest.raises(NotFinite, match="step 0"):
+        finetune(config, tensors, task, broken, data, tmp_path, Recipe(epochs=1, batch=16), say=lambda _: None)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_teacher_of_the_same_size_pulls_hidden_states(tmp_path: Path) -> None:
+    teacher = UnifiedModel.from_tensors(*small_model(UNMODIFIED))
+    config, tensors = small_model(CERTIFIED, seed=0)
+    data, task = toy_data(32), TASKS["SST-2"]
+    recipe = Recipe(epochs=1, batch=16)
+    result = finetune(config, tensors, task, data, data, tmp_path, recipe, teacher=teacher, say=lambda _: None)
+    assert math.isfinite(result["best"])
