@@ -1,12 +1,61 @@
 """The `comet` command."""
 
-from typing import Annotated
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
 
 from comet_mpc import __version__
+from comet_mpc.bench import cases
+from comet_mpc.bench.demo import run_demo
+from comet_mpc.bench.operations import measure
+from comet_mpc.bench.tables import demo_tables, operations_table, to_json, truncation_table, write_json
+from comet_mpc.bench.truncation import SHIFTS, check_truncation
+from comet_mpc.bench.workers import Crew, identity
+from comet_mpc.dealer import run_dealer
+from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.keys import issue, make_authority
 
-app = typer.Typer(help="Two-party private Transformer inference.", no_args_is_help=True)
+__all__ = ["app"]
+
+
+class _Commands(TyperGroup):
+    """Shows an error of ours as one line, without a traceback unless asked for."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CometError as error:
+            if ctx.params.get("debug"):
+                raise
+            typer.echo(f"comet: {error}", err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Two-party private Transformer inference.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measurements.", no_args_is_help=True)
+keys = typer.Typer(help="Certificates.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+app.add_typer(keys, name="keys")
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write the records as JSON, to a file or to stdout (-).")
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -20,5 +69,136 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
     """Two-party private Transformer inference."""
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int) -> Iterator[tuple[Progress, Any]]:
+    """A bar on stderr, if somebody is looking."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress, progress.add_task(what, total=total)
+
+
+@contextlib.contextmanager
+def _crew() -> Iterator[Crew]:
+    """A crew that is also ended in order when this process is asked to terminate."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with Crew() as crew:
+            yield crew
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report(records: Any, json: str | None, *shown: Any) -> None:
+    """The tables, and JSON where it is wanted; with JSON on stdout, nothing else goes there."""
+    if json == "-":
+        typer.echo(to_json(records), nl=False)
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    for each in shown:
+        console.print(each)
+    if json is not None:
+        write_json(Path(json), records)
+
+
+@bench.command("ops")
+def bench_ops(
+    operation: Annotated[list[str] | None, typer.Option(help="Only this operation; may be repeated.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of the minimax rule.")] = 3,
+    tokens: Annotated[int, typer.Option(min=1, max=256, help="Tokens of a BERT-base layer.")] = 128,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs per case, with a bundle each; times are medians.")] = 1,
+    json: JsonOption = None,
+) -> None:
+    """Single operations by several methods, between a dealer and two parties in processes of their own.
+
+    Bytes and rounds are measured on the channels and must equal the plan; errors are against float64.
+    """
+    try:
+        chosen = cases.choose(operation or [], method or [], tokens=tokens, steps=steps)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from error
+    records = []
+    with _progress("starting", len(chosen)) as (progress, task), _crew() as crew:
+        for case in chosen:
+            progress.update(task, description=f"{case.operation} by {case.method}")
+            records.append(measure(crew, case, repeat))
+            progress.advance(task)
+    _report(records, json, operations_table(records))
+
+
+@bench.command("truncation")
+def bench_truncation(
+    values: Annotated[int, typer.Option(min=len(SHIFTS), help="How many in all, divided among the shifts.")] = 10**8,
+    json: JsonOption = None,
+) -> None:
+    """Whether truncation is exact: random values up to 2^61 in size through the two-party protocol.
+
+    Fails if one wraps around, is off by more than a unit in the last place, or if the mean error is above 0.01 units.
+    """
+    with _progress("truncating", values) as (progress, task):
+        records = check_truncation(values, progress=lambda count: progress.advance(task, count))
+    _report(records, json, truncation_table(records))
+    if not all(record.exact for record in records):
+        raise CometError("truncation is not exact: see the table")
+
+
+@app.command("demo")
+def demo(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
+) -> None:
+    """One small encoder between a client, a server and a dealer on this machine: result, costs, and what is seen."""
+    console = Console(stderr=True)
+    status = console.status("three processes are computing") if console.is_terminal else contextlib.nullcontext()
+    with status, _crew() as crew:
+        result = run_demo(crew)
+    _report(result, "-" if json else None, *demo_tables(result))
+
+
+@app.command("deal")
+def deal(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 lets the system choose.")],
+    directory: Annotated[Path, typer.Option("--keys", metavar="DIR", help="dealer.pem, dealer.key, authority.pem.")],
+) -> None:
+    """Run the dealer: it prepares the randomness of others' computations, until SIGINT or SIGTERM.
+
+    It never sees an input or a weight but knows every mask, so whoever runs it must not be one of the parties: a dealer
+    run by the server's operator gives no privacy.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise typer.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
+    run_dealer(
+        host.strip("[]"),
+        int(port),
+        identity(directory, "dealer"),
+        started=lambda address: typer.echo(f"dealing at {address[0]}:{address[1]}"),
+    )
+
+
+@keys.command("make")
+def keys_make(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address under which server and dealer are reached; may be repeated."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite.")] = False,
+) -> None:
+    """An authority and certificates for a client, a server and a dealer.
+
+    Give each party its own .pem and .key and authority.pem, and keep authority.key away from all of them.
+    """
+    hosts = host or ["localhost", "127.0.0.1", "::1"]
+    make_authority(directory, "Comet authority", force=force)
+    for role in ("client", "server", "dealer"):
+        made = issue(directory, role, role, () if role == "client" else hosts, force=force)
+        typer.echo(f"{role}: {made.certificate} and {made.key}")
+    typer.echo(f"all: {directory / 'authority.pem'} (keep authority.key to yourself)")

@@ -175,7 +175,8 @@ def exponential(session: Session, z: Share, *, top: float = 0.0) -> Share:
 
 
 def _exponential_guess(session: Session, t: Share, rule: NewtonRule) -> Share:
-    z = session.add_constant(-t.times_power(-1).lift(max(t.fraction + 1, 20)), -0.2)
+    t = session.truncate_to(t, min(t.fraction, 19))  # also out of a narrow ring, if it comes in one
+    z = session.add_constant(-t.times_power(-1).lift(20), -0.2)
     start = exponential(session, z).times(round(2.2 * 2**10)).times_power(-10)
     whole = max(start.fraction, t.fraction + 10)
     guess = session.add_constant(start.lift(whole) - t.times_power(-10).lift(whole), 0.2)

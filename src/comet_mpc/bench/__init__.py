@@ -1,0 +1,9 @@
+"""Measurements between real processes: single operations, truncation, and a demonstration.
+
+workers      processes that are started, watched and always ended
+cases        which operations, by which methods, on which inputs
+operations   one case between a dealer and two parties, measured
+tables       what was measured, for people and for machines
+truncation   exactness of the truncation on many values
+demo         one encoder layer between three processes
+"""

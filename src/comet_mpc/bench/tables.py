@@ -1,0 +1,171 @@
+"""What was measured, for people and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from comet_mpc.bench.demo import DemoResult
+from comet_mpc.bench.operations import Record
+from comet_mpc.bench.truncation import TruncationRecord
+from comet_mpc.errors import ConfigurationError
+
+__all__ = [
+    "demo_tables",
+    "human_bytes",
+    "human_seconds",
+    "operations_table",
+    "to_json",
+    "truncation_table",
+    "write_json",
+]
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, as networks count: 19.3 MB."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB"):
+        count /= 1000.0
+        if count < 999.5:
+            return f"{_three_digits(count)} {unit}"
+    return f"{_three_digits(count / 1000.0)} GB"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def human_seconds(seconds: float) -> str:
+    return f"{seconds * 1000.0:.0f} ms" if seconds < 0.9995 else f"{_three_digits(seconds)} s"
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Group:
+    """A table whose first `left` columns are texts and whose others are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < left else "right", no_wrap=place > 0)
+    for row in rows:
+        table.add_row(*row)
+    return Group(Text(title, style="bold"), table)
+
+
+def operations_table(records: Sequence[Record]) -> Group:
+    """One line per case: within an operation, the cheapest online first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("operation and method", no_wrap=True)
+    table.add_column("inputs", no_wrap=True)
+    for name in ("online", "offline", "rounds", "time", "CPU", "memory", "error", "relative", "rounding"):
+        table.add_column(name, justify="right", no_wrap=True)
+    notes = []
+    for operation, group in groupby(records, key=lambda record: record.operation):
+        members = sorted(group, key=lambda record: (record.online_bytes, record.method))
+        table.add_row(f"[bold]{operation}[/bold]", "×".join(map(str, members[0].shape)))
+        for record in members:
+            steps = f", {record.steps} steps" if record.steps is not None else ""
+            warning = "" if record.private else " [red](not private)[/red]"
+            table.add_row(
+                f"  {record.method}{steps}{warning}",
+                record.domain,
+                human_bytes(record.online_bytes),
+                human_bytes(record.offline_bytes),
+                str(record.rounds),
+                human_seconds(record.seconds),
+                human_seconds(record.cpu_seconds),
+                human_bytes(record.peak_rss),
+                _error(record.max_abs_error),
+                _error(record.max_relative_error),
+                _error(record.max_twin_error),
+            )
+            if record.setup_bytes:
+                notes.append(f"{operation}: set-up of {human_bytes(record.setup_bytes)}, once per model and client.")
+        table.add_section()
+    return Group(
+        Text("Single operations between two processes, final truncation included", style="bold"),
+        table,
+        "online, offline: bytes of both parties together. CPU, memory: the larger party's.",
+        "error, relative: against the exact function in float64. rounding: against the same approximation, not secret.",
+        *notes,
+        "",
+    )
+
+
+def truncation_table(records: Sequence[TruncationRecord]) -> Group:
+    return _table(
+        "Truncation of random values up to 2^61; errors in units of the last place",
+        ("shift", "values", "wraps", "largest error", "mean error", "± by chance", "time", ""),
+        [
+            (
+                str(record.shift),
+                f"{record.values:,}",
+                str(record.wraps),
+                f"{record.max_error:.6f}",
+                f"{record.mean_error:+.1e}",
+                f"{record.standard_error:.1e}",
+                human_seconds(record.seconds),
+                "exact" if record.exact else "[red]NOT EXACT[/red]",
+            )
+            for record in records
+        ],
+        left=0,
+    )
+
+
+def demo_tables(result: DemoResult) -> list[Group | str]:
+    """The result, what was seen, and what it cost."""
+    planned = [
+        ("client sends", human_bytes(result.client_sent), human_bytes(result.planned_client_sent)),
+        ("server sends", human_bytes(result.server_sent), human_bytes(result.planned_server_sent)),
+        ("rounds", str(result.rounds), str(result.planned_rounds)),
+        ("offline, from the dealer", human_bytes(result.offline_bytes), human_bytes(result.planned_offline_bytes)),
+        ("set-up, once per model", human_bytes(result.setup_bytes), ""),
+        ("set-up time", human_seconds(result.setup_seconds), ""),
+        ("offline time", human_seconds(result.offline_seconds), ""),
+        ("online time", human_seconds(result.online_seconds), ""),
+    ]
+    outputs = zip(result.private_result, result.plaintext_result, strict=True)
+    return [
+        "\nA client with 16 token vectors, a server with the weights of a Transformer layer and a classifier,\n"
+        "and a dealer: three processes, connected by TLS 1.3. Only the client learns the result.\n",
+        _table(
+            f"The result, at the client (largest difference {result.max_abs_error:.1e})",
+            ("logit", "private", "plaintext"),
+            [(str(place), f"{a:+.4f}", f"{b:+.4f}") for place, (a, b) in enumerate(outputs)],
+        ),
+        _table(
+            "What the server saw: uniform bytes have 8 bits of entropy each, and a p-value above 0.001",
+            ("", "first bytes", "size", "entropy", "p-value"),
+            [
+                (g.what, g.first_bytes, human_bytes(g.size), f"{g.entropy:.4f}", f"{g.p_value:.2g}")
+                for g in result.glimpses
+            ],
+            left=2,
+        ),
+        _table("What it cost", ("", "measured", "planned"), planned),
+        "The dealer here is on the same machine, for the demonstration. It knows every mask: run by one of the\n"
+        "parties, it gives no privacy.\n",
+    ]
+
+
+def to_json(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_json(value))
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
