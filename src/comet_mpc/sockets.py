@@ -305,6 +305,10 @@ class Listener:
             return TcpChannel(connection, channel_timeout)
         return TlsChannel(_secure(connection, self._tls, None, handshake_timeout), channel_timeout)
 
+    def fileno(self) -> int:
+        """For `select`: readable while somebody waits to be accepted."""
+        return self._server.fileno()
+
     def close(self) -> None:
         """Stops listening and wakes a waiting `accept`; accepted channels stay open."""
         with contextlib.suppress(OSError):

@@ -1,0 +1,351 @@
+"""What a client and a server say to each other, apart from the rounds of the program itself.
+
+    client                                server
+    greeting                     <->      greeting: version, source of randomness, model
+                                 <-       Welcome: what there is to download, limits, where the dealer is
+    GetPackage                    ->
+                                 <-       the public package, in frames           once per client and model
+    GetWeights                    ->
+                                 <-       the masked weights, in frames           once per client and model
+    Prepare (id, program)         ->
+                                 <-       Accepted; both then go to the dealer    any number of times
+    Run (id, program)             ->
+                                 <-       Ready; both have consumed the bundle
+    the rounds of the program    <->
+
+In place of any message the server may send a Refusal, which is raised at the client as the error it names; so no
+message of the server can make the client do anything but go on or stop. A program is named by batch, bucket and the
+digest of its plan: both sides plan it on their own, and a difference is a `ProtocolMismatch` before anything secret
+is used. Messages are JSON, strict, and at most `MESSAGE_LIMIT` bytes; sizes of downloads are told first and held to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Literal, Protocol, TypeVar, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc import __version__
+from comet_mpc.channel import Channel, agree, greet
+from comet_mpc.correlations import WeightProduct, WeightScale
+from comet_mpc.deployment import PublicModel, Query
+from comet_mpc.errors import (
+    CometError,
+    ConfigurationError,
+    ForeignRandomness,
+    NotAuthenticated,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    ProtocolMismatch,
+    RandomnessError,
+    RandomnessSpent,
+    ShapeError,
+)
+from comet_mpc.plan import Plan, plan_program
+from comet_mpc.session import Session, Weight
+from comet_mpc.share import CLIENT, decode
+
+__all__ = [
+    "FRAME_BYTES",
+    "MESSAGE_LIMIT",
+    "SOURCE",
+    "Accepted",
+    "GetPackage",
+    "GetWeights",
+    "Prepare",
+    "Programs",
+    "Ready",
+    "Run",
+    "ServerBusy",
+    "Welcome",
+    "answer",
+    "expect",
+    "from_client",
+    "introduce",
+    "masked_names",
+    "parse_address",
+    "receive_blob",
+    "refusal",
+    "say",
+    "send_blob",
+]
+
+Reals = npt.NDArray[np.float64]
+
+SOURCE = "dealer"
+MESSAGE_LIMIT = 8192
+FRAME_BYTES = 1 << 20
+_TEXT_LIMIT = 400
+_PROGRAMS_KEPT = 64
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """'host:port' or '[::1]:port'."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigurationError(f"{address!r} is not an address: expected HOST:PORT")
+    return host, int(port)
+
+
+class ServerBusy(PeerError):
+    """All of the server's workers have been occupied for too long; try again later."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    pass
+
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 42)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+BundleId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Host = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    """What the server has and allows."""
+
+    fingerprint: Digest
+    package_bytes: Size
+    package_digest: Digest
+    weights_bytes: Size
+    weights_digest: Digest
+    """Of all masked weights one after the other: another secret or another model gives another digest."""
+    dealer: tuple[Host, Port]
+    largest_batch: Count
+    ready: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+    """Bundles that a client may keep ready per program."""
+
+
+class GetPackage(_Message, frozen=True):
+    """Asks for the public package."""
+
+
+class GetWeights(_Message, frozen=True):
+    """Asks for the masked weights."""
+
+
+class _Program(_Message, frozen=True):
+    bundle_id: BundleId
+    batch: Count
+    bucket: Count
+    digest: Digest
+
+
+class Prepare(_Program, frozen=True):
+    """Asks the server to meet at the dealer's for a bundle."""
+
+
+class Run(_Program, frozen=True):
+    """Asks for a run of the program with a bundle that both have."""
+
+
+class Accepted(_Message, frozen=True):
+    """The server is on its way to the dealer."""
+
+
+class Ready(_Message, frozen=True):
+    """The server has consumed its part of the bundle and begins."""
+
+
+ErrorName = Literal[
+    "ConfigurationError",
+    "ForeignRandomness",
+    "NotAuthenticated",
+    "PeerClosed",
+    "PeerError",
+    "PeerTimeout",
+    "RandomnessError",
+    "RandomnessSpent",
+    "ServerBusy",
+    "ShapeError",
+]
+_ERRORS: dict[ErrorName, type[CometError]] = {
+    "ConfigurationError": ConfigurationError,
+    "ForeignRandomness": ForeignRandomness,
+    "NotAuthenticated": NotAuthenticated,
+    "PeerClosed": PeerClosed,
+    "PeerError": PeerError,
+    "PeerTimeout": PeerTimeout,
+    "RandomnessError": RandomnessError,
+    "RandomnessSpent": RandomnessSpent,
+    "ServerBusy": ServerBusy,
+    "ShapeError": ShapeError,
+}
+
+
+class Refusal(_Message, frozen=True):
+    """An error from the white list, by name."""
+
+    error: ErrorName
+    text: str
+
+
+class Mismatch(_Message, frozen=True):
+    """The two sides do not run the same thing. got: what the client has."""
+
+    field: str
+    got: str
+    expected: str
+
+
+FromServer = Welcome | Accepted | Ready | Refusal | Mismatch
+FromClient = GetPackage | GetWeights | Prepare | Run
+
+M = TypeVar("M", bound=_Message)
+
+
+def clean(text: str) -> str:
+    """A text from elsewhere, cut and without anything that could forge lines in a log."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_TEXT_LIMIT])
+
+
+def refusal(error: CometError) -> Refusal | Mismatch:
+    """An error as a message; one that is not on the list goes as its nearest ancestor that is."""
+    if isinstance(error, ProtocolMismatch):
+        return Mismatch(clean(error.field), clean(str(error.got)), clean(str(error.expected)))
+    names: tuple[ErrorName, ...] = get_args(ErrorName)
+    for ancestor in type(error).__mro__:
+        for name in names:
+            if ancestor.__name__ == name:
+                return Refusal(name, clean(str(error)))
+    return Refusal("PeerError", "the server could not do what was asked")
+
+
+def say(channel: Channel, message: FromServer | FromClient) -> None:
+    channel.send(msgspec.json.encode(message))
+
+
+def expect(channel: Channel, kind: type[M]) -> M:
+    """The server's next message, which must be of this kind. A refusal is raised, and the channel stays open."""
+    try:
+        message: FromServer = msgspec.json.decode(channel.receive(MESSAGE_LIMIT), type=FromServer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        channel.close()
+        raise PeerError(f"the server sent something else than {kind.__name__}") from error
+    match message:
+        case Mismatch(field=field, got=got, expected=expected):  # seen from here, the two change places
+            raise ProtocolMismatch(clean(field), got=clean(expected), expected=clean(got))
+        case Refusal(error=name, text=text):
+            raise _ERRORS[name](f"the server refused: {clean(text)}")
+    if not isinstance(message, kind):
+        channel.close()
+        raise PeerError(f"the server sent {type(message).__name__}, expected {kind.__name__}")
+    return message
+
+
+def from_client(data: bytes | bytearray) -> FromClient:
+    try:
+        message: FromClient = msgspec.json.decode(data, type=FromClient)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PeerError("the client sent something that is no message") from error
+    return message
+
+
+def introduce(channel: Channel, role: Literal["client", "server"], fingerprint: str = "") -> None:
+    """The greeting. Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model open."""
+    mine = {"role": role, "version": __version__, "source of randomness": SOURCE, "model": fingerprint}
+    theirs = greet(channel, mine)
+    fields = ["version", "source of randomness"]
+    if fingerprint and theirs.get("model"):
+        fields.append("model")
+    try:
+        agree(mine, theirs, fields)
+        agree({"role": "client" if role == "server" else "server"}, theirs, ["role"])
+    except PeerError:
+        channel.close()
+        raise
+
+
+# Downloads -----------------------------------------------------------------------------------------------
+
+
+class Writer(Protocol):
+    def write(self, data: bytearray, /) -> object: ...
+
+
+def send_blob(channel: Channel, pieces: Iterable[memoryview]) -> int:
+    """Pieces of any size in frames of at most `FRAME_BYTES`. Returns the bytes sent, without headers."""
+    total = 0
+    for piece in pieces:
+        flat = piece.cast("B")
+        total += len(flat)
+        for start in range(0, len(flat), FRAME_BYTES):
+            channel.send(flat[start : start + FRAME_BYTES])
+    return total
+
+
+def receive_blob(channel: Channel, size: int, digest: str, target: Writer) -> None:
+    """Exactly `size` bytes, as they come, whose SHA-256 must be `digest`."""
+    hasher = hashlib.sha256()
+    rest = size
+    while rest:
+        frame = channel.receive(min(FRAME_BYTES, rest))
+        if not frame:
+            raise PeerError("the server sent an empty frame in a download")
+        hasher.update(frame)
+        target.write(frame)
+        rest -= len(frame)
+    if hasher.hexdigest() != digest:
+        raise PeerError("a download does not have the digest that the server told")
+
+
+# The program ---------------------------------------------------------------------------------------------
+
+
+def answer(
+    model: PublicModel, batch: int, bucket: int, query: Query | None = None
+) -> Callable[[Session, Mapping[str, Weight]], Reals | None]:
+    """The whole program: logits (batch, labels), revealed to the client. None at the server and in a plan."""
+    classify = model.program(batch, bucket, query)
+
+    def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
+        logits = classify(session, weights)
+        with session.part("result"):
+            words = session.reveal(logits, CLIENT)
+        return None if words is None else decode(words, logits.fraction, logits.width)
+
+    return run
+
+
+def masked_names(plan: Plan) -> Iterator[str]:
+    """The weights whose masked form the client needs, in the order of their first use."""
+    seen = dict.fromkeys(c.weight for c in plan.correlations if isinstance(c, WeightProduct | WeightScale))
+    return iter(seen)
+
+
+class Programs:
+    """Plans by batch and bucket, made when they are asked for; the least recently used are forgotten."""
+
+    def __init__(self, model: PublicModel) -> None:
+        self._model = model
+        self._weights = {name: weight.public() for name, weight in model.weights().items()}
+        self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def plan(self, batch: int, bucket: int) -> Plan:
+        with self._lock:
+            plan = self._plans.get((batch, bucket))
+            if plan is None:
+                if bucket not in self._model.buckets():
+                    raise ShapeError(f"this model has no bucket of {bucket} tokens: {self._model.buckets()}")
+                run = answer(self._model, batch, bucket)
+                plan = self._plans[batch, bucket] = plan_program(lambda session: run(session, self._weights))
+                if len(self._plans) > _PROGRAMS_KEPT:
+                    self._plans.popitem(last=False)
+            self._plans.move_to_end((batch, bucket))
+            return plan
+
+    def weights(self) -> tuple[Weight, ...]:
+        """Public part of every weight that is downloaded in masked form, in the order of the download."""
+        plan = self.plan(1, self._model.buckets()[0])
+        return tuple(self._weights[name] for name in masked_names(plan))

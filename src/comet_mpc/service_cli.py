@@ -1,0 +1,181 @@
+"""`comet serve` and `comet query`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from comet_mpc.client import Client, Prediction
+from comet_mpc.deployment import ServedModel
+from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.keys import TlsIdentity
+from comet_mpc.metrics import log_as_json
+from comet_mpc.protocol import parse_address
+from comet_mpc.server import Server
+from comet_mpc.serving import ServiceLimits
+
+__all__ = ["register"]
+
+DEALER_WARNING = (
+    "The dealer must be run by somebody who is neither the server's nor the client's operator: "
+    "a dealer run by the server's operator gives no privacy."
+)
+
+Keys = Annotated[Path, typer.Option("--keys", help="Directory with authority.pem and this party's .pem and .key.")]
+
+
+def identity_in(keys: Path, name: str) -> TlsIdentity:
+    return TlsIdentity(keys / f"{name}.pem", keys / f"{name}.key", keys / "authority.pem")
+
+
+def _fail(error: CometError) -> typer.Exit:
+    typer.echo(f"comet: {type(error).__name__}: {error}", err=True)
+    return typer.Exit(2 if isinstance(error, ConfigurationError) else 1)
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="A Comet checkpoint in the certified form.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT for clients; port 0 chooses one.")] = "127.0.0.1:7001",
+    dealer: Annotated[str, typer.Option(help="HOST:PORT of the dealer. " + DEALER_WARNING)] = "127.0.0.1:7000",
+    keys: Keys = Path("keys"),
+    name: Annotated[str, typer.Option(help="Name of this server's certificate in the directory of keys.")] = "server",
+    state: Annotated[
+        Path, typer.Option(help="Directory for the secret of the weight masks and prepared randomness. Never copy it.")
+    ] = Path("state"),
+    workers: Annotated[int, typer.Option(min=1, help="Clients served at a time.")] = 4,
+    ready: Annotated[int, typer.Option(min=0, help="Queries whose randomness a client may keep ready, per size.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Most texts in one run.")] = 8,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus (plain HTTP).")] = None,
+    require_client_certificate: Annotated[
+        bool, typer.Option("--require-client-certificate", help="Refuse clients without a certificate.")
+    ] = False,
+) -> None:
+    """Serve a model. Logs go to standard error, one JSON object a line.
+
+    The dealer must be run by somebody who is neither the server's nor the client's operator: a dealer run by the
+    server's operator gives no privacy.
+    """
+    log_as_json()
+    try:
+        server = Server(
+            ServedModel.load(model),
+            parse_address(listen),
+            parse_address(dealer),
+            identity_in(keys, name),
+            state,
+            workers=workers,
+            require_client=require_client_certificate,
+            metrics=parse_address(metrics) if metrics is not None else None,
+            limits=ServiceLimits(batch=batch, ready=ready),
+        )
+        typer.echo(f"note: {DEALER_WARNING}", err=True)
+
+        def started() -> None:
+            typer.echo("serving at {}:{}".format(*server.address))
+            if server.metrics_address is not None:
+                typer.echo("metrics at http://{}:{}/metrics".format(*server.metrics_address))
+            sys.stdout.flush()
+
+        server.serve_forever(started)
+    except CometError as error:
+        raise _fail(error) from error
+
+
+def _texts(given: list[str] | None, file: Path | None) -> list[str]:
+    """From the command line, or one text a line from a file or standard input."""
+    if given and file is not None:
+        raise ConfigurationError("give texts or --file, not both")
+    if given and given != ["-"]:
+        return given
+    if not given and file is None:
+        raise ConfigurationError("there is no text: give some, or --file FILE ('-' for standard input)")
+    try:
+        content = sys.stdin.read() if file is None or str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the texts: {error}") from error
+    texts = [line for line in content.splitlines() if line.strip()]
+    if not texts:
+        raise ConfigurationError("there is no text to classify")
+    return texts
+
+
+def summed_cost(predictions: list[Prediction]) -> dict[str, float]:
+    """The cost of all runs together. Texts of one run share their cost object."""
+    runs = list({id(prediction.cost): prediction.cost for prediction in predictions}.values())
+    total: dict[str, float] = {"setup_bytes": runs[0].setup_bytes, "setup_seconds": runs[0].setup_seconds}
+    for name in ("offline_bytes", "offline_seconds", "online_bytes", "online_seconds", "rounds"):
+        total[name] = sum(getattr(run, name) for run in runs)
+    return total
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def query(
+    server: Annotated[str, typer.Argument(help="HOST:PORT of the server.")],
+    text: Annotated[list[str] | None, typer.Argument(help="Texts, or - for standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="One text a line; - for standard input.")] = None,
+    keys: Keys = Path("keys"),
+    name: Annotated[str, typer.Option(help="Name of this client's certificate in the directory of keys.")] = "client",
+    cache: Annotated[Path | None, typer.Option(help="Directory for downloads and prepared randomness.")] = None,
+    dealer: Annotated[str | None, typer.Option(help="HOST:PORT of the dealer, if not as the server says.")] = None,
+    model: Annotated[str, typer.Option(help="Fingerprint: refuse any other model.")] = "",
+    batch: Annotated[int, typer.Option(min=1, help="Most texts in one run.")] = 8,
+    timeout: Annotated[float, typer.Option(help="Seconds without progress.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array on standard output.")] = False,
+) -> None:
+    """Classify texts privately: the server does not learn them, nor the answers.
+
+    That holds if the dealer is run by neither the server's nor the client's operator: a dealer run by the server's
+    operator gives no privacy.
+    """
+    try:
+        texts = _texts(text, file)
+        with Client(
+            server,
+            identity=identity_in(keys, name),
+            cache=cache,
+            timeout=timeout,
+            ready=0,
+            batch=batch,
+            dealer=dealer,
+            fingerprint=model,
+        ) as client:
+            predictions = client.classify(texts)
+    except CometError as error:
+        raise _fail(error) from error
+    if as_json:
+        entries = [{"text": item, **dataclasses.asdict(found)} for item, found in zip(texts, predictions, strict=True)]
+        typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
+        return
+    table = Table("text", "label", "probability")
+    for item, found in zip(texts, predictions, strict=True):
+        shown = item if len(item) <= 60 else item[:59] + "…"
+        cells = (shown + (" (cut)" if found.truncated else ""), found.label, f"{found.probability:.3f}")
+        table.add_row(*map(Text, cells))  # a text is not markup
+    Console().print(table)
+    cost = summed_cost(predictions)
+    typer.echo(
+        f"online {_size(cost['online_bytes'])}, {cost['rounds']:.0f} rounds, {cost['online_seconds']:.2f} s; "
+        f"offline {_size(cost['offline_bytes'])}, {cost['offline_seconds']:.2f} s; "
+        f"set-up {_size(cost['setup_bytes'])}, {cost['setup_seconds']:.2f} s"
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(serve)
+    app.command()(query)

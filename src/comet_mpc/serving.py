@@ -1,0 +1,374 @@
+"""The server's side of a conversation with one client, and what all conversations share.
+
+A failure before the rounds of a program begin is a refusal, and the client may go on; a failure in the middle ends
+the connection. Either way the bundle is spent: it leaves the store before the server says that it is ready.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from comet_mpc.channel import Channel
+from comet_mpc.dealing import Bundle, DealtSource, mask_weight, weight_key
+from comet_mpc.deployment import ServedModel
+from comet_mpc.errors import (
+    CometError,
+    ConfigurationError,
+    NotAuthenticated,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    ProtocolMismatch,
+    RandomnessSpent,
+    ShapeError,
+)
+from comet_mpc.fetching import fetch_bundle
+from comet_mpc.keys import TlsIdentity
+from comet_mpc.metrics import Counters
+from comet_mpc.party import PartySession
+from comet_mpc.plan import Plan
+from comet_mpc.protocol import (
+    MESSAGE_LIMIT,
+    Accepted,
+    GetPackage,
+    GetWeights,
+    Prepare,
+    Programs,
+    Ready,
+    Run,
+    Welcome,
+    answer,
+    from_client,
+    introduce,
+    refusal,
+    say,
+    send_blob,
+)
+from comet_mpc.share import SERVER
+from comet_mpc.sockets import connect
+from comet_mpc.store import BundleStore
+
+__all__ = ["Conversation", "Service", "ServiceLimits"]
+
+_log = logging.getLogger(__name__)
+
+_SECRET_BYTES = 32
+_PARTING_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """What a server does for one client, and how long it waits for it."""
+
+    batch: int = 8
+    """Texts in one run of the program."""
+    ready: int = 4
+    """Bundles that a client is told it may keep ready per program."""
+    stored: int = 256
+    """Bundles in the store per program; beyond that the oldest, whose client has not come back, is dropped."""
+    fetches: int = 4
+    """Bundles on their way from the dealer at a time, per worker."""
+    stall_seconds: float = 30.0
+    idle_seconds: float = 60.0
+    query_seconds: float = 600.0
+    setup_seconds: float = 3600.0
+    dealer_seconds: float = 5.0
+    """To reach the dealer."""
+    deal_seconds: float = 3600.0
+
+
+def _secret(state: Path) -> bytes:
+    """The secret of the weight masks, made on first use. Whoever reads it and a client's download has the model."""
+    path = state / "weights.secret"
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            beside = state / f".weights.secret.{os.getpid()}"
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(_SECRET_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(beside, path)  # unlike a rename it does not replace what another process has just made
+            except FileExistsError:
+                pass
+            finally:
+                beside.unlink()
+        found = path.stat()
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise ConfigurationError(f"{path} holds a secret: it must belong to this user alone (chmod 600)")
+        secret = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {state} for the server's state: {error.strerror}") from error
+    if len(secret) != _SECRET_BYTES:
+        raise ConfigurationError(f"{path} has {len(secret)} bytes, expected {_SECRET_BYTES}: remove it to make another")
+    return secret
+
+
+class Service:
+    """One model made ready for any number of conversations. Made once, before workers are forked."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        dealer: tuple[str, int],
+        identity: TlsIdentity,
+        state: Path,
+        limits: ServiceLimits | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.limits = limits or ServiceLimits()
+        self.counters = counters or Counters()
+        self.fetches = threading.BoundedSemaphore(self.limits.fetches)
+        self.dealer = dealer
+        self.identity = identity
+        self.model = replace(model, folded={})  # real numbers are for the plaintext model only
+        self.programs = Programs(self.model)
+        self.weights = self.model.weights()
+        self.key = weight_key(_secret(Path(state)), model.fingerprint)
+        self._masked = [self.weights[weight.name] for weight in self.programs.weights()]
+        self._package = model.public().package()
+        digest = hashlib.sha256()
+        for piece in self.masked_weights():
+            digest.update(piece)
+        self.welcome = Welcome(
+            fingerprint=model.fingerprint,
+            package_bytes=len(self._package),
+            package_digest=hashlib.sha256(self._package).hexdigest(),
+            weights_bytes=sum(8 * weight.values.size for weight in self._masked if weight.values is not None),
+            weights_digest=digest.hexdigest(),
+            dealer=dealer,
+            largest_batch=self.limits.batch,
+            ready=self.limits.ready,
+        )
+        # Randomness for other masks of the weights is of no use, so each of them has a store of its own.
+        self.store = BundleStore(Path(state) / f"bundles-{self.welcome.weights_digest[:32]}", SERVER)
+
+    def masked_weights(self) -> Iterator[memoryview]:
+        """D = W - B, one tensor at a time."""
+        for weight in self._masked:
+            yield mask_weight(self.key, weight).reshape(-1).view("u1").data
+
+    def package(self) -> memoryview:
+        return memoryview(self._package)
+
+    def reach_dealer(self) -> Channel:
+        """A connection to the dealer, or an error that says that it cannot be had."""
+        limits = self.limits
+        try:
+            return connect(
+                *self.dealer,
+                self.identity.client_context(),
+                limits.stall_seconds,
+                limits.dealer_seconds,
+                connect_timeout=limits.dealer_seconds,
+            )
+        except CometError as error:
+            _log.warning(
+                "the dealer cannot be reached: waiting for it",
+                extra={"fields": {"dealer": "{}:{}".format(*self.dealer), "error": type(error).__name__}},
+            )
+            raise PeerClosed(f"the server cannot reach its dealer: {error}") from error
+
+
+class Conversation:
+    """One client, from the greeting to the end. `idle_since` and `deadline` are for whoever watches over it."""
+
+    def __init__(self, service: Service, channel: Channel, *, require_client: bool = False) -> None:
+        self._service = service
+        self._limits = service.limits
+        self.channel = channel
+        self._require_client = require_client
+        self._midway = False
+        self.idle_since: float | None = None
+        self.deadline = time.monotonic() + self._limits.stall_seconds
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        return {"client": self.channel.peer_name}
+
+    def serve(self) -> None:
+        """Serves until the client leaves; whatever happens in it ends here."""
+        counters = self._service.counters
+        with self.channel, counters.session():
+            try:
+                self._converse()
+            except CometError as error:
+                counters.error(error)
+                fields = {**self._fields, "error": type(error).__name__, "midway": self._midway}
+                _log.warning("a client was not served to the end", extra={"fields": {**fields, "reason": str(error)}})
+                self._part(error)
+            except Exception as error:
+                counters.error(error)
+                _log.exception("an error in the server", extra={"fields": self._fields})
+                self._part(PeerError("the server failed; nothing was computed"))
+
+    def _part(self, error: CometError) -> None:
+        """Tells the client why, if it can still hear it."""
+        if self._midway or self.channel.closed:
+            return
+        self.channel.timeout = _PARTING_SECONDS
+        self.deadline = time.monotonic() + 2 * _PARTING_SECONDS
+        try:
+            say(self.channel, refusal(error))
+            self.channel.receive(MESSAGE_LIMIT)  # closing at once could discard the refusal
+        except PeerError:
+            pass
+
+    def _converse(self) -> None:
+        introduce(self.channel, "server", self._service.model.fingerprint)
+        role = self.channel.peer_role
+        if role not in (None, "client") or (role is None and self._require_client):
+            raise NotAuthenticated(f"a certificate of role {role!r} does not entitle to act as client")
+        say(self.channel, self._service.welcome)
+        while (message := self._next()) is not None:
+            try:
+                self._handle(message)
+            except CometError as error:
+                if self._midway or self.channel.closed:
+                    raise
+                self._service.counters.error(error)
+                fields = {**self._fields, "error": type(error).__name__, "request": type(message).__name__}
+                _log.warning("a request was refused", extra={"fields": {**fields, "reason": str(error)}})
+                say(self.channel, refusal(error))
+
+    def _next(self) -> GetPackage | GetWeights | Prepare | Run | None:
+        """The next request; None if the client has left, or has been silent for too long."""
+        self.channel.timeout = self._limits.idle_seconds
+        self.deadline = float("inf")
+        self.idle_since = time.monotonic()
+        try:
+            data = self.channel.receive(MESSAGE_LIMIT)
+        except (PeerClosed, PeerTimeout):
+            return None
+        finally:
+            self.idle_since = None
+            self.deadline = time.monotonic() + self._limits.query_seconds
+            self.channel.timeout = self._limits.stall_seconds
+        return from_client(data)
+
+    def _handle(self, message: GetPackage | GetWeights | Prepare | Run) -> None:
+        match message:
+            case GetPackage():
+                self._send([self._service.package()])
+            case GetWeights():
+                self._send(self._service.masked_weights())
+            case Prepare():
+                self._prepare(message)
+            case Run():
+                self._run(message)
+
+    def _send(self, pieces: Iterator[memoryview] | list[memoryview]) -> None:
+        self.deadline = time.monotonic() + self._limits.setup_seconds
+        self._midway = True
+        count = send_blob(self.channel, pieces)
+        self._midway = False
+        self._service.counters.add(setup_bytes_total=count)
+        _log.info("sent a download", extra={"fields": {**self._fields, "bytes": count}})
+
+    def _plan(self, message: Prepare | Run) -> Plan:
+        if message.batch > self._limits.batch:
+            raise ShapeError(f"a batch of {message.batch} texts: this server takes {self._limits.batch} at a time")
+        plan = self._service.programs.plan(message.batch, message.bucket)
+        if plan.digest != message.digest:
+            raise ProtocolMismatch("the parameters of the program", got=message.digest, expected=plan.digest)
+        return plan
+
+    # Randomness ----------------------------------------------------------------------------------------
+
+    def _prepare(self, message: Prepare) -> None:
+        plan = self._plan(message)
+        if not self._service.fetches.acquire(blocking=False):
+            raise PeerError(f"{self._limits.fetches} bundles are being prepared already; try again")
+        try:
+            channel = self._service.reach_dealer()
+        except BaseException:
+            self._service.fetches.release()
+            raise
+        say(self.channel, Accepted())
+        threading.Thread(target=self._fetch, args=(channel, message, plan), name="fetch", daemon=True).start()
+
+    def _fetch(self, channel: Channel, message: Prepare, plan: Plan) -> None:
+        service, name = self._service, message.bundle_id
+        start = time.monotonic()
+        fields = {**self._fields, "batch": message.batch, "bucket": message.bucket}
+        try:
+            for old in service.store.list(plan.digest)[: -self._limits.stored]:
+                service.store.discard(old)
+            fetch_bundle(
+                channel,
+                SERVER,
+                name,
+                plan.correlations,
+                lambda seed: service.store.add(name, plan.digest, seed),
+                key=service.key,
+                patience=self._limits.deal_seconds,
+            )
+        except CometError as error:
+            service.counters.error(error)
+            fields |= {"error": type(error).__name__, "reason": str(error)}
+            _log.warning("a bundle could not be prepared", extra={"fields": fields})
+        except Exception as error:
+            service.counters.error(error)
+            _log.exception("an error while preparing a bundle", extra={"fields": fields})
+        else:
+            seconds, count = time.monotonic() - start, plan.correction_bytes
+            service.counters.add(bundles_prepared_total=1, offline_bytes_total=count, offline_seconds_total=seconds)
+            fields |= {"bytes": count, "seconds": round(seconds, 6)}
+            _log.info("prepared a bundle", extra={"fields": fields})
+        finally:
+            self._service.fetches.release()
+
+    def _take(self, message: Run, plan: Plan) -> Bundle:
+        """The bundle, consumed. The client may have heard of its completion a moment before this side has."""
+        until = time.monotonic() + 1.0
+        while True:
+            try:
+                return self._service.store.take(message.bundle_id, plan.digest, plan.correlations)
+            except RandomnessSpent:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.02)
+
+    # One run -------------------------------------------------------------------------------------------
+
+    def _run(self, message: Run) -> None:
+        plan = self._plan(message)
+        bundle = self._take(message, plan)
+        try:
+            self._compute(message, bundle)
+        finally:
+            if isinstance(bundle.corrections, io.IOBase):
+                bundle.corrections.close()
+
+    def _compute(self, message: Run, bundle: Bundle) -> None:
+        service = self._service
+        self._midway = True
+        start = time.monotonic()
+        say(self.channel, Ready())
+        begun = self.channel.traffic
+        source = DealtSource(bundle, service.weights)
+        session = PartySession(SERVER, self.channel, source)
+        answer(service.model, message.batch, message.bucket)(session, service.weights)
+        traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
+        self._midway = False
+        count = traffic.sent + traffic.received
+        service.counters.add(
+            queries_total=1,
+            texts_total=message.batch,
+            online_bytes_total=count,
+            online_seconds_total=seconds,
+            rounds_total=traffic.rounds,
+        )
+        fields = {**self._fields, "batch": message.batch, "bucket": message.bucket, "bytes": count}
+        _log.info("answered", extra={"fields": {**fields, "rounds": traffic.rounds, "seconds": round(seconds, 6)}})

@@ -1,0 +1,106 @@
+"""A tiny certified checkpoint, made on the fly: random weights at realistic scales, and a tokenizer of a few words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from comet_mpc.certificates import certify
+from comet_mpc.checkpoint import (
+    ActivationChoice,
+    AttentionChoice,
+    CometConfig,
+    Encoder,
+    save_checkpoint,
+    tensor_shapes,
+)
+from comet_mpc.deployment import PublicModel, Query, ServedModel
+from comet_mpc.protocol import answer
+from comet_mpc.twin import run_twin
+
+__all__ = ["WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
+
+WORDS = (
+    *("the", "a", "film", "plot", "actor", "is", "was", "not", "very", "good", "bad"),
+    *("dull", "bright", "slow", "warm", "cold", "long", "short", "and", "but", "or", "with"),
+)
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+def toy_tokenizer() -> Tokenizer:
+    vocabulary = {word: place for place, word in enumerate((*_SPECIAL, *WORDS))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    return tokenizer
+
+
+def make_checkpoint(
+    directory: Path,
+    *,
+    layers: int = 2,
+    hidden: int = 32,
+    heads: int = 2,
+    intermediate: int = 64,
+    positions: int = 64,
+    labels: tuple[str, ...] = ("negative", "positive"),
+    steps: int = 3,
+    seed: int = 0,
+) -> Path:
+    """Writes a checkpoint that `ServedModel.load` takes."""
+    config = CometConfig(
+        encoder=Encoder(
+            architecture="bert",
+            vocabulary=len(_SPECIAL) + len(WORDS),
+            positions=positions,
+            types=2,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            intermediate=intermediate,
+            epsilon=1e-12,
+            padding=0,
+            labels=labels,
+        ),
+        activation=ActivationChoice(),
+        attention=AttentionChoice(),
+        steps=steps,
+    )
+    generator = np.random.default_rng(seed)
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
+    for name, shape in tensor_shapes(config).items():
+        if name.endswith("norm.weight"):
+            value = 1.0 + 0.1 * generator.standard_normal(shape)
+        elif name.endswith(("bias", "thresholds")):
+            value = 0.02 * generator.standard_normal(shape)
+        elif name.startswith("embeddings"):
+            value = generator.standard_normal(shape)
+        else:
+            value = generator.standard_normal(shape) / np.sqrt(shape[-1])
+        tensors[name] = np.asarray(value, np.float32)
+    save_checkpoint(directory, certify(config, tensors), tensors)
+    toy_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def some_texts(count: int, words: int = 6, seed: int = 0) -> list[str]:
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, words)) for _ in range(count)]
+
+
+def twin_logits(model: ServedModel | PublicModel, query: Query) -> npt.NDArray[np.float64]:
+    """What the protocol computes, by its fixed-point twin."""
+    program = answer(model, query.batch, query.bucket, query)
+    logits = run_twin(lambda session: program(session, model.weights()))
+    assert logits is not None
+    return logits
