@@ -25,11 +25,13 @@ from comet_mpc.checkpoint import (  # noqa: E402
     load_checkpoint,
     load_hugging_face,
 )
+from comet_mpc.deployment import ServedModel  # noqa: E402
 from comet_mpc.rules import minimax_rule  # noqa: E402
 from comet_mpc.tasks import TASKS  # noqa: E402
 from comet_mpc.training import Encoded, NotFinite, Recipe, evaluate, finetune  # noqa: E402
 from comet_mpc.unified import UnifiedModel, inverse_sqrt, newton_rule, smu  # noqa: E402
 from small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
+from toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
 
 SMU = ActivationChoice(kind="smu", mu=1 / math.sqrt(2), normalised=False)
 RELU = AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1e-3)
@@ -137,6 +139,22 @@ def test_attention_equals_the_protocols_plain_form() -> None:
     thresholds, columns = tensors["layers.0.thresholds"].astype(np.float64), mask[0, 0, 0].double().numpy()
     wanted = plain_attention(q, k, v, attention_rules(config), thresholds, columns)
     np.testing.assert_allclose(found.numpy(), wanted.transpose(1, 0, 2).reshape(9, 24), atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_the_torch_model_the_twin_and_the_served_rules_agree(tmp_path: Path, steps: int) -> None:
+    served = ServedModel.load(make_checkpoint(tmp_path, steps=steps))
+    query = served.prepare(some_texts(3, words=5))
+    config, tensors = load_checkpoint(tmp_path)
+    for name in ("words", "positions", "types"):  # a client is given its tables in half precision
+        tensors[f"embeddings.{name}"] = tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32)
+    model = UnifiedModel.from_tensors(config, tensors).eval().use("served")
+    tokenizer = toy_tokenizer()
+    ids = torch.tensor([found.ids for found in tokenizer.encode_batch(some_texts(3, words=5))])
+    with torch.no_grad():
+        logits = model(ids, torch.ones_like(ids))[0].numpy()
+    np.testing.assert_allclose(logits, served.plain_logits(query), atol=2e-5, rtol=0)
+    np.testing.assert_allclose(logits, twin_logits(served, query), atol=0.02, rtol=0)
 
 
 def test_more_steps_come_closer_to_exact() -> None:

@@ -36,6 +36,7 @@ __all__ = ["Mode", "UnifiedModel", "inverse_sqrt", "newton_rule", "smu"]
 Mode = Literal["exact", "steps", "served"]
 Probe = Callable[[str, Tensor], None]
 
+_SHORTEST = 16  # texts are served padded to powers of two from here on, and denominators divided by that length
 _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
 
 
@@ -220,7 +221,7 @@ class _Layer(nn.Module):
         model.see(f"{name}.scores", s.square() + (mu * scale) ** 2)
         r = smu(s, mu * scale, 0.0, model.rule(name, "scores") if choice.kind == "smu" else None)
         r = r**choice.power * mask
-        n = 2 ** math.ceil(math.log2(r.shape[-1]))
+        n = max(_SHORTEST, 2 ** math.ceil(math.log2(r.shape[-1])))
         total = r.sum(-1, keepdim=True) / n
         model.see(f"{name}.denominators", total)
         rule = model.rule(name, "denominators")
