@@ -170,7 +170,8 @@ class PartySession(DrawingSession):
 
     @staticmethod
     def _pack(words: Words, width: int) -> Packed:
-        return kernels.pack_words(words, word_bytes(width))
+        """Whole bytes; bits above the ring's width mean nothing and are not sent."""
+        return kernels.pack_words(words & _mask_bits(width) if width % 8 else words, word_bytes(width))
 
     @staticmethod
     def _sum(share: Share, own: Words, data: memoryview) -> Words:
