@@ -219,7 +219,7 @@ class _Layer(nn.Module):
             mu = 0.0
         s = s * scale
         model.see(f"{name}.scores", s.square() + (mu * scale) ** 2)
-        r = smu(s, mu * scale, 0.0, model.rule(name, "scores") if choice.kind == "smu" else None)
+        r = smu(s, mu * scale, 0.0, model.rule(name, "scores"))
         r = r**choice.power * mask
         n = max(_SHORTEST, 2 ** math.ceil(math.log2(r.shape[-1])))
         total = r.sum(-1, keepdim=True) / n

@@ -7,7 +7,6 @@ import math
 import platform
 import shutil
 import sys
-from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +28,7 @@ from comet_mpc.checkpoint import (
     load_hugging_face,
     save_checkpoint,
 )
-from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.errors import ConfigurationError
 from comet_mpc.rules import minimax_rule
 from comet_mpc.tasks import Task, find_task, read_split
 
@@ -198,14 +197,7 @@ def calibrate(
                 )
                 sites[key] = msgspec.structs.replace(sites[key], seen=merged)
     else:
-        sites = {
-            site: Site(
-                rule=minimax_rule(q[0] / margin, q[4] * margin, config.steps, root=True, emphasis=config.emphasis),
-                certified_high=False, certified_low=False, seen=q,
-            )
-            for site, q in quantiles.items()
-            if _wide(site) and q[0] > 0
-        }  # fmt: skip
+        sites = {site: _seen_site(q, config, margin) for site, q in quantiles.items() if _wide(site)}
     config = msgspec.structs.replace(config, sites=sites)
     save_checkpoint(model, config, tensors)
     for site, entry in config.sites.items():
@@ -216,6 +208,14 @@ def calibrate(
         )
     if picture is not None:
         _draw(values, picture)
+
+
+def _seen_site(quantiles: tuple[float, ...], config: CometConfig, margin: float) -> Site:
+    """The rule of a site whose top is only what data showed, times a margin. The low end is a quantile."""
+    high = quantiles[4] * margin
+    low = max(quantiles[1] / margin, high * 2.0**-9)
+    rule = minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
+    return Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
 
 
 def _wide(site: str) -> bool:
@@ -301,9 +301,10 @@ def finetune(
     )
     typer.echo(f"best {found['best']:.2f} after {found['seconds']:.0f} s")
     summary = {
-        "task": chosen.name, "metric": chosen.metric, **found, "seed": seed, "rows": len(train),
+        "task": chosen.name, "metric": chosen.metric, "best": found["best"], "history": found["history"],
+        "seconds": found["seconds"], "updates": found["steps"], "seed": seed, "rows": len(train),
         "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
-        "minimax_steps": config.steps, "distilled": teacher is not None, "command": _command(), "versions": _versions(),
+        "steps": config.steps, "distilled": teacher is not None, "command": _command(), "versions": _versions(),
     }  # fmt: skip
     _write(summary, result)
 
@@ -324,19 +325,23 @@ def evaluate(
     chosen = find_task(task)
     if config.certified:
         check_certificates(config, tensors)
-    if steps is not None and rule == "minimax":
-        changed = msgspec.structs.replace(config, steps=steps, sites={})
-        config = certify(changed, tensors) if config.certified else changed
     rows = _rows(model, config, data, chosen, "dev", limit, 0)
+    count = config.steps if steps is None else steps
     rules = {}
-    if rule == "newton":
-        count = config.steps if steps is None else steps
-        rules = {name: unified.newton_rule(0.4833, count, 0.0, 1.0) for name in ("activation", "scores")}
+    if rule == "newton" or count == 0:
+        form = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
+        constants = {
+            name: 2 / (mu + math.sqrt(1 + mu**2)) if rule == "minimax" else 0.4833 for name, mu in form.items()
+        }
+        rules = {name: unified.newton_rule(constant, count, 0.0, 1.0) for name, constant in constants.items()}
+    elif count != config.steps:
+        changed = msgspec.structs.replace(config, steps=count, sites={})
+        config = certify(changed, tensors) if config.certified else changed
     net = unified.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
     scores = chosen.score(training.predict(net, rows), rows.labels)
     typer.echo(f"{chosen.name} ({len(rows)} rows, {mode}): " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
     summary = {
-        "task": chosen.name, "rows": len(rows), "mode": mode, "rule": rule, "minimax_steps": steps or config.steps,
+        "task": chosen.name, "rows": len(rows), "mode": mode, "rule": rule, "steps": count,
         "scores": scores, "fingerprint": fingerprint(config, tensors), "command": _command(), "versions": _versions(),
     }  # fmt: skip
     _write(summary, result)
@@ -345,18 +350,4 @@ def evaluate(
 def register(app: typer.Typer) -> None:
     """Adds the commands to the `comet` command."""
     for name, command in (("unify", unify), ("calibrate", calibrate), ("finetune", finetune), ("eval", evaluate)):
-        app.command(name)(_reported(command))
-
-
-def _reported(command: Any) -> Any:
-    """The command with errors of ours as one line and exit code 1."""
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except CometError as error:
-            typer.echo(f"comet: {error}", err=True)
-            raise typer.Exit(1) from error
-
-    return run
+        app.command(name)(command)
