@@ -55,6 +55,7 @@ def make_checkpoint(
     positions: int = 64,
     labels: tuple[str, ...] = ("negative", "positive"),
     steps: int = 3,
+    row_steps: int = 7,
     seed: int = 0,
 ) -> Path:
     """Writes a checkpoint that `ServedModel.load` takes."""
@@ -75,6 +76,7 @@ def make_checkpoint(
         activation=ActivationChoice(),
         attention=AttentionChoice(),
         steps=steps,
+        row_steps=row_steps,
     )
     generator = np.random.default_rng(seed)
     tensors: dict[str, npt.NDArray[np.float32]] = {}

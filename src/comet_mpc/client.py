@@ -55,6 +55,7 @@ M = TypeVar("M", Accepted, Ready)
 _LARGEST_BATCH = 8
 _DEALER_STALL = 30.0  # its signs of life come every few seconds
 _MOST_STALE = 16
+_MOST_TRIES = 4  # a busy server ends idle connections to make room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,6 @@ class Client:
         self._fingerprint = fingerprint
         self._lock = threading.RLock()  # of the channel: the background asks for bundles between queries
         self._channel: Channel | None = None
-        self._used = False
         self._errands: set[Channel] = set()
         self._welcome: Welcome | None = None
         self._set_up: SetUp | None = None
@@ -173,7 +173,16 @@ class Client:
             raise PeerClosed("this client is closed")
         if self._channel is not None and not self._channel.closed:
             return self._channel
-        channel = self._dial()
+        for last in range(_MOST_TRIES - 1, -1, -1):
+            try:
+                self._channel = self._greeted(self._dial())
+                return self._channel
+            except PeerClosed:
+                if not last or self._set_up is None:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _greeted(self, channel: Channel) -> Channel:
         try:
             if channel.peer_role != "server":
                 raise NotAuthenticated(f"the peer is no server: its certificate says {channel.peer_role!r}")
@@ -183,7 +192,6 @@ class Client:
         except BaseException:
             channel.close()
             raise
-        self._channel, self._used = channel, False
         return channel
 
     def _accept(self, channel: Channel, welcome: Welcome) -> None:
@@ -202,20 +210,19 @@ class Client:
             )
 
     def _ask(self, request: Prepare | Run, kind: type[M]) -> Channel:
-        """One request and its answer. An idle connection that the server has ended is made anew, once."""
-        while True:
+        """One request and its answer. An idle connection that the server has ended is made anew."""
+        for last in range(_MOST_TRIES - 1, -1, -1):
             channel = self._connected()
-            reused, self._used = self._used, True
             try:
                 say(channel, request)
                 expect(channel, kind)
+                return channel
             except PeerClosed:
-                if not reused or not channel.closed or self._closed:
+                if not last or not channel.closed or self._closed:
                     raise
                 if isinstance(request, Run):  # the server may have consumed its part before the line broke
                     raise RandomnessSpent("the connection ended when a run was asked for") from None
-            else:
-                return channel
+        raise AssertionError("unreachable")
 
     # Randomness ----------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 _TICK = 0.1
 _HANDSHAKE_SECONDS = 5.0
-_GRACE_SECONDS = 0.3  # an idle client keeps its worker for so long although others wait
+_GRACE_SECONDS = 1.0  # an idle client keeps its worker for so long although others wait
+_FIRST_GRACE_SECONDS = 5.0  # … and for so long before its first request: it may be checking its cache
 _RESPAWN_SECONDS = 1.0
 
 
@@ -308,8 +309,8 @@ class _Watch:
             if now > conversation.deadline:
                 _log.warning("a client took too long: the connection is closed")
                 conversation.channel.close()
-            elif idle_since is not None and (
-                self._stopping()
-                or (crowded_since is not None and min(now - crowded_since, now - idle_since) > _GRACE_SECONDS)
-            ):
+                continue
+            grace = _GRACE_SECONDS if conversation.requests else _FIRST_GRACE_SECONDS
+            crowded = crowded_since is not None and now - crowded_since > _GRACE_SECONDS
+            if idle_since is not None and (self._stopping() or (crowded and now - idle_since > grace)):
                 conversation.channel.close()

@@ -190,6 +190,7 @@ class Conversation:
         self.channel = channel
         self._require_client = require_client
         self._midway = False
+        self.requests = 0
         self.idle_since: float | None = None
         self.deadline = time.monotonic() + self._limits.stall_seconds
 
@@ -255,6 +256,7 @@ class Conversation:
             self.idle_since = None
             self.deadline = time.monotonic() + self._limits.query_seconds
             self.channel.timeout = self._limits.stall_seconds
+        self.requests += 1
         return from_client(data)
 
     def _handle(self, message: GetPackage | GetWeights | Prepare | Run) -> None:
