@@ -206,7 +206,6 @@ def test_the_masked_weights_are_uniform_and_new_for_a_changed_model() -> None:
     assert uniformity(careless.reshape(-1).view(np.uint8)) < 1e-12
 
 
-@pytest.mark.xfail(strict=True, reason="party._pack sends whole bytes: bits above the ring's width are not cleared")
 def test_a_result_in_an_odd_ring_says_nothing_above_its_width() -> None:
     """Bits above the width of a product depend on its factors and on the openings, not on the result."""
     width = 20

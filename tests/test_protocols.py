@@ -563,6 +563,34 @@ def test_independent_requests_share_a_round() -> None:
         assert np.max(np.abs(together(run) - expected)) <= allowed
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_deferred_request_rides_along_and_changes_nothing(fused: bool) -> None:
+    a, b = (units_of(seed, (2, 8), 2**12) for seed in range(2))
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        later = session.defer(Truncate(uniform(session, secret(session, a, 12)), 6), Open)
+        x = session.open(secret(session, b, 12))
+        y = session.open(session.evaluate(X**2, {"x": x}, bound=1.0))
+        return session.evaluate(X * Y, {"x": later.result(), "y": y}, bound=1.1)
+
+    run = run_two_parties(program, fused=fused)
+    assert run.plan.rounds == 3
+    allowed = spread(X * Y, {"x": 1.0, "y": 1.0}, {"x": 2.0**-6})
+    assert np.max(np.abs(together(run) - twin_value(program))) <= allowed
+
+
+def test_a_deferred_request_without_company_takes_rounds_of_its_own() -> None:
+    units = units_of(3, (8,), 2**12)
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        later = session.defer(Truncate(secret(session, units, 12), 6), Open)
+        return session.evaluate(X, {"x": later.result()}, bound=1.1)
+
+    run = run_two_parties(program)
+    assert run.plan.rounds == 2
+    assert np.max(np.abs(together(run) - units * 2.0**-12)) <= 2.0**-6
+
+
 def test_revealing_rides_along_with_other_requests() -> None:
     units = units_of(4, (3,), 100)
 

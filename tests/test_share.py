@@ -24,6 +24,8 @@ def split(values: np.ndarray, fraction: int, seed: int, bound: float = 8.0, widt
     """Uniform shares of a real tensor."""
     client = random_words(seed, values.shape)
     server = encode(values, fraction, width) - client
+    if width < WORD:
+        server += random_words(seed + 1, values.shape) << np.uint64(width)
     one, other = (Share(values.shape, fraction, bound, width, words) for words in (client, server))
     return one, other
 
@@ -173,6 +175,17 @@ def test_what_does_not_fit_together_is_refused() -> None:
 def test_a_sum_of_rings_is_in_the_narrower_one() -> None:
     x, y = (Share((3,), 8, 1.0, width, random_words(width, (3,))) for width in (24, 40))
     assert (x + y).width == (y - x).width == concatenate([y, x], axis=0).width == 24
+
+
+@given(st.integers(4, 64), st.integers(0, 63))
+def test_a_ring_grows_along_with_the_bits_that_are_lifted(width: int, shift: int) -> None:
+    """The words above the ring are rubbish, and stay out of the value."""
+    values = np.array([-1.0, 0.0, 3.0])
+    client, server = (part.lift(shift) for part in split(values, 0, 11, bound=3.0, width=width))
+    assert client.width == min(WORD, width + shift)
+    kept = min(WORD, width + shift) - shift
+    if kept >= 4:
+        assert np.array_equal(value(client, server), values)
 
 
 def test_flat_words_are_in_the_order_of_the_view() -> None:
