@@ -94,16 +94,19 @@ def _crew() -> Iterator[Crew]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
 def _report(records: Any, json: str | None, *shown: Any) -> None:
     """The tables, and JSON where it is wanted; with JSON on stdout, nothing else goes there."""
     if json == "-":
         typer.echo(to_json(records), nl=False)
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = _console()
     for each in shown:
-        console.print(each)
+        console.print(each, highlight=False)
     if json is not None:
         write_json(Path(json), records)
 
@@ -131,7 +134,7 @@ def bench_ops(
             progress.update(task, description=f"{case.operation} by {case.method}")
             records.append(measure(crew, case, repeat))
             progress.advance(task)
-    _report(records, json, operations_table(records))
+    _report(records, json, operations_table(records, _console().width))
 
 
 @bench.command("truncation")

@@ -147,7 +147,7 @@ def _certified_activation(case: Case) -> Built:
 
 def _paper_activation(case: Case) -> Built:
     form = Smu(1 / 4)
-    rule = make_rule("paper", 1 / 16, 9.0 + 1 / 16)
+    rule = make_rule("paper", 1 / 16, 9.0 + 1 / 16, 4)
     return _unary(
         (case.tokens, INNER),
         (-3.0, 3.0),
@@ -155,6 +155,7 @@ def _paper_activation(case: Case) -> Built:
         lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
         form,
         leaks=True,
+        steps=4,
     )
 
 
@@ -296,7 +297,7 @@ def _linear(case: Case) -> Built:
 
     return Built(
         shape,
-        "|x| <= 8",
+        f"|x| <= 8, W {INNER}×{HIDDEN}",
         draw,
         lambda session, values: [session.private(CLIENT, shape, _FRACTION, 8.0, values.get("x"))],
         program,
@@ -313,7 +314,7 @@ def _pair(
     multiply: Callable[[Session, Share, Share], Share],
     reference: Callable[[Reals, Reals], Reals],
 ) -> Built:
-    """A product of two tensors of the client's, |x| <= 4; sums have `inner` terms."""
+    """A product of two tensors of the client's, |x|, |y| <= 4; sums have `inner` terms."""
     width = ring_width(2 * fraction, 16.0 * inner)
 
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
@@ -330,7 +331,7 @@ def _pair(
 
     return Built(
         shapes[0],
-        "|x| <= 4",
+        f"|x|, |y| <= 4, y {'×'.join(map(str, shapes[1]))}",
         draw,
         share,
         lambda session, shares, _: session.truncate_to(multiply(session, *shares), fraction),
@@ -370,7 +371,7 @@ _TAYLOR = (1 / 4, 7 / 4)  # the series around 1 is of use between 0 and 2
 OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
     "inverse_sqrt": {
         "minimax": _inverse_sqrt("minimax"),
-        "paper": _inverse_sqrt("paper"),
+        "paper": _inverse_sqrt("paper", 4),
         "exponential": _inverse_sqrt("exponential", 10),
         "exponential3": _inverse_sqrt("exponential", 3),
         "taylor7": _inverse_sqrt("taylor7", 2, _TAYLOR),

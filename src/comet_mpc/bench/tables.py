@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -62,33 +62,38 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *,
     return Group(Text(title, style="bold"), table)
 
 
-def operations_table(records: Sequence[Record]) -> Group:
+_COLUMNS: Mapping[str, Callable[[Record], str]] = {
+    "inputs": lambda record: record.domain,
+    "online": lambda record: human_bytes(record.online_bytes),
+    "offline": lambda record: human_bytes(record.offline_bytes),
+    "rounds": lambda record: str(record.rounds),
+    "time": lambda record: human_seconds(record.seconds),
+    "CPU": lambda record: human_seconds(record.cpu_seconds),
+    "memory": lambda record: human_bytes(record.peak_rss),
+    "error": lambda record: _error(record.max_abs_error),
+    "relative": lambda record: _error(record.max_relative_error),
+    "rounding": lambda record: _error(record.max_twin_error),
+}
+_LESSER = ((145, ("inputs",)), (118, ("rounding", "relative")), (92, ("CPU", "memory")))
+"""What a screen of fewer columns goes without."""
+
+
+def operations_table(records: Sequence[Record], width: int = 160) -> Group:
     """One line per case: within an operation, the cheapest online first."""
+    left_out = {name for least, names in _LESSER if width < least for name in names}
+    columns = {name: show for name, show in _COLUMNS.items() if name not in left_out}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("operation and method", no_wrap=True)
-    table.add_column("inputs", no_wrap=True)
-    for name in ("online", "offline", "rounds", "time", "CPU", "memory", "error", "relative", "rounding"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "inputs" else "right", no_wrap=True)
     notes = []
     for operation, group in groupby(records, key=lambda record: record.operation):
         members = sorted(group, key=lambda record: (record.online_bytes, record.method))
-        table.add_row(f"[bold]{operation}[/bold]", "×".join(map(str, members[0].shape)))
+        table.add_row(f"[bold]{operation}[/bold] {'×'.join(map(str, members[0].shape))}")
         for record in members:
             steps = f", {record.steps} steps" if record.steps is not None else ""
             warning = "" if record.private else " [red](not private)[/red]"
-            table.add_row(
-                f"  {record.method}{steps}{warning}",
-                record.domain,
-                human_bytes(record.online_bytes),
-                human_bytes(record.offline_bytes),
-                str(record.rounds),
-                human_seconds(record.seconds),
-                human_seconds(record.cpu_seconds),
-                human_bytes(record.peak_rss),
-                _error(record.max_abs_error),
-                _error(record.max_relative_error),
-                _error(record.max_twin_error),
-            )
+            table.add_row(f"  {record.method}{steps}{warning}", *(show(record) for show in columns.values()))
             if record.setup_bytes:
                 notes.append(f"{operation}: set-up of {human_bytes(record.setup_bytes)}, once per model and client.")
         table.add_section()
