@@ -100,9 +100,10 @@ def test_nothing_is_left_behind() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_bench_leaves_no_process(number: int) -> None:
+def test_an_interrupted_bench_leaves_no_process(number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from comet_mpc.cli import app; app()", "bench", "ops"]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     children: set[int] = set()
     until = time.monotonic() + 30
     while len(children) < 4 and time.monotonic() < until:  # dealer, two parties, and Python's resource tracker
@@ -115,6 +116,7 @@ def test_an_interrupted_bench_leaves_no_process(number: int) -> None:
     while any(map(_alive, children)) and time.monotonic() < until:
         time.sleep(0.1)
     assert not any(map(_alive, children))
+    assert number == signal.SIGKILL or not list(tmp_path.iterdir())
 
 
 def _children(pid: int) -> set[int]:
