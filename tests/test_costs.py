@@ -32,7 +32,7 @@ def test_operations_and_layers_have_names(bert: Plan) -> None:
 def test_bert_base_at_128_tokens_stays_within_its_budget(bert: Plan) -> None:
     assert bert.online_bytes <= 0.53e9
     assert bert.correction_bytes <= 1.1e9
-    assert bert.rounds <= 690
+    assert bert.rounds <= 700
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def certified_form(
     steps: int,
     *,
     mu: float = 0.125,
-    row_steps: int = 7,
+    row_steps: int = 6,
     norm_interval: tuple[float, float] = (2.0**-12, 1.0 + 2.0**-6),
     denominator_low: float = 2.0**-14,
     name: str = "minimax",
@@ -67,7 +67,8 @@ def certified_form(
 ) -> AttentionForm:
     """Cosine scores, power 2. `norm_interval` is that of |q|² and |k|², its top certified.
 
-    A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1.
+    A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1. The
+    denominators' interval is wider than the others' and gets a step more.
     """
     form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
     return AttentionForm(
@@ -76,7 +77,7 @@ def certified_form(
         smu=form,
         score_bound=2.0,
         scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name, emphasis=emphasis),
-        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps),
+        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps + 1),
         norms=make_rule("minimax", *norm_interval, row_steps),
     )
 
