@@ -172,6 +172,32 @@ def test_every_place_of_the_transcript_is_uniform(party: int) -> None:
     assert np.max(np.abs(means - 127.5)) < 5.0 * deviation
 
 
+@pytest.mark.parametrize("owner", [CLIENT, SERVER])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("message", ["truncate", "truncate and open", "open", "give"])
+def test_even_shares_that_are_not_uniform_are_hidden(owner: int, sign: float, message: str) -> None:
+    """A private value is its owner's whole share: what it sends of it is uniform all the same."""
+    count = 1 << 16
+
+    def program(session: Session, _: Mapping[str, Weight]) -> object:
+        x = session.private(owner, (count,), 20, 1.0, np.full(count, 0.75 * sign))
+        match message:
+            case "truncate":
+                return session.truncate(x, 8)
+            case "truncate and open":
+                return session.truncate_open(x, 8)
+            case "open":
+                return session.open(x)
+            case _:
+                return session.give(x)
+
+    ends = recording_pair()
+    run_two_parties(program, seeds=seeds(30_000), channels=ends)
+    for end in ends:
+        for frame in end.received:
+            assert uniformity(np.frombuffer(frame, np.uint8)) > 1e-4
+
+
 def test_the_uniformity_test_would_notice_a_missing_mask() -> None:
     shares = encode(np.linspace(-1.0, 1.0, 20_000), 12).view(np.uint8)
     assert uniformity(shares) < 1e-12
