@@ -74,14 +74,17 @@ def _minimax(rule: InverseSqrtRule | None) -> MinimaxRule:
 
 
 def attention_rules(config: CometConfig) -> AttentionForm:
-    """The certified attention with its rules. The denominators' top follows from what the scores' rule can give."""
+    """The certified attention with its rules. The denominators' top follows from what the scores' rule can give.
+
+    Their interval is wider than that of other row quantities, and gets a step more.
+    """
     mu = config.attention.mu
     form = certified_form(
         config.steps, mu=mu, row_steps=config.row_steps, norm_interval=_NORMS, emphasis=config.emphasis
     )
     largest = float(form.smu(1.0 + 2.0**-8)) + _root_error(_minimax(form.scores)) / 2.0 + 2.0**-10
     low = _minimax(form.denominators).low
-    return replace(form, denominators=minimax_rule(low, largest**form.power, config.row_steps))
+    return replace(form, denominators=minimax_rule(low, largest**form.power, config.row_steps + 1))
 
 
 def _root_error(rule: MinimaxRule) -> float:

@@ -129,7 +129,7 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     pooler: Literal["tanh", "algebraic"] = "algebraic"
     """algebraic: x/sqrt(1 + x²)."""
     steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
-    row_steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 7
+    row_steps: Annotated[int, msgspec.Meta(ge=1, le=15)] = 6
     """For quantities of which there is one per row: variances, norms, denominators."""
     emphasis: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.25
     task: str = ""
