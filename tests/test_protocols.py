@@ -278,7 +278,7 @@ def test_a_fused_opening_is_exactly_a_polynomial_of_a_neighbour(data: st.DataObj
     values = units_of(data.draw(seeds), data.draw(shapes), 2 ** (size + shift))
     limit = reach(polynomial, {"x": 2.0**size + 1})
     after = data.draw(st.integers(math.floor(math.log2(limit)) + 3, WORD))
-    before = data.draw(st.integers(max(size + shift + 3, shift + 2), WORD))
+    before = data.draw(st.integers(size + shift + 4, WORD))
 
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         x = uniform(session, secret(session, values, shift, before))
@@ -324,7 +324,6 @@ def test_two_fused_openings_stay_within_what_two_units_can_do(data: st.DataObjec
         assert np.max(np.abs(together(run) - expected), initial=0.0) <= allowed
 
 
-@pytest.mark.xfail(strict=True, reason="drawing.demand describes a fused opening by 0 bits as one without a truncation")
 def test_a_fused_opening_by_no_bits_is_an_opening() -> None:
     units = units_of(6, (40,), 20)
 
@@ -462,7 +461,6 @@ def test_a_mean_is_within_a_unit_and_its_factors_rounding(data: st.DataObject) -
     assert np.all(np.abs(twin_value(program) - exact) <= 0.5 * 2.0**-fraction + factor)
 
 
-@pytest.mark.xfail(strict=True, reason="session.mean rounds 1/size to as few bits as there is room for, 3 bits here")
 def test_a_mean_of_large_values_is_accurate_or_refused() -> None:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         return session.mean(session.private(CLIENT, (3,), 16, 2.0**40, np.full(3, 2.0**39)))
@@ -518,7 +516,6 @@ def test_a_private_value_is_held_to_its_shape_and_bound() -> None:
         session.private(CLIENT, (2,), 8, 1.0, [0.0, -1.5])
 
 
-@pytest.mark.xfail(strict=True, reason="session.private does not count its own rounding: the bound is exceeded by it")
 def test_a_private_value_at_its_bound_is_still_within_it_when_rounded() -> None:
     session = TwinSession()
     session.open(session.private(CLIENT, (1,), 1, 0.9, [0.9]))
@@ -535,7 +532,6 @@ def test_constants_cost_nothing_and_broadcast() -> None:
     assert np.array_equal(together(run), units * 2.0**-8 + [1.0, 2.0, -3.0, 0.5])
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="session.evaluate takes min() of no operands")
 def test_a_constant_polynomial_is_a_constant_or_a_typed_error() -> None:
     try:
         TwinSession().evaluate(Polynomial.of(1.0), {}, bound=1.0)

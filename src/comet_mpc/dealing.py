@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -33,7 +33,7 @@ from comet_mpc.correlations import (
     correction_widths,
 )
 from comet_mpc.drawing import Drawn
-from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, ShapeError
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
 from comet_mpc.seeds import derive_seed, expand, expand_bits, new_seed
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER, Words, word_bytes
@@ -80,6 +80,13 @@ class Bundle:
     seed: bytes
     correlations: tuple[Correlation, ...]
     corrections: CorrectionReader | None = None
+    _claims: list[None] = field(default_factory=list, init=False)
+
+    def claim(self) -> None:
+        """Whoever draws from the bundle claims it first; a second claim is refused."""
+        if self._claims:
+            raise RandomnessSpent("this bundle was used before: a mask is used once")
+        self._claims.append(None)
 
     def __repr__(self) -> str:
         return f"Bundle(party={self.party}, {len(self.correlations)} correlations)"
@@ -89,19 +96,20 @@ class DealtSource:
     """One party's randomness from a dealer's bundle, in the order of the program."""
 
     def __init__(self, bundle: Bundle, weights: Mapping[str, Weight] | None = None) -> None:
-        self._party = bundle.party
+        bundle.claim()
+        self.party = bundle.party
         self._seed = bundle.seed
         self._program = bundle.correlations
         self._corrections = bundle.corrections
         self._weights = dict(weights or {})
         self._next = 0
         self._prepared: dict[int, Words] = {}
-        if self._party == SERVER and self._corrections is None:
+        if self.party == SERVER and self._corrections is None:
             raise ForeignRandomness("the server's bundle has no corrections")
 
     def prepare(self) -> None:
         """The client's products with masked weights: the heavy part that needs no input, done before the query."""
-        if self._party == CLIENT:
+        if self.party == CLIENT:
             for index, correlation in enumerate(self._program):
                 if isinstance(correlation, WeightProduct | WeightScale):
                     self._prepared[index] = self._weight_share(index, correlation)
@@ -128,13 +136,13 @@ class DealtSource:
             case Mask(shape=shape):
                 return Drawn(index, (expand(self._seed, _stream(index, 0), math.prod(shape)),))
             case ClientMask(shape=shape):
-                if self._party == SERVER:
+                if self.party == SERVER:
                     return Drawn(index)
                 return Drawn(index, (expand(self._seed, _stream(index, 0), math.prod(shape)),))
             case BitProducts(count=count):
                 bits = expand_bits(self._seed, _stream(index, 0), count)
                 return Drawn(index, (bits, *self._shares(index, correlation)))  # type: ignore[arg-type]
-            case WeightProduct() | WeightScale() if self._party == CLIENT:
+            case WeightProduct() | WeightScale() if self.party == CLIENT:
                 words = self._prepared.pop(index, None)
                 return Drawn(index, (self._weight_share(index, correlation) if words is None else words,))
             case _:

@@ -15,7 +15,7 @@ from comet_mpc import kernels
 from comet_mpc.channel import Channel, Traffic
 from comet_mpc.correlations import Correlation
 from comet_mpc.drawing import DrawingSession, Drawn, MaskTerm
-from comet_mpc.errors import ShapeError
+from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
     Give,
@@ -42,6 +42,8 @@ Result = Share | Opened | Given | Words | None
 
 class Source(Protocol):
     """Correlated randomness, one party's side. `draw` hands out the program's correlations in order, each once."""
+
+    party: int
 
     def draw(self, correlation: Correlation) -> Drawn: ...
 
@@ -80,6 +82,8 @@ class PartySession(DrawingSession):
         super().__init__()
         if party not in (CLIENT, SERVER):
             raise ShapeError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
+        if source.party != party:
+            raise ForeignRandomness("the randomness was prepared for the other party")
         self.party = party
         self.channel = channel
         self.fused = fused

@@ -212,6 +212,8 @@ def wire_bytes(request: Request) -> tuple[int, int]:
 
 def _check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
     share = request.share
+    if isinstance(request, TruncateOpen) and request.shift == 0:
+        raise RangeError(f"{part}: opening without a truncation is Open")
     if not 0 <= request.shift <= share.width - 2:
         raise RangeError(f"{part}: cannot truncate by {request.shift} bits in a ring of {share.width}")
     if share.bound * 2.0 ** (share.fraction - request.shift) >= 2.0 ** (request.width - 2):
@@ -301,7 +303,8 @@ class Session(ABC):
             if real.size and float(np.max(np.abs(real))) > bound:
                 raise RangeError(f"{self.here}: a private value exceeds its bound {bound:g}")
             words = encode(real, fraction, width)
-        return Share(shape, fraction, bound, width, self._trivial(owner, shape, words))
+        rounded = max(bound, round(bound * 2.0**fraction) * 2.0**-fraction)
+        return Share(shape, fraction, rounded, width, self._trivial(owner, shape, words))
 
     def constant(self, values: npt.ArrayLike, fraction: int, width: int = WORD) -> Share:
         """A public value as a share."""
@@ -386,6 +389,10 @@ class Session(ABC):
 
     def truncate_open(self, share: Share, shift: int, width: int = WORD) -> Opened:
         """x / 2^shift, opened. One round."""
+        if shift == 0 and width <= share.width:
+            return self.open(share.narrow(width))
+        if shift == 0:  # to come into a wider ring takes a truncation, by a bit that is zero
+            share, shift = share.lift(share.fraction + 1), 1
         (result,) = self.communicate(TruncateOpen(share, shift, width))
         assert isinstance(result, Opened)
         return result
@@ -396,11 +403,10 @@ class Session(ABC):
         Doing both in one round takes about twice the correlated randomness, so it is kept for where rounds count
         and bytes do not: the quantities that there is one of per row.
         """
-        if share.fraction <= fraction and share.width >= width:
-            return self.open(share.lift(fraction).narrow(width))
-        if share.fraction <= fraction:
-            share = share.lift(fraction + 1)  # to come into a wider ring takes a truncation, by a bit that is zero
+        share = share.lift(max(fraction, share.fraction))
         shift = share.fraction - fraction
+        if shift == 0 and share.width >= width:
+            return self.open(share.narrow(width))
         if share.count <= FUSE_UP_TO:
             return self.truncate_open(share, shift, width)
         return self.open(self.truncate(share, shift, width))
@@ -434,6 +440,8 @@ class Session(ABC):
                   result must fit
         """
         names = polynomial.names
+        if not names:
+            raise ShapeError(f"{self.here}: the polynomial has no variable: use constant")
         missing = [name for name in names if name not in opened]
         if missing:
             raise ShapeError(f"{self.here}: the polynomial needs {', '.join(missing)}, which was not opened")
@@ -522,7 +530,9 @@ class Session(ABC):
         size = x.shape[axis]
         total = x.sum(axis, keep=True)
         spare = min(WORD - 3 - math.ceil(math.log2(max(total.bound * 2.0**x.fraction, 1.0) + 1)), 24)
-        factor = round(2.0**spare / size)
-        if spare < 1 or factor == 0:
-            raise ScaleError(f"{self.here}: no room in the ring for a mean over {size} values")
-        return self.truncate(total.times(factor).times_power(-spare), spare).bounded(x.bound + 2.0**-x.fraction)
+        factor = round(2.0**spare / size) if spare > 0 else 0
+        error = abs(factor * size / 2.0**spare - 1.0)
+        if error > 2.0**-12:
+            raise ScaleError(f"{self.here}: no room in the ring for a mean over {size} values: give them fewer bits")
+        mean = self.truncate(total.times(factor).times_power(-spare), spare)
+        return mean.bounded(x.bound * (1.0 + error) + 2.0**-x.fraction)

@@ -208,6 +208,8 @@ def concatenate(shares: Sequence[Share], axis: int) -> Share:
     except ValueError as error:
         raise ShapeError(f"shapes do not fit: {[share.shape for share in shares]}") from error
     arrays = [share.values for share in shares if share.values is not None]
-    values = np.concatenate(arrays, axis=axis) if len(arrays) == len(shares) else None
+    if len(arrays) not in (0, len(shares)):
+        raise ShapeError("planned shares and real ones were mixed")
+    values = np.concatenate(arrays, axis=axis) if arrays else None
     bound = max(share.bound for share in shares)
     return Share(shape, first.fraction, bound, min(share.width for share in shares), values)

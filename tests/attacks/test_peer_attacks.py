@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from comet_mpc.errors import (
     PeerError,
     PeerTimeout,
     RandomnessExhausted,
+    RandomnessSpent,
     ShapeError,
     WrongSize,
 )
@@ -296,10 +298,23 @@ def test_a_source_hands_out_every_correlation_once() -> None:
         source.draw(plan.correlations[-1])
 
 
+def test_a_bundle_is_drawn_from_once() -> None:
+    bundle = bundles(plan_of(program))[0]
+    DealtSource(bundle, held(CLIENT))
+    with pytest.raises(RandomnessSpent):
+        DealtSource(bundle, held(CLIENT))
+
+
+def test_the_other_partys_bundle_is_refused() -> None:
+    source = DealtSource(bundles(plan_of(program))[0], held(CLIENT))
+    with pytest.raises(ForeignRandomness, match="other party"):
+        PartySession(SERVER, memory_pair()[0], source)
+
+
 def test_preparing_ahead_changes_nothing() -> None:
     plan = plan_of(program)
     bundle = bundles(plan)[0]
-    ahead, later = (DealtSource(bundle, held(CLIENT)) for _ in range(2))
+    ahead, later = (DealtSource(replace(bundle), held(CLIENT)) for _ in range(2))
     ahead.prepare()
     for correlation in plan.correlations:
         one, other = ahead.draw(correlation), later.draw(correlation)
