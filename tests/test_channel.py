@@ -113,9 +113,7 @@ def test_exchange_carries_any_sizes_both_ways(kind: str, identities: Identities)
     def check(mine: list[int], theirs: list[int], seed: int) -> None:
         draw = np.random.default_rng(seed)
         out, back = [draw.bytes(n) for n in mine], [draw.bytes(n) for n in theirs]
-        got_back, got_out = both(
-            lambda: here.exchange(out, sum(theirs)), lambda: there.exchange(back, sum(mine))
-        )
+        got_back, got_out = both(lambda: here.exchange(out, sum(theirs)), lambda: there.exchange(back, sum(mine)))
         assert got_back == b"".join(back)
         assert got_out == b"".join(out)
 
@@ -238,9 +236,7 @@ def test_peer_closes_between_frames(pair: tuple[Channel, Channel]) -> None:
 @pytest.mark.parametrize(
     ("sent", "state"), [(header(10)[:3], "3 of 8 header bytes"), (header(10) + b"four", "4 of 10 bytes")]
 )
-def test_peer_closes_midway(
-    channel_and_socket: tuple[Channel, socket.socket], sent: bytes, state: str
-) -> None:
+def test_peer_closes_midway(channel_and_socket: tuple[Channel, socket.socket], sent: bytes, state: str) -> None:
     channel, peer = channel_and_socket
     peer.sendall(sent)
     peer.close()
@@ -332,9 +328,7 @@ def test_a_mismatch_cannot_forge_log_lines() -> None:
     "garbage",
     [b"GET / HTTP/1.1\r\nHost: comet\r\n\r\n", header(4) + b"oops", header(12) + b"COMET!\x01\x00{}.."],
 )
-def test_garbage_is_not_a_comet_peer(
-    channel_and_socket: tuple[Channel, socket.socket], garbage: bytes
-) -> None:
+def test_garbage_is_not_a_comet_peer(channel_and_socket: tuple[Channel, socket.socket], garbage: bytes) -> None:
     channel, peer = channel_and_socket
     peer.sendall(garbage)
     with pytest.raises(PeerError, match="not a Comet peer"):

@@ -45,9 +45,7 @@ def test_the_portable_kernels_are_always_available() -> None:
     transpose=st.booleans(),
     width=st.sampled_from([1, 8, 31, 32, 33, 48, 63, 64]),
 )
-def test_matmul_is_numpys(
-    seed: int, batch: list[int], m: int, k: int, n: int, transpose: bool, width: int
-) -> None:
+def test_matmul_is_numpys(seed: int, batch: list[int], m: int, k: int, n: int, transpose: bool, width: int) -> None:
     rng = np.random.default_rng(seed)
     x, y = words(rng, *batch, m, k), words(rng, *batch, k, n)
     expected = (x @ y) & mask_of(width)
@@ -127,17 +125,13 @@ def shares_of_monomials(
 
 @given(seed=seeds, terms=polynomials(), n=st.sampled_from([0, 1, 5, 33, 130]))
 @settings(max_examples=60)
-def test_shares_of_a_polynomial_add_up_to_its_value(
-    seed: int, terms: list[tuple[int, Exponents]], n: int
-) -> None:
+def test_shares_of_a_polynomial_add_up_to_its_value(seed: int, terms: list[tuple[int, Exponents]], n: int) -> None:
     rng = np.random.default_rng(seed)
     variables = len(terms[0][1])
     values, masks = ([words(rng, n) for _ in range(variables)] for _ in range(2))
     opened = [v - m for v, m in zip(values, masks, strict=True)]
     first, second = shares_of_monomials(rng, terms, masks)
-    expected = np.array(
-        [polynomial_at(terms, tuple(int(v[i]) for v in values)) for i in range(n)], dtype=np.uint64
-    )
+    expected = np.array([polynomial_at(terms, tuple(int(v[i]) for v in values)) for i in range(n)], dtype=np.uint64)
     outputs = [
         (
             kernels.evaluate(terms, opened, first, True, isa=isa),
@@ -232,9 +226,7 @@ def test_truncation_is_unbiased(width: int, shift: int) -> None:
 
 
 @given(seed=seeds, n=st.integers(0, 40), width=st.integers(2, 64), leader=st.booleans(), data=st.data())
-def test_truncation_is_the_same_on_every_isa(
-    seed: int, n: int, width: int, leader: bool, data: st.DataObject
-) -> None:
+def test_truncation_is_the_same_on_every_isa(seed: int, n: int, width: int, leader: bool, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
     shift = data.draw(st.integers(0, width - 2))
     x, p = words(rng, n), words(rng, n)

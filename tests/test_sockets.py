@@ -129,9 +129,7 @@ def anonymous(identities: Identities) -> ssl.SSLContext:
 
 def test_a_client_without_certificate_is_anonymous_if_allowed(identities: Identities) -> None:
     with listen("127.0.0.1", 0, identities["server"].server_context(require_client=False)) as listener:
-        here, there = both(
-            lambda: listener.accept(10), lambda: connect(*listener.address, anonymous(identities))
-        )
+        here, there = both(lambda: listener.accept(10), lambda: connect(*listener.address, anonymous(identities)))
         with here, there:
             assert here.peer_name is None
             assert here.peer_role is None
@@ -150,9 +148,7 @@ def client_attempt(address: tuple[str, int], context: ssl.SSLContext) -> object:
 
 def test_bad_clients_are_refused_and_the_listener_goes_on(identities: Identities, tmp_path: Path) -> None:
     strangers = make_test_set(tmp_path)
-    impostor = TlsIdentity(
-        strangers["client"].certificate, strangers["client"].key, identities["client"].authority
-    )
+    impostor = TlsIdentity(strangers["client"].certificate, strangers["client"].key, identities["client"].authority)
     old = ssl.create_default_context(cafile=identities["client"].authority)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
 
@@ -170,9 +166,7 @@ def test_bad_clients_are_refused_and_the_listener_goes_on(identities: Identities
         assert isinstance(at_server, NotAuthenticated)
         assert isinstance(at_client, NotAuthenticated)
 
-        at_server, at_client = refused(
-            lambda: client_attempt(listener.address, strangers["client"].client_context())
-        )
+        at_server, at_client = refused(lambda: client_attempt(listener.address, strangers["client"].client_context()))
         assert isinstance(at_server, NotAuthenticated)
         assert isinstance(at_client, NotAuthenticated)
         assert "the peer's certificate was refused" in str(at_client)
