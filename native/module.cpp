@@ -17,6 +17,8 @@
 namespace nb = nanobind;
 using namespace comet;
 
+void bind_transfer(nb::module_ &m); // transfer_module.cpp
+
 namespace {
 
 template <class T> using Flat = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -119,4 +121,5 @@ NB_MODULE(_native, m) {
     m.def("truncate_finish", &py_truncate_finish);
     m.def("pack_words", &py_pack_words);
     m.def("unpack_words", &py_unpack_words);
+    bind_transfer(m);
 }
