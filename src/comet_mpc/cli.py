@@ -14,16 +14,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from comet_mpc import __version__
+from comet_mpc import __version__, planning_cli, service_cli, unify_cli
 from comet_mpc.bench import cases
 from comet_mpc.bench.demo import run_demo
+from comet_mpc.bench.models import ModelCase, measure_model
 from comet_mpc.bench.operations import measure
-from comet_mpc.bench.tables import demo_tables, operations_table, to_json, truncation_table, write_json
+from comet_mpc.bench.tables import (
+    demo_tables,
+    model_tables,
+    operations_table,
+    to_json,
+    truncation_table,
+    write_json,
+)
 from comet_mpc.bench.truncation import SHIFTS, check_truncation
 from comet_mpc.bench.workers import Crew, identity
+from comet_mpc.costs import Network
 from comet_mpc.dealer import run_dealer
 from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.keys import issue, make_authority
+from comet_mpc.transformer import SHAPES, EncoderShape
 
 __all__ = ["app"]
 
@@ -52,6 +62,9 @@ bench = typer.Typer(help="Measurements.", no_args_is_help=True)
 keys = typer.Typer(help="Certificates.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(keys, name="keys")
+planning_cli.register(app)
+service_cli.register(app)
+unify_cli.register(app)
 
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write the records as JSON, to a file or to stdout (-).")
@@ -135,6 +148,32 @@ def bench_ops(
             records.append(measure(crew, case, repeat))
             progress.advance(task)
     _report(records, json, operations_table(records, _console().width))
+
+
+@bench.command("model")
+def bench_model(
+    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "bert-base",
+    tokens: Annotated[int, typer.Option(min=2, max=1024, help="Tokens per text, padding included.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, max=64, help="Texts at once.")] = 1,
+    layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt.")] = 3,
+    source: Annotated[str, typer.Option(help="Source of randomness: dealer.")] = "dealer",
+    network: Annotated[str | None, typer.Option(help="RATE/RTT, for example 200mbit/10ms; else loopback.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """A whole model with random weights, end to end, between a dealer, a server and a client."""
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}", param_hint="--shape")
+    if source != "dealer":
+        raise typer.BadParameter(f"unknown source {source!r}: choose dealer", param_hint="--source")
+    full = SHAPES[shape]
+    size = EncoderShape(layers or full.layers, full.hidden, full.heads, full.intermediate, full.labels)
+    link = Network.parse(network) if network else None
+    console = Console(stderr=True)
+    status = console.status(f"{shape} between three processes") if console.is_terminal else contextlib.nullcontext()
+    with status, _crew() as crew:
+        record = measure_model(crew, ModelCase(shape, size, tokens, steps, batch, link))
+    _report([record], json, *model_tables(record))
 
 
 @bench.command("truncation")

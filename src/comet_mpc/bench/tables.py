@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comet_mpc.bench.demo import DemoResult
+from comet_mpc.bench.models import ModelRecord
 from comet_mpc.bench.operations import Record
 from comet_mpc.bench.truncation import TruncationRecord
 from comet_mpc.errors import ConfigurationError
@@ -22,6 +23,7 @@ __all__ = [
     "demo_tables",
     "human_bytes",
     "human_seconds",
+    "model_tables",
     "operations_table",
     "to_json",
     "truncation_table",
@@ -174,3 +176,34 @@ def write_json(path: Path, value: Any) -> None:
         path.write_text(to_json(value))
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def model_tables(record: ModelRecord) -> list[Group]:
+    """A whole model: in all, and by operation."""
+    where = f" over {record.network}" if record.network else " on loopback"
+    title = f"{record.model}, {record.layers} layers, {record.batch} × {record.tokens} tokens, {record.steps} steps"
+    rows = [
+        ("online, both parties", human_bytes(record.online_bytes), human_bytes(record.planned_online_bytes)),
+        ("rounds", str(record.rounds), str(record.planned_rounds)),
+        ("online time", human_seconds(record.seconds), ""),
+        ("online CPU, client / server", " / ".join(human_seconds(s) for s in record.cpu_seconds), ""),
+        ("offline, from the dealer", human_bytes(record.offline_bytes), human_bytes(record.planned_offline_bytes)),
+        ("offline time", human_seconds(record.offline_seconds), ""),
+        ("set-up, once per client and model", human_bytes(record.setup_bytes), ""),
+        ("peak memory, client / server", " / ".join(human_bytes(b) for b in record.peak_rss), ""),
+        ("largest logit difference to the twin", _error(record.max_logit_difference), ""),
+    ]
+    operations = [
+        (
+            cost.operation,
+            human_bytes(cost.online_bytes),
+            str(cost.rounds),
+            human_seconds(cost.seconds),
+            " / ".join(human_seconds(s) for s in cost.cpu_seconds),
+        )
+        for cost in record.operations
+    ]
+    return [
+        _table(f"{title}, {record.weights} weights, {record.source}{where}", ("", "measured", "planned"), rows),
+        _table("By operation", ("", "online", "rounds", "time", "CPU client / server"), operations),
+    ]
