@@ -1,0 +1,458 @@
+"""Whatever a peer, a line or a stranger does to one inference: a typed error, no partial result, no mask used twice.
+
+Every message of one inference, from the greeting to the result, is cut off, held back, and sent with a wrong length,
+by either side. Both sides run in this process over a memory channel; strangers meet a real server over TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from comet_mpc.channel import Channel, greet, memory_pair
+from comet_mpc.client import Client, Prediction
+from comet_mpc.dealing import Bundle, Dealing, mask_weight
+from comet_mpc.deployment import ServedModel
+from comet_mpc.errors import (
+    CometError,
+    ConfigurationError,
+    NotAuthenticated,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    ProtocolMismatch,
+    RandomnessSpent,
+    ShapeError,
+    WrongSize,
+)
+from comet_mpc.keys import TlsIdentity, issue, make_test_set
+from comet_mpc.plan import Plan
+from comet_mpc.protocol import Accepted, Prepare, Programs, Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.reserve import Reserve
+from comet_mpc.serving import Conversation, Service, ServiceLimits
+from comet_mpc.setup_cache import SetUp
+from comet_mpc.share import CLIENT
+from comet_mpc.sockets import connect
+from comet_mpc.store import BundleStore, new_bundle_id
+from dealer_service import dealer_process
+from server_process import ServerProcess, server_process
+from toy_model import make_checkpoint, twin_logits
+
+Fault = Literal["cut", "stall", "length", "garbage"]
+Side = Literal["client", "server"]
+Outcome = list[Prediction] | CometError
+
+TEXT = "the film is good"
+PATIENT, IMPATIENT = 20.0, 0.4
+TINY: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 1}
+
+
+class FaultyChannel(Channel):
+    """Another channel with at most one fault, in message number `at`."""
+
+    def __init__(self, inner: Channel, role: str | None, fault: Fault | None = None, at: int = -1) -> None:
+        super().__init__(inner.timeout)
+        self._inner = inner
+        self._role = role
+        self._fault = fault
+        self._at = at
+        self.messages = 0
+
+    @property
+    def peer_role(self) -> str | None:
+        return self._role
+
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
+        self._inner.timeout = self.timeout
+        if self.messages == self._at:
+            outgoing = self._strike(outgoing)
+        self.messages += 1
+        return self._inner._transfer(outgoing, sizes, deadline)
+
+    def _strike(self, outgoing: list[memoryview] | None) -> list[memoryview] | None:
+        match self._fault:
+            case "cut":
+                raise PeerClosed("the line was cut")
+            case "stall":
+                time.sleep(2.5 * IMPATIENT)
+            case "length":
+                return [*(outgoing or []), memoryview(b"!")]
+            case "garbage":
+                return [memoryview(b"\xff" * 9)]
+        return outgoing
+
+    def _release(self) -> None:
+        self._inner.close()
+
+
+class RecordingService(Service):
+    """Notes which bundles were consumed."""
+
+    def __init__(self, model: ServedModel, identity: TlsIdentity, state: Path, stall: float) -> None:
+        super().__init__(model, ("127.0.0.1", 1), identity, state, ServiceLimits(stall_seconds=stall))
+        self.consumed: list[str] = []
+        take = self.store.take
+
+        def recorded(bundle_id: str, digest: str, correlations: Any) -> Bundle:
+            bundle = take(bundle_id, digest, correlations)
+            self.consumed.append(bundle_id)
+            return bundle
+
+        self.store.take = recorded  # type: ignore[method-assign]
+
+    def deal(self, plan: Plan) -> tuple[str, bytes]:
+        """What a dealer would do: the server's part goes into its store, the client's seed is returned."""
+        name = new_bundle_id()
+        dealing = Dealing(plan.correlations, self.key)
+        with self.store.add(name, plan.digest, dealing.server_seed) as writer:
+            for piece in dealing.corrections():
+                writer.write(piece)
+        return name, dealing.client_seed
+
+
+class LocalClient(Client):
+    """Talks to conversations in this process. The fault is in its first connection."""
+
+    def __init__(
+        self, service: RecordingService, identity: TlsIdentity, cache: Path, timeout: float, fault: Fault | None = None,
+        side: Side = "client", at: int = -1,
+    ) -> None:  # fmt: skip
+        super().__init__("127.0.0.1:1", identity=identity, cache=cache, ready=0, timeout=timeout)
+        self._service = service
+        self._fault = (fault, at)
+        self._side = side
+        self.ends: list[FaultyChannel] = []
+        self.named: list[str] = []
+        self._threads: list[threading.Thread] = []
+
+    def _dial(self) -> Channel:
+        none: tuple[Fault | None, int] = (None, -1)
+        first = not self.ends
+        mine, theirs = memory_pair(self._timeout)
+        near = FaultyChannel(mine, "server", *(self._fault if first and self._side == "client" else none))
+        far = FaultyChannel(theirs, None, *(self._fault if first and self._side == "server" else none))
+        self.ends.append(near)
+        thread = threading.Thread(target=Conversation(self._service, far).serve, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return near
+
+    def _fetch(self, batch: int, bucket: int, plan: Plan) -> str:
+        assert self._set_up is not None
+        name, seed = self._service.deal(plan)
+        self.named.append(name)
+        with self._set_up.store.add(name, plan.digest, seed):
+            return name
+
+    def adopt(self, other: LocalClient, service: RecordingService) -> None:
+        """The model as the other client has set it up, with a store of its own."""
+        assert other._set_up is not None
+        store = BundleStore(self._cache / "bundles", CLIENT)
+        weights = other._set_up.weights
+        if service is not other._service:  # another secret, other masks
+            masked = {name: mask_weight(service.key, service.weights[name]) for name in weights}
+            weights = {name: dataclasses.replace(weights[name], masked=masked[name]) for name in weights}
+        self._set_up = SetUp(other._set_up.model, other._set_up.programs, weights, store)
+        self._reserve = Reserve(self._set_up, 0, self._fetch)
+        self._welcome, self._fingerprint = service.welcome, service.welcome.fingerprint
+
+    def attempt(self) -> Outcome:
+        """One classification; afterwards both sides have come to an end."""
+        try:
+            result: Outcome = self.classify([TEXT])
+        except CometError as error:
+            result = error
+        self.close()
+        for thread in self._threads:
+            thread.join(PATIENT)
+            assert not thread.is_alive()
+        return result
+
+
+@dataclass(frozen=True)
+class Inference:
+    identity: TlsIdentity
+    model: ServedModel
+    directory: Path
+    service: RecordingService
+    clean: LocalClient
+    cold_messages: int
+    """From a cold start to the result."""
+    expected: np.ndarray[Any, np.dtype[np.float64]]
+    counter: Iterator[int]
+
+    @property
+    def rounds(self) -> int:
+        return self.service.programs.plan(1, 16).rounds
+
+    def attempt(
+        self, service: RecordingService | None = None, timeout: float = PATIENT, *, cold: bool = False, **fault: Any
+    ) -> Outcome:
+        """A classification with a fault: an error or, after another attempt with other randomness, the whole result."""
+        service = service or self.service
+        cache = self.directory / f"cache-{next(self.counter)}"
+        client = LocalClient(service, self.identity, cache, timeout, **fault)
+        if not cold:
+            client.adopt(self.clean, service)
+        result = client.attempt()
+        if not isinstance(result, CometError):
+            assert np.max(np.abs(np.array(result[0].logits) - self.expected)) < 0.02
+        for store in (cache / "bundles", *cache.glob("*/bundles")):
+            assert not list(store.glob("*.bundle"))  # whatever was named to the server is gone here
+        assert len(set(service.consumed)) == len(service.consumed)
+        assert not {path.stem for path in service.store.directory.glob("*.bundle")} & set(service.consumed)
+        return result
+
+    def faults(self, odd: Side) -> Iterator[dict[str, Any]]:
+        """Every message of a cold start, then those of a run with the model set up; the sides take turns."""
+        even: Side = "server" if odd == "client" else "client"
+        for at in range(self.cold_messages - self.rounds):
+            yield {"cold": True, "at": at, "side": odd if at % 2 else even}
+        for at in range(_BEFORE_ROUNDS + self.rounds):
+            yield {"at": at, "side": odd if at % 2 else even}
+
+
+_BEFORE_ROUNDS = 4  # greeting, Welcome, Run, Ready
+
+
+@pytest.fixture(scope="module")
+def inference(tmp_path_factory: pytest.TempPathFactory) -> Inference:
+    directory = tmp_path_factory.mktemp("faults")
+    identity = make_test_set(directory / "keys")["client"]
+    model = ServedModel.load(make_checkpoint(directory / "model", **TINY, row_steps=5))
+    service = RecordingService(model, identity, directory / "state", PATIENT)
+    clean = LocalClient(service, identity, directory / "cache", PATIENT)
+    assert not isinstance(clean.attempt(), CometError)
+    messages = clean.ends[0].messages
+    expected = twin_logits(model, model.prepare([TEXT]))[0]
+    return Inference(identity, model, directory, service, clean, messages, expected, itertools.count())
+
+
+@pytest.mark.parametrize(("fault", "odd"), [("cut", "client"), ("length", "server")])
+def test_a_fault_in_any_message_ends_in_an_error_or_a_new_attempt(
+    inference: Inference, fault: Fault, odd: Side
+) -> None:
+    counters, rounds = inference.service.counters, inference.rounds
+    before = counters.total("WrongSize")
+    results = [inference.attempt(fault=fault, **where) for where in inference.faults(odd)]
+    failed = [result for result in results if isinstance(result, CometError)]
+    assert all(isinstance(error, PeerError) for error in failed)
+    assert len(failed) >= rounds - 2  # nobody takes a broken round for a result
+    if fault == "length":  # the side that can act says what was wrong
+        assert counters.total("WrongSize") - before > rounds / 4
+        assert sum(isinstance(error, WrongSize) for error in failed) > rounds / 4
+    assert not isinstance(inference.attempt(), CometError)
+
+
+def test_a_stall_at_any_message_costs_a_timeout_and_nothing_else(inference: Inference) -> None:
+    impatient = RecordingService(inference.model, inference.identity, inference.directory / "impatient", IMPATIENT)
+
+    def attempt(where: dict[str, Any]) -> Outcome:
+        if where["side"] == "client":
+            return inference.attempt(impatient, fault="stall", **where)
+        return inference.attempt(timeout=IMPATIENT, fault="stall", **where)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(attempt, inference.faults("client")))
+    failed = [result for result in results if isinstance(result, CometError)]
+    assert len(failed) > inference.rounds / 2
+    assert all(isinstance(error, PeerError | RandomnessSpent) for error in failed)
+    assert any(isinstance(error, PeerTimeout) for error in failed)
+    assert impatient.counters.total("PeerTimeout") > 0
+    assert not isinstance(inference.attempt(), CometError)
+
+
+def test_garbage_in_place_of_control_messages(inference: Inference) -> None:
+    control = range(inference.cold_messages - inference.rounds)
+    for side, at in itertools.product(("client", "server"), control):
+        result = inference.attempt(timeout=1.0, cold=True, fault="garbage", side=side, at=at)
+        assert not isinstance(result, CometError) or isinstance(result, PeerError)
+    assert not isinstance(inference.attempt(), CometError)
+
+
+def test_a_bundle_serves_one_run_even_if_it_is_named_twice(inference: Inference) -> None:
+    service = inference.service
+    plan = service.programs.plan(1, 16)
+    name, _ = service.deal(plan)
+    for expected in (Ready, RandomnessSpent):
+        mine, theirs = memory_pair(PATIENT)
+        thread = threading.Thread(target=Conversation(service, theirs).serve, daemon=True)
+        thread.start()
+        with mine:
+            introduce(mine, "client")
+            expect(mine, Welcome)
+            say(mine, Run(name, 1, 16, plan.digest))
+            if expected is Ready:
+                expect(mine, Ready)
+            else:
+                with pytest.raises(RandomnessSpent):
+                    expect(mine, Ready)
+        thread.join(PATIENT)
+
+
+def test_an_answer_out_of_range_is_no_result(inference: Inference) -> None:
+    """A server that sends noise instead of its share of the result."""
+
+    class Liar(LocalClient):
+        def _dial(self) -> Channel:
+            channel = super()._dial()
+            assert isinstance(channel, FaultyChannel)
+            transfer = channel._transfer
+
+            def lie(outgoing: Any, sizes: Any, deadline: float) -> memoryview:
+                data = transfer(outgoing, sizes, deadline)
+                return (
+                    memoryview(bytearray(b"\x55" * len(data))) if channel.messages == inference.cold_messages else data
+                )
+
+            channel._transfer = lie  # type: ignore[method-assign]
+            return channel
+
+    result = Liar(inference.service, inference.identity, inference.directory / "liar", PATIENT).attempt()
+    assert isinstance(result, PeerError)
+    assert "outside the model's range" in str(result)
+
+
+# Strangers, over TLS --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Served:
+    keys: Path
+    programs: Programs
+    server: ServerProcess
+
+    def identity(self, name: str) -> TlsIdentity:
+        return TlsIdentity(self.keys / f"{name}.pem", self.keys / f"{name}.key", self.keys / "authority.pem")
+
+    def dial(self, name: str = "client") -> Channel:
+        return connect("127.0.0.1", self.server.port, self.identity(name).client_context(), PATIENT)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("strangers")
+    make_test_set(directory / "keys")
+    checkpoint = make_checkpoint(directory / "model", **TINY, row_steps=5)
+    programs = Programs(ServedModel.load(checkpoint))
+    limits = {"stall_seconds": 2.0, "batch": 2}
+    with (
+        dealer_process(directory / "keys") as (_, address),
+        server_process(directory / "keys", checkpoint, address[1], directory / "state", limits=limits, workers=2) as s,
+    ):
+        yield Served(directory / "keys", programs, s)
+
+
+@pytest.fixture
+def still_serving(served: Served, tmp_path: Path) -> Iterator[None]:
+    yield
+    with Client(served.server.address, keys=served.keys, cache=tmp_path, ready=0, timeout=PATIENT) as client:
+        assert len(client.classify([TEXT])) == 1
+
+
+@pytest.mark.usefixtures("still_serving")
+def test_a_stranger_speaks_something_else(served: Served) -> None:
+    for data in (b"GET / HTTP/1.0\r\n\r\n", b"\x00" * 64, b""):
+        with socket.create_connection(("127.0.0.1", served.server.port), timeout=PATIENT) as stranger:
+            stranger.sendall(data)
+    with served.dial() as channel:
+        channel.send(b"not a greeting")
+        channel.receive(1 << 16)  # the server's own greeting, which it has sent already
+        with pytest.raises(PeerError):
+            channel.receive(1 << 16)
+    with served.dial() as channel:
+        introduce(channel, "client")
+        expect(channel, Welcome)
+        channel.send(b'{"type":"Run","bundle_id":"../../etc","batch":1,"bucket":16,"digest":""}')
+        with pytest.raises(PeerError, match="no message"):
+            expect(channel, Ready)
+
+
+@pytest.mark.usefixtures("still_serving")
+def test_another_version_or_source_is_named_on_both_sides(served: Served) -> None:
+    with served.dial() as channel:
+        theirs = greet(channel, {"role": "client", "version": "0.0.0", "source of randomness": "dealer", "model": ""})
+        assert theirs["role"] == "server"
+        with pytest.raises(PeerError):
+            expect(channel, Welcome)
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        found = [event for event in served.server.events() if event.get("error") == "ProtocolMismatch"]
+        if found:
+            break
+        time.sleep(0.05)
+    assert "disagree on version" in found[0]["reason"]
+
+
+@pytest.mark.usefixtures("still_serving")
+def test_wrong_certificates(served: Served, tmp_path: Path) -> None:
+    with served.dial("dealer") as channel:
+        introduce(channel, "client")
+        with pytest.raises(NotAuthenticated, match="dealer"):
+            expect(channel, Welcome)
+    make_test_set(tmp_path / "foreign")
+    foreign = TlsIdentity(
+        tmp_path / "foreign" / "client.pem", tmp_path / "foreign" / "client.key", served.keys / "authority.pem"
+    )
+    with pytest.raises((NotAuthenticated, PeerClosed)):
+        Client(served.server.address, identity=foreign, cache=tmp_path).connect()
+    with pytest.raises(NotAuthenticated):
+        Client(served.server.address, keys=tmp_path / "foreign", cache=tmp_path).connect()
+    issue(served.keys, "impostor", "dealer", ("127.0.0.1",))
+    context = served.identity("impostor").server_context(False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pose() -> None:
+            connection, _ = listener.accept()
+            with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as secured:
+                while secured.recv(1):
+                    pass
+
+        thread = threading.Thread(target=pose, daemon=True)
+        thread.start()
+        with pytest.raises(NotAuthenticated, match="no server"):
+            Client(f"127.0.0.1:{listener.getsockname()[1]}", keys=served.keys, cache=tmp_path).connect()
+        thread.join(5)
+
+
+@pytest.mark.usefixtures("still_serving")
+def test_requests_that_cannot_be_granted_are_refused_and_the_client_may_go_on(served: Served) -> None:
+    plan = served.programs.plan(1, 16)
+    name = new_bundle_id()
+    with served.dial() as channel:
+        introduce(channel, "client")
+        expect(channel, Welcome)
+        for request, error in (
+            (Prepare(name, 3, 16, plan.digest), ShapeError),
+            (Prepare(name, 1, 12, plan.digest), ShapeError),
+            (Prepare(name, 1, 16, "0" * 64), ProtocolMismatch),
+            (Prepare(name, 2, 16, plan.digest), ProtocolMismatch),
+        ):
+            say(channel, request)
+            with pytest.raises(error):
+                expect(channel, Accepted)
+        say(channel, Run(name, 1, 16, plan.digest))
+        with pytest.raises(RandomnessSpent):
+            expect(channel, Ready)
+
+
+def test_a_client_that_is_set_up_wrongly_says_so(served: Served, tmp_path: Path) -> None:
+    for address in ("localhost", "localhost:http", ":7001", "localhost:99999"):
+        with pytest.raises(ConfigurationError, match="HOST:PORT"):
+            Client(address, keys=served.keys)
+    with pytest.raises(ConfigurationError, match="is missing"):
+        Client("localhost:1", keys=tmp_path)
+    with pytest.raises(ConfigurationError, match="either keys"):
+        Client("localhost:1")
