@@ -1,0 +1,338 @@
+"""Oblivious transfer with a peer that sends something else: a typed error at once, or a wrong number, never worse."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from nacl import bindings as sodium
+
+from comet_mpc.base_transfer import (
+    OFFER_BYTES,
+    POINT_BYTES,
+    SECURITY,
+    TREE_BYTES,
+    ReceiverSetup,
+    SenderSetup,
+    _Transcript,
+)
+from comet_mpc.channel import Channel, memory_pair
+from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, WrongSize
+from comet_mpc.oblivious_transfer import Transfers, bit_products, bit_times_word, extension_bytes, set_up_transfers
+from comet_mpc.share import CLIENT, SERVER
+
+SOON = 5.0
+PATIENCE = 30.0
+FOLD = 8
+COUNT, WIDTH = 300, 17
+
+Outcome = tuple[object, float]
+Attack = Callable[[Channel], object]
+
+IDENTITY = bytes([1]) + bytes(31)
+ORDER_8 = bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05")
+NOT_CANONICAL = bytes([0xEE]) + b"\xff" * 30 + b"\x7f"
+
+
+def off_the_curve() -> bytes:
+    """The first y that no point has: adding it to itself fails."""
+    for y in range(2, 100):
+        point = bytes([y]) + bytes(31)
+        try:
+            sodium.crypto_core_ed25519_add(point, point)
+        except Exception:
+            return point
+    raise AssertionError("every y has a point?")
+
+
+def good_point() -> bytes:
+    return ReceiverSetup("any").message
+
+
+BAD_POINTS = {
+    "identity": IDENTITY,
+    "order 2": bytes([0xEC]) + b"\xff" * 30 + b"\x7f",
+    "order 4": bytes(32),
+    "order 8": ORDER_8,
+    "not canonical": NOT_CANONICAL,
+    "off the curve": off_the_curve(),
+    "outside the subgroup": sodium.crypto_core_ed25519_add(good_point(), ORDER_8),
+    "all ones": b"\xff" * 32,
+}
+bad_points = pytest.mark.parametrize("point", list(BAD_POINTS.values()), ids=list(BAD_POINTS))
+
+
+def outcome(work: Callable[[], object]) -> Outcome:
+    start = time.monotonic()
+    try:
+        result = work()
+    except Exception as error:
+        return error, time.monotonic() - start
+    return result, time.monotonic() - start
+
+
+def versus(victim: Callable[[Channel], object], attack: Attack, timeout: float = PATIENCE) -> tuple[Outcome, Outcome]:
+    """The victim as the client, the attacker as the server; each closes its end when it is done."""
+    ends = memory_pair(timeout)
+
+    def side(end: Channel, work: Callable[[Channel], object]) -> Outcome:
+        with end:
+            return outcome(lambda: work(end))
+
+    with ThreadPoolExecutor(2) as pool:
+        mine, theirs = pool.submit(side, ends[0], victim), pool.submit(side, ends[1], attack)
+        return mine.result(), theirs.result()
+
+
+def set_up_victim(end: Channel) -> object:
+    return set_up_transfers(end, CLIENT, FOLD)
+
+
+def first_message(point: bytes, offers: bytes) -> list[bytes]:
+    return [bytes([SERVER, FOLD]), point, offers]
+
+
+OFFERS = SenderSetup("client receives").message
+FIRST = 2 + POINT_BYTES + OFFER_BYTES
+
+
+# The set-up -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sender() -> SenderSetup:
+    return SenderSetup("here")
+
+
+@bad_points
+def test_a_bad_point_of_the_giver_is_refused(sender: SenderSetup, point: bytes) -> None:
+    with pytest.raises(PeerError, match="prime-order group"):
+        sender.finish(point, bytes(TREE_BYTES), FOLD)
+
+
+@bad_points
+@pytest.mark.parametrize("place", [0, 1, 2 * SECURITY - 1])
+def test_a_bad_point_of_the_chooser_is_refused(point: bytes, place: int) -> None:
+    start = place * POINT_BYTES
+    offers = OFFERS[:start] + point + OFFERS[start + POINT_BYTES :]
+    with pytest.raises(PeerError, match="prime-order group"):
+        ReceiverSetup("here").finish(offers, FOLD)
+
+
+def test_points_that_cancel_are_refused() -> None:
+    """r_0 = -H_0(r_1) would make the first key the hash of a known point."""
+    other = good_point()
+    hashed = _Transcript("here", b"", b"").point(0, 0, other)
+    cancelling = sodium.crypto_core_ed25519_sub(sodium.crypto_core_ed25519_sub(hashed, hashed), hashed)
+    offers = cancelling + other + OFFERS[2 * POINT_BYTES :]
+    with pytest.raises(PeerError, match="small order"):
+        ReceiverSetup("here").finish(offers, FOLD)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_set_up_messages_of_another_size_are_refused(sender: SenderSetup, change: int) -> None:
+    with pytest.raises(WrongSize):
+        ReceiverSetup("here").finish(bytes(OFFER_BYTES + change), FOLD)
+    with pytest.raises(WrongSize):
+        sender.finish(bytes(POINT_BYTES + change), bytes(TREE_BYTES), FOLD)
+    with pytest.raises(WrongSize):
+        sender.finish(good_point(), bytes(TREE_BYTES + change), FOLD)
+
+
+@pytest.mark.parametrize("size", [0, 1, FIRST - 1, FIRST + 1, 1 << 20])
+def test_a_first_message_of_another_size_is_cut_off(size: int) -> None:
+    def attack(end: Channel) -> object:
+        end.send(bytes(size))
+        end.receive(1 << 20)
+        return end.receive(1 << 20)
+
+    (error, seconds), (theirs, _) = versus(set_up_victim, attack)
+    assert isinstance(error, WrongSize)
+    assert isinstance(theirs, PeerClosed)
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("offers", [bytes(OFFER_BYTES), OFFERS])
+def test_bad_points_over_a_channel_close_it(offers: bytes) -> None:
+    def attack(end: Channel) -> object:
+        end.exchange(first_message(bytes(POINT_BYTES), offers), FIRST)
+        end.exchange([bytes(TREE_BYTES)], TREE_BYTES)
+        return end.receive(1)
+
+    (error, seconds), (theirs, _) = versus(set_up_victim, attack)
+    assert isinstance(error, PeerError)
+    assert "prime-order group" in str(error)
+    assert isinstance(theirs, PeerClosed)
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("size", [TREE_BYTES - 1, TREE_BYTES + 1])
+def test_a_second_message_of_another_size_is_cut_off(size: int) -> None:
+    def attack(end: Channel) -> object:
+        end.exchange(first_message(good_point(), OFFERS), FIRST)
+        return end.exchange([bytes(size)], TREE_BYTES)
+
+    (error, seconds), _ = versus(set_up_victim, attack)
+    assert isinstance(error, WrongSize)
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_peer_that_leaves_the_set_up_is_noticed(rounds: int) -> None:
+    def attack(end: Channel) -> object:
+        return end.exchange(first_message(good_point(), OFFERS), FIRST) if rounds else None
+
+    (error, seconds), _ = versus(set_up_victim, attack)
+    assert isinstance(error, PeerClosed)
+    assert seconds < SOON
+
+
+def test_a_silent_peer_times_out() -> None:
+    release = threading.Event()
+
+    def victim(end: Channel) -> object:
+        try:
+            return set_up_victim(end)
+        finally:
+            release.set()
+
+    (error, seconds), _ = versus(victim, lambda end: release.wait(PATIENCE), timeout=0.2)
+    assert isinstance(error, PeerTimeout)
+    assert seconds < SOON
+
+
+def test_a_set_up_of_rubbish_gives_wrong_numbers_and_nothing_worse() -> None:
+    """Parties are assumed to follow the protocol: sums of no tree are not detected, but they break nothing either."""
+    rng = np.random.default_rng(1)
+
+    def attack(end: Channel) -> object:
+        end.exchange(first_message(good_point(), OFFERS), FIRST)
+        return end.exchange([rng.bytes(TREE_BYTES)], TREE_BYTES)
+
+    (transfers, _), _ = versus(set_up_victim, attack)
+    assert isinstance(transfers, Transfers)
+    zeros, ones = transfers.sender.extend(rng.bytes(extension_bytes(COUNT, FOLD)), COUNT)
+    assert zeros.shape == ones.shape == (COUNT,)
+
+
+# The extension --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transfers() -> Transfers:
+    """The victim's side, set up with an honest peer. Every test goes on where the last one stopped."""
+    ends = memory_pair(PATIENCE)
+    with ThreadPoolExecutor(2) as pool:
+        client, server = (pool.submit(set_up_transfers, ends[p], p, FOLD) for p in (CLIENT, SERVER))
+        server.result()
+        return client.result()
+
+
+# Of 300 products the client receives in the first 256, the server in the last 44.
+OURS, THEIRS = extension_bytes(256, FOLD), extension_bytes(44, FOLD)
+ANSWER_TO_US, ANSWER_TO_THEM = 256 * (WIDTH - 1) // 8, 44 * (WIDTH - 1) // 8
+
+
+def test_the_sizes_above_are_those_of_the_protocol(transfers: Transfers) -> None:
+    def attack(end: Channel) -> object:
+        end.exchange([bytes(THEIRS)], OURS)
+        return end.exchange([bytes(ANSWER_TO_US)], ANSWER_TO_THEM)
+
+    (mine, _), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    assert isinstance(mine, tuple)
+    assert isinstance(theirs, memoryview)
+
+
+@pytest.mark.parametrize("change", [-THEIRS + 1, -1, 1, 1 << 20])
+def test_a_question_of_another_size_is_cut_off(transfers: Transfers, change: int) -> None:
+    def attack(end: Channel) -> object:
+        end.exchange([bytes(THEIRS + change)], OURS)
+        return end.receive(1 << 20)
+
+    (error, seconds), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    assert isinstance(error, WrongSize)
+    assert isinstance(theirs, PeerClosed)
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("change", [-ANSWER_TO_US + 1, -1, 1, 1 << 20])
+def test_an_answer_of_another_size_is_cut_off(transfers: Transfers, change: int) -> None:
+    def attack(end: Channel) -> object:
+        end.exchange([bytes(THEIRS)], OURS)
+        end.exchange([bytes(ANSWER_TO_US + change)], ANSWER_TO_THEM)
+        return end.receive(1 << 20)
+
+    (error, seconds), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    assert isinstance(error, WrongSize)
+    assert isinstance(theirs, PeerClosed)
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_peer_that_leaves_between_messages_is_noticed(transfers: Transfers, rounds: int) -> None:
+    def attack(end: Channel) -> object:
+        return end.exchange([bytes(THEIRS)], OURS) if rounds else None
+
+    (error, seconds), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    assert isinstance(error, PeerClosed)
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("fill", [b"\x00", b"\xff", None])
+def test_rubbish_of_the_right_size_gives_wrong_numbers_and_nothing_worse(
+    transfers: Transfers, fill: bytes | None
+) -> None:
+    rng = np.random.default_rng(2)
+
+    def rubbish(size: int) -> bytes:
+        return rng.bytes(size) if fill is None else fill * size
+
+    def attack(end: Channel) -> object:
+        end.exchange([rubbish(THEIRS)], OURS)
+        return end.exchange([rubbish(ANSWER_TO_US)], ANSWER_TO_THEM)
+
+    (result, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    assert isinstance(result, tuple)
+    bits, shares = result
+    assert bits.shape == ((COUNT + 7) // 8,)
+    assert bits[-1] < 1 << COUNT % 8
+    assert shares.shape == (COUNT,)
+    assert int(shares.max()) < 2**WIDTH
+
+
+def test_what_was_asked_in_a_run_that_failed_is_never_asked_again(transfers: Transfers) -> None:
+    """A peer that breaks off and comes back sees fresh transfers: no bit of the first run is used twice."""
+    seen: list[bytes] = []
+
+    def attack(end: Channel) -> object:
+        seen.append(end.exchange([bytes(THEIRS)], OURS).tobytes())
+        return None
+
+    before = transfers.receiver.used
+    for _ in range(2):
+        (error, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+        assert isinstance(error, PeerClosed)
+    assert seen[0] != seen[1]
+    assert transfers.receiver.used == before + 2 * 256
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_wrong_sizes_around_chosen_bits_and_words_are_cut_off(transfers: Transfers, change: int) -> None:
+    question, flips, answer = extension_bytes(COUNT, FOLD), (COUNT + 7) // 8, (COUNT * WIDTH + 7) // 8
+    bits, words = np.zeros(flips, np.uint8), np.zeros(COUNT, np.uint64)
+
+    def bad_answer(end: Channel) -> object:
+        end.exchange([], question + flips)
+        return end.exchange([bytes(answer + change)], 0)
+
+    (error, _), _ = versus(lambda end: bit_times_word(end, transfers, COUNT, WIDTH, bits=bits), bad_answer)
+    assert isinstance(error, WrongSize)
+    (error, _), _ = versus(
+        lambda end: bit_times_word(end, transfers, COUNT, WIDTH, words=words),
+        lambda end: end.exchange([bytes(question + flips + change)], answer),
+    )
+    assert isinstance(error, WrongSize)
