@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -94,8 +95,7 @@ def products(rows: list[Row], fold: int, widths: list[int], count: int) -> None:
             spent = []
             for _ in range(REPEATS):
                 calls = [
-                    pool.submit(cpu_seconds, lambda p=p, w=width: bit_products(ends[p], ready[p][0], count, w))
-                    for p in (0, 1)
+                    pool.submit(cpu_seconds, partial(bit_products, ends[p], ready[p][0], count, width)) for p in (0, 1)
                 ]
                 spent.append(max(call.result() for call in calls))
             traffic = ends[0].traffic - before
