@@ -236,6 +236,8 @@ class Client:
         until = time.monotonic() + timeout
         while (ready := self._reserve.count(batch, bucket)) < count and time.monotonic() < until:
             self._fetch(batch, bucket, plan)
+        if ready:
+            self._reserve.warm(batch, bucket)
         return ready
 
     def _fetch(self, batch: int, bucket: int, plan: Plan) -> str:

@@ -252,8 +252,8 @@ class PublicModel:
         """Normalised embeddings, without γ and β, which the server has folded into its first layer."""
         self._check_ids(ids)
         e = self.config.encoder
-        tables = {name: value.astype(np.float64) for name, value in self.embeddings.items()}
-        x = tables["words"][ids] + tables["positions"][e.first_position + np.arange(ids.shape[1])]
+        tables = self.embeddings
+        x = tables["words"][ids].astype(np.float64) + tables["positions"][e.first_position + np.arange(ids.shape[1])]
         if e.types:
             x = x + tables["types"][np.minimum(types, e.types - 1)]
         centred = x - x.mean(axis=-1, keepdims=True)

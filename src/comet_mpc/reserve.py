@@ -77,6 +77,17 @@ class Reserve:
                 self._thread.start()
             self._changed.notify_all()
 
+    def warm(self, batch: int, bucket: int) -> None:
+        """Makes one portion ready in memory, unless there is one, or no room."""
+        key = batch, bucket
+        with self._changed:
+            if self._warm.get(key) or sum(map(len, self._warm.values())) >= _MOST_WARM:
+                return
+        portion = self._make(key)
+        with self._changed:
+            self._warm.setdefault(key, deque()).append(portion)
+            self._changed.notify_all()
+
     def count(self, batch: int, bucket: int) -> int:
         """Portions that are ready, in memory or on disk."""
         with self._changed:
@@ -138,14 +149,7 @@ class Reserve:
 
     def _fill(self, key: Key) -> None:
         """One portion in memory first, then the rest on disk."""
-        with self._changed:
-            warm = sum(map(len, self._warm.values()))
-            lacking = not self._warm.get(key) and warm < _MOST_WARM
-        if lacking:
-            portion = self._make(key)
-            with self._changed:
-                self._warm.setdefault(key, deque()).append(portion)
-                self._changed.notify_all()
+        self.warm(*key)
         plan = self._set_up.programs.plan(*key)
         while not self._closed and self.count(*key) < self._ready:
             start = time.monotonic()

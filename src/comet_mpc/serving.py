@@ -6,6 +6,7 @@ the connection. Either way the bundle is spent: it leaves the store before the s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -74,8 +75,8 @@ class ServiceLimits:
     """Texts in one run of the program."""
     ready: int = 4
     """Bundles that a client is told it may keep ready per program."""
-    stored: int = 256
-    """Bundles in the store per program; beyond that the oldest, whose client has not come back, is dropped."""
+    store_bytes: int = 1 << 34
+    """Of prepared randomness on disk; beyond that the oldest, whose clients have not come back, is dropped."""
     fetches: int = 4
     """Bundles on their way from the dealer at a time, per worker."""
     stall_seconds: float = 30.0
@@ -162,6 +163,20 @@ class Service:
     def package(self) -> memoryview:
         return memoryview(self._package)
 
+    def make_room(self, needed: int) -> None:
+        """Drops the oldest bundles until there is room for another. Their clients will notice and ask for new ones."""
+        found = []
+        for path in self.store.directory.glob("*.bundle"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path.stem))
+        needed += sum(size for _, size, _ in found)
+        for _, size, name in sorted(found):
+            if needed <= self.limits.store_bytes:
+                return
+            self.store.discard(name)
+            needed -= size
+
     def reach_dealer(self) -> Channel:
         """A connection to the dealer, or an error that says that it cannot be had."""
         limits = self.limits
@@ -220,11 +235,9 @@ class Conversation:
             return
         self.channel.timeout = _PARTING_SECONDS
         self.deadline = time.monotonic() + 2 * _PARTING_SECONDS
-        try:
+        with contextlib.suppress(PeerError):
             say(self.channel, refusal(error))
             self.channel.receive(MESSAGE_LIMIT)  # closing at once could discard the refusal
-        except PeerError:
-            pass
 
     def _converse(self) -> None:
         introduce(self.channel, "server", self._service.model.fingerprint)
@@ -305,8 +318,7 @@ class Conversation:
         start = time.monotonic()
         fields = {**self._fields, "batch": message.batch, "bucket": message.bucket}
         try:
-            for old in service.store.list(plan.digest)[: -self._limits.stored]:
-                service.store.discard(old)
+            service.make_room(plan.correction_bytes)
             fetch_bundle(
                 channel,
                 SERVER,
