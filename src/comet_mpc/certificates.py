@@ -16,6 +16,7 @@ bounds (`normalised_queries`), costs nothing and publishes nothing: the scales a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -50,6 +51,7 @@ from comet_mpc.rules import MinimaxRule, minimax_rule
 __all__ = [
     "activation_rule",
     "attention_rules",
+    "calibrated",
     "certify",
     "check_certificates",
     "in_form",
@@ -171,6 +173,36 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
         sites[name] = Site(rule=rule, certified_high=True, certified_low=False)
     bound = power_of_two_above(_pooler_bound(config, tensors))
     sites["pooler"] = Site(rule=tanh_like_rule(bound, config.row_steps), certified_high=True, certified_low=True)
+    return msgspec.structs.replace(config, sites=sites)
+
+
+def calibrated(
+    config: CometConfig, tensors: Tensors, seen: Mapping[str, tuple[float, ...]], *, margin: float = 1.2
+) -> CometConfig:
+    """Intervals after a look at data. `seen`: five quantiles of t by site (`Site.seen`), a layer's own or universal.
+
+    Certified form: tops stay certified from the weights, LayerNorms' low ends follow the data. Other forms: the top is
+    the largest value seen times `margin`, which some other input may exceed.
+    """
+    if not (config.activation.normalised and config.attention.cosine):
+        sites = {}
+        for name, quantiles in seen.items():
+            if name.endswith((".activation", ".scores")):
+                high = quantiles[4] * margin
+                low = max(quantiles[1] / margin, high * 2.0**-9)
+                rule = minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
+                sites[name] = Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
+        return msgspec.structs.replace(config, sites=sites)
+    hidden = config.encoder.hidden
+    shrink = (hidden / 2 ** math.ceil(math.log2(hidden))) ** 3  # a LayerNorm's rule takes its variance times this
+    names = norm_sites(config)
+    lows = {name: quantiles[0] / (1.5 * shrink) for name, quantiles in seen.items() if name in names}
+    sites = dict(certify(config, tensors, lows).sites)
+    for name, q in seen.items():
+        key = name if name in sites else name.rsplit(".", 1)[1]
+        old = sites[key].seen or q
+        merged = (min(old[0], q[0]), min(old[1], q[1]), (old[2] + q[2]) / 2, max(old[3], q[3]), max(old[4], q[4]))
+        sites[key] = msgspec.structs.replace(sites[key], seen=merged)
     return msgspec.structs.replace(config, sites=sites)
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "load_checkpoint",
     "load_hugging_face",
     "save_checkpoint",
+    "save_config",
     "tensor_shapes",
 ]
 
@@ -281,14 +282,19 @@ def save_checkpoint(
             stored[name] = value.astype(np.float16) if half else value
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / ".model.partial"
+    save_file(stored, partial)
+    partial.chmod(0o644)
+    partial.replace(directory / "model.safetensors")
+    save_config(directory, config)
+
+
+def save_config(directory: Path, config: CometConfig) -> None:
+    """Writes config.json alone: other intervals for the same weights."""
     section = {"model_type": config.encoder.architecture, "comet": msgspec.to_builtins(config)}
-    for name, write in (
-        ("model.safetensors", lambda path: save_file(stored, path)),
-        ("config.json", lambda path: path.write_text(json.dumps(section, indent=1) + "\n")),
-    ):
-        partial = directory / f".{name}.partial"
-        write(partial)
-        partial.replace(directory / name)
+    partial = Path(directory) / ".config.partial"
+    partial.write_text(json.dumps(section, indent=1) + "\n")
+    partial.replace(Path(directory) / "config.json")
 
 
 def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]]) -> str:

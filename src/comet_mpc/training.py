@@ -39,7 +39,9 @@ __all__ = [
     "finetune",
     "load_model",
     "load_tokenizer",
+    "observe",
     "predict",
+    "quantiles",
 ]
 
 
@@ -158,6 +160,28 @@ def predict(model: UnifiedModel, data: Encoded, *, size: int = 64) -> npt.NDArra
             out[rows] = model(batch.ids, batch.mask, _types(model, batch))[0].double().numpy()
     model.train(was)
     return out
+
+
+def observe(model: UnifiedModel, data: Encoded, *, most: int = 20_000) -> dict[str, npt.NDArray[np.float64]]:
+    """What every inverse square root is taken of, site by site: a sample per batch, its extremes always included."""
+    seen: dict[str, list[npt.NDArray[np.float64]]] = {}
+
+    def look(site: str, t: Tensor) -> None:
+        flat = t.detach().double().numpy().reshape(-1)
+        kept = flat[:: max(1, len(flat) // most)]
+        seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
+
+    model.probe = look
+    predict(model, data)
+    model.probe = None
+    return {site: np.concatenate(parts) for site, parts in seen.items()}
+
+
+def quantiles(values: dict[str, npt.NDArray[np.float64]]) -> dict[str, tuple[float, ...]]:
+    """Smallest, 1 %, median, 99 % and largest, site by site."""
+    return {
+        site: tuple(float(q) for q in np.quantile(found, (0, 0.01, 0.5, 0.99, 1))) for site, found in values.items()
+    }
 
 
 def evaluate(model: UnifiedModel, data: Encoded, task: Task) -> dict[str, float]:

@@ -116,11 +116,12 @@ class _Norm(nn.Module):
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
         self.size, self.epsilon = size, epsilon
+        self.shrink = size / 2 ** math.ceil(math.log2(size))  # as in normalization.layer_norm
 
     def forward(self, x: Tensor, rule: MinimaxRule | None) -> Tensor:
         if rule is None:
             return F.layer_norm(x, (self.size,), self.weight, self.bias, self.epsilon)
-        shrink = self.size / 2 ** math.ceil(math.log2(self.size))  # as in normalization.layer_norm
+        shrink = self.shrink
         v = shrink * (x - x.mean(-1, keepdim=True))
         t = shrink * v.square().mean(-1, keepdim=True) + self.epsilon * shrink**3
         n = v * (inverse_sqrt(t, rule) * (math.sqrt(shrink) / rule.gain))
@@ -321,7 +322,7 @@ class UnifiedModel(nn.Module):
 
     def normalise(self, site: str, norm: _Norm, x: Tensor) -> Tensor:
         if self.probe is not None:
-            self.probe(site, x.var(-1, unbiased=False) + norm.epsilon)
+            self.probe(site, (x.var(-1, unbiased=False) + norm.epsilon) * norm.shrink**3)
         result: Tensor = norm(x, self.rule(site, "", rows=True))
         return result
 

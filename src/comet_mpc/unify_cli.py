@@ -16,20 +16,19 @@ import msgspec
 import numpy as np
 import typer
 
-from comet_mpc.certificates import certify, check_certificates, in_form
+from comet_mpc.certificates import calibrated, certify, check_certificates, in_form
 from comet_mpc.checkpoint import (
     ActivationChoice,
     AttentionChoice,
     CheckpointError,
     CometConfig,
-    Site,
     fingerprint,
     load_checkpoint,
     load_hugging_face,
     save_checkpoint,
+    save_config,
 )
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.rules import minimax_rule
 from comet_mpc.tasks import Task, find_task, read_split
 
 __all__ = ["register"]
@@ -175,31 +174,9 @@ def calibrate(
     chosen = find_task(task)
     rows = _rows(model, config, data, chosen, "train", limit, 0)
     training, unified = _layer("training"), _layer("unified")
-    net = unified.UnifiedModel.from_tensors(config, tensors).use("exact")
-    seen: dict[str, list[Any]] = {}
-    net.probe = lambda site, t: seen.setdefault(site, []).append(_sample(t.detach().numpy()))
-    training.predict(net, rows)
-    values = {site: np.concatenate(parts) for site, parts in seen.items()}
-    quantiles = {site: tuple(float(q) for q in np.quantile(v, (0, 0.01, 0.5, 0.99, 1))) for site, v in values.items()}
-    if config.activation.normalised and config.attention.cosine:
-        lows = {site: q[0] / 1.5 for site, q in quantiles.items() if site.endswith("norm")}
-        config = certify(config, tensors, lows)
-        sites = dict(config.sites)
-        for site, q in quantiles.items():
-            key = site if site in sites else site.rsplit(".", 1)[1]
-            if site in sites or key in sites:
-                old = sites[key].seen or q
-                merged = (
-                    min(old[0], q[0]),
-                    min(old[1], q[1]),
-                    (old[2] + q[2]) / 2,
-                    *map(max, zip(old[3:], q[3:], strict=True)),
-                )
-                sites[key] = msgspec.structs.replace(sites[key], seen=merged)
-    else:
-        sites = {site: _seen_site(q, config, margin) for site, q in quantiles.items() if _wide(site)}
-    config = msgspec.structs.replace(config, sites=sites)
-    save_checkpoint(model, config, tensors)
+    values = training.observe(unified.UnifiedModel.from_tensors(config, tensors).use("exact"), rows)
+    config = calibrated(config, tensors, training.quantiles(values), margin=margin)
+    save_config(model, config)
     for site, entry in config.sites.items():
         rule, q = entry.rule, entry.seen or (math.nan,) * 5
         typer.echo(
@@ -208,25 +185,6 @@ def calibrate(
         )
     if picture is not None:
         _draw(values, picture)
-
-
-def _seen_site(quantiles: tuple[float, ...], config: CometConfig, margin: float) -> Site:
-    """The rule of a site whose top is only what data showed, times a margin. The low end is a quantile."""
-    high = quantiles[4] * margin
-    low = max(quantiles[1] / margin, high * 2.0**-9)
-    rule = minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
-    return Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
-
-
-def _wide(site: str) -> bool:
-    """Sites with one argument per element rather than one per row."""
-    return site.endswith((".activation", ".scores"))
-
-
-def _sample(values: Any, most: int = 20_000) -> Any:
-    flat = values.reshape(-1)
-    kept = flat[:: max(1, len(flat) // most)]
-    return np.concatenate([kept, [flat.min(), flat.max()]])
 
 
 def _draw(values: dict[str, Any], path: Path) -> None:
