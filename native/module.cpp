@@ -18,6 +18,7 @@ namespace nb = nanobind;
 using namespace comet;
 
 void bind_transfer(nb::module_ &m); // transfer_module.cpp
+void bind_lattice(nb::module_ &m); // lattice_module.cpp
 
 namespace {
 
@@ -122,4 +123,5 @@ NB_MODULE(_native, m) {
     m.def("pack_words", &py_pack_words);
     m.def("unpack_words", &py_unpack_words);
     bind_transfer(m);
+    bind_lattice(m);
 }

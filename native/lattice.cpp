@@ -1,0 +1,305 @@
+#include "lattice.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+
+#if COMET_HAVE_AVX2
+#include <immintrin.h>
+#endif
+
+namespace comet::lattice {
+
+namespace portable {
+
+#define LATTICE_TARGET
+struct Vec {
+    u32 at[lanes];
+};
+struct Sum {
+    u64 at[lanes];
+};
+
+COMET_INLINE Vec load(const u32 *x) {
+    Vec v;
+    for (size_t i = 0; i < lanes; ++i) v.at[i] = x[i];
+    return v;
+}
+COMET_INLINE void store(u32 *x, const Vec &v) {
+    for (size_t i = 0; i < lanes; ++i) x[i] = v.at[i];
+}
+COMET_INLINE Vec broadcast(u32 x) {
+    Vec v;
+    for (size_t i = 0; i < lanes; ++i) v.at[i] = x;
+    return v;
+}
+COMET_INLINE Vec add(Vec x, const Vec &y) {
+    for (size_t i = 0; i < lanes; ++i) x.at[i] += y.at[i];
+    return x;
+}
+COMET_INLINE Vec sub(Vec x, const Vec &y) {
+    for (size_t i = 0; i < lanes; ++i) x.at[i] -= y.at[i];
+    return x;
+}
+COMET_INLINE Vec lesser(Vec x, const Vec &y) {
+    for (size_t i = 0; i < lanes; ++i) x.at[i] = std::min(x.at[i], y.at[i]);
+    return x;
+}
+// x·w/2^32 mod q, between 1 and 2q - 1, for any x.
+COMET_INLINE Vec multiply(Vec x, const Vec &w, const Vec &companion, const Vec &q) {
+    for (size_t i = 0; i < lanes; ++i) {
+        const u32 quotient = x.at[i] * companion.at[i];
+        const u32 high = static_cast<u32>((static_cast<u64>(x.at[i]) * w.at[i]) >> 32);
+        x.at[i] = high - static_cast<u32>((static_cast<u64>(quotient) * q.at[i]) >> 32) + q.at[i];
+    }
+    return x;
+}
+COMET_INLINE void transpose(Vec (&x)[8]) {
+    for (size_t i = 0; i < lanes; ++i)
+        for (size_t j = 0; j < i; ++j) std::swap(x[i].at[j], x[j].at[i]);
+}
+COMET_INLINE Sum zero_sum() { return Sum{}; }
+COMET_INLINE void accumulate(Sum &s, const Vec &x, const Vec &y) {
+    for (size_t i = 0; i < lanes; ++i) s.at[i] += static_cast<u64>(x.at[i]) * y.at[i];
+}
+COMET_INLINE Vec reduce_sum(const Sum &s, const Vec &q, const Vec &inverse) {
+    Vec v;
+    for (size_t i = 0; i < lanes; ++i) {
+        const u32 n = q.at[i], low = static_cast<u32>(s.at[i]);
+        u32 high = static_cast<u32>(s.at[i] >> 32);
+        high = std::min(high, high - 2 * n);
+        high = std::min(high, high - 2 * n);
+        high = std::min(high, high - n);
+        const u32 quotient = low * inverse.at[i];
+        const u32 rest = high - static_cast<u32>((static_cast<u64>(quotient) * n) >> 32) + n;
+        v.at[i] = std::min(rest, rest - n);
+    }
+    return v;
+}
+
+#include "lattice_kernels.inc"
+#undef LATTICE_TARGET
+
+} // namespace portable
+
+#if COMET_HAVE_AVX2
+
+namespace avx2 {
+
+#define LATTICE_TARGET COMET_AVX2
+using Vec = __m256i;
+struct Sum {
+    __m256i even, odd;
+};
+
+COMET_AVX2 COMET_INLINE Vec load(const u32 *x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)); }
+COMET_AVX2 COMET_INLINE void store(u32 *x, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(x), v); }
+COMET_AVX2 COMET_INLINE Vec broadcast(u32 x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+COMET_AVX2 COMET_INLINE Vec add(Vec x, Vec y) { return _mm256_add_epi32(x, y); }
+COMET_AVX2 COMET_INLINE Vec sub(Vec x, Vec y) { return _mm256_sub_epi32(x, y); }
+COMET_AVX2 COMET_INLINE Vec lesser(Vec x, Vec y) { return _mm256_min_epu32(x, y); }
+COMET_AVX2 COMET_INLINE Vec odd(Vec x) { return _mm256_srli_epi64(x, 32); }
+COMET_AVX2 COMET_INLINE Vec multiply(Vec x, Vec w, Vec companion, Vec q) {
+    const Vec quotient = _mm256_mullo_epi32(x, companion);
+    const Vec even_part = _mm256_sub_epi64(_mm256_mul_epu32(x, w), _mm256_mul_epu32(quotient, q));
+    const Vec odd_part = _mm256_sub_epi64(_mm256_mul_epu32(odd(x), odd(w)), _mm256_mul_epu32(odd(quotient), q));
+    return add(_mm256_blend_epi32(odd(even_part), odd_part, 0xAA), q);
+}
+COMET_AVX2 COMET_INLINE void transpose(Vec (&x)[8]) {
+    Vec y[8], z[8];
+    for (size_t i = 0; i < 4; ++i) {
+        y[2 * i] = _mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+        y[2 * i + 1] = _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+    }
+    for (size_t i = 0; i < 8; i += 4) {
+        z[i] = _mm256_unpacklo_epi64(y[i], y[i + 2]);
+        z[i + 1] = _mm256_unpackhi_epi64(y[i], y[i + 2]);
+        z[i + 2] = _mm256_unpacklo_epi64(y[i + 1], y[i + 3]);
+        z[i + 3] = _mm256_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+    for (size_t i = 0; i < 4; ++i) {
+        x[i] = _mm256_permute2x128_si256(z[i], z[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2x128_si256(z[i], z[i + 4], 0x31);
+    }
+}
+COMET_AVX2 COMET_INLINE Sum zero_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+COMET_AVX2 COMET_INLINE void accumulate(Sum &s, Vec x, Vec y) {
+    s.even = _mm256_add_epi64(s.even, _mm256_mul_epu32(x, y));
+    s.odd = _mm256_add_epi64(s.odd, _mm256_mul_epu32(odd(x), odd(y)));
+}
+COMET_AVX2 COMET_INLINE Vec reduce_sum(Sum s, Vec q, Vec inverse) {
+    const Vec q2 = add(q, q);
+    const Vec low = _mm256_blend_epi32(s.even, _mm256_slli_epi64(s.odd, 32), 0xAA);
+    Vec high = _mm256_blend_epi32(odd(s.even), s.odd, 0xAA);
+    high = lesser(high, sub(high, q2));
+    high = lesser(high, sub(high, q2));
+    high = lesser(high, sub(high, q));
+    const Vec quotient = _mm256_mullo_epi32(low, inverse);
+    const Vec even_part = _mm256_mul_epu32(quotient, q), odd_part = _mm256_mul_epu32(odd(quotient), q);
+    const Vec rest = add(sub(high, _mm256_blend_epi32(odd(even_part), odd_part, 0xAA)), q);
+    return lesser(rest, sub(rest, q));
+}
+
+#include "lattice_kernels.inc"
+#undef LATTICE_TARGET
+
+} // namespace avx2
+
+#else
+namespace avx2 = portable;
+#endif
+
+namespace {
+
+bool is_prime(u32 n) {
+    for (u32 d = 3; static_cast<u64>(d) * d <= n; d += 2)
+        if (n % d == 0) return false;
+    return n > 2 && n % 2 == 1;
+}
+
+size_t reversed(size_t x, unsigned bits) {
+    size_t out = 0;
+    for (unsigned i = 0; i < bits; ++i) out = out << 1 | (x >> i & 1);
+    return out;
+}
+
+// Entry k of the usual table is psi^bitreverse(k); stage m, group g takes entry m + g. Here lane l takes the groups
+// l·2^h … of stage m = 8·2^h, so a vector gathers one entry of each lane.
+void fill(const Prime &p, u32 psi, std::vector<u32> &table, std::vector<u32> &companion) {
+    std::vector<u32> powers(degree);
+    u32 power = 1;
+    for (size_t i = 0; i < degree; ++i, power = p.times(power, psi)) powers[i] = power;
+    const auto entry = [&](size_t k) { return p.times(powers[reversed(k, 13)], p.montgomery); };
+    table.assign(8 + (rows - 1) * lanes, 0);
+    for (size_t k = 1; k < 8; ++k) table[k] = entry(k);
+    for (size_t groups = 1; groups < rows; groups *= 2)
+        for (size_t g = 0; g < groups; ++g)
+            for (size_t lane = 0; lane < lanes; ++lane)
+                table[8 + (groups - 1 + g) * lanes + lane] = entry(lanes * groups + lane * groups + g);
+    companion.resize(table.size());
+    for (size_t i = 0; i < table.size(); ++i) companion[i] = table[i] * p.inverse;
+}
+
+std::unique_ptr<const Prime> make_prime(u32 q) {
+    if (q >= u32{1} << 30 || q % (2 * degree) != 1 || !is_prime(q))
+        throw std::invalid_argument("not a prime below 2^30 that is 1 mod 2^14");
+    auto made = std::make_unique<Prime>();
+    Prime &p = *made;
+    p.q = q;
+    p.inverse = 1;
+    for (int i = 0; i < 5; ++i) p.inverse *= 2 - q * p.inverse;
+    p.barrett = static_cast<u64>((static_cast<u128>(1) << 64) / q);
+    p.montgomery = static_cast<u32>((u64{1} << 32) % q);
+    p.square = p.times(p.montgomery, p.montgomery);
+    u32 psi = 0;
+    for (u32 base = 2; psi == 0; ++base) {
+        const u32 candidate = p.power(base, (q - 1) / (2 * degree));
+        if (p.power(candidate, degree) == q - 1) psi = candidate;
+    }
+    fill(p, psi, p.forward, p.forward_companion);
+    fill(p, p.invert(psi), p.backward, p.backward_companion);
+    p.scale = p.times(p.invert(static_cast<u32>(degree)), p.montgomery);
+    return made;
+}
+
+} // namespace
+
+u32 Prime::power(u32 x, u64 exponent) const {
+    u32 out = 1;
+    for (; exponent; exponent >>= 1, x = times(x, x))
+        if (exponent & 1) out = times(out, x);
+    return out;
+}
+
+const Prime &prime(u32 q) {
+    static std::mutex mutex;
+    static std::map<u32, std::unique_ptr<const Prime>> known;
+    const std::lock_guard<std::mutex> guard(mutex);
+    auto &entry = known[q];
+    if (!entry) {
+        try {
+            entry = make_prime(q);
+        } catch (...) {
+            known.erase(q);
+            throw;
+        }
+    }
+    return *entry;
+}
+
+void forward(const Prime &p, const u32 *in, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::forward_kernel(p, in, out) : portable::forward_kernel(p, in, out);
+}
+
+void forward_short(const Prime &p, const u32 *in, size_t live, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::forward_short_kernel(p, in, live, out) : portable::forward_short_kernel(p, in, live, out);
+}
+
+void backward(const Prime &p, u32 *in, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::backward_kernel(p, in, out) : portable::backward_kernel(p, in, out);
+}
+
+void multiply_add(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t stride, size_t sets,
+                  size_t terms, u32 *const *acc0, u32 *const *acc1, Isa isa) {
+    const auto kernel = isa == Isa::avx2 ? (sets == 2 ? avx2::multiply_add_kernel<2> : avx2::multiply_add_kernel<1>)
+                                         : (sets == 2 ? portable::multiply_add_kernel<2> : portable::multiply_add_kernel<1>);
+    for (size_t k = 0; k < terms; k += fold)
+        kernel(p, x0 + k, x1 + k, y + k * degree, stride, std::min(fold, terms - k), acc0, acc1);
+}
+
+Basis::Basis(const std::vector<u32> &primes) {
+    if (primes.empty() || primes.size() > 8) throw std::invalid_argument("a basis has 1 to 8 primes");
+    for (const u32 q : primes) {
+        for (const Prime *other : primes_)
+            if (other->q == q) throw std::invalid_argument("the primes of a basis must differ");
+        primes_.push_back(&prime(q));
+        modulus_ *= q;
+        low_ *= q;
+    }
+    garner_.assign(size() * size(), 0);
+    for (size_t i = 0; i < size(); ++i) {
+        const Prime &p = *primes_[i];
+        u32 product = 1;
+        for (size_t j = 0; j < size(); ++j) {
+            if (j == i) continue;
+            product = p.times(product, p.reduce(u64{primes_[j]->q}));
+            if (j < i) garner_[i * size() + j] = p.invert(p.reduce(u64{primes_[j]->q}));
+        }
+        punctured_.push_back(p.invert(product));
+        reciprocals_.push_back(~u128{0} / p.q); // q is odd and above 1, so this is floor(2^128 / q)
+    }
+}
+
+u128 Basis::fraction(const u32 *residues, size_t stride) const {
+    u128 sum = 0;
+    for (size_t i = 0; i < size(); ++i) sum += reciprocals_[i] * primes_[i]->times(residues[i * stride], punctured_[i]);
+    return sum;
+}
+
+void Basis::digits(const u32 *residues, size_t stride, u32 *out) const {
+    for (size_t i = 0; i < size(); ++i) {
+        const Prime &p = *primes_[i];
+        u32 digit = residues[i * stride];
+        for (size_t j = 0; j < i; ++j)
+            digit = p.times(p.minus(digit, p.reduce(u64{out[j]})), garner_[i * size() + j]);
+        out[i] = digit;
+    }
+}
+
+u128 Basis::lift(const u32 *residues, size_t stride) const {
+    u32 out[8];
+    digits(residues, stride, out);
+    u128 x = 0;
+    for (size_t i = size(); i-- > 0;) x = x * primes_[i]->q + out[i];
+    return x;
+}
+
+u32 Basis::modulus_mod(u32 divisor) const {
+    u64 rest = 1;
+    for (const Prime *p : primes_) rest = rest * (p->q % divisor) % divisor;
+    return static_cast<u32>(rest);
+}
+
+} // namespace comet::lattice
