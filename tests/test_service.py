@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from comet_mpc import service_cli
 from comet_mpc.channel import Channel
 from comet_mpc.client import Client
 from comet_mpc.deployment import ServedModel
@@ -199,6 +204,26 @@ def test_eight_clients_at_once_one_killed_and_one_stalling(world: World, cache: 
         victim.stdout.close()
 
 
+def test_the_command_prints_a_table_or_json(world: World, cache: Path, tmp_path: Path) -> None:
+    app = typer.Typer()
+    service_cli.register(app)
+    common = ["--keys", str(world.keys), "--cache", str(cache)]
+    file = tmp_path / "texts"
+    file.write_text("the film is good\n\na [bold] plot\n")
+    found = CliRunner().invoke(app, ["query", world.server.address, "--file", str(file), "--json", *common])
+    entries = json.loads(found.stdout)
+    assert [entry["text"] for entry in entries] == ["the film is good", "a [bold] plot"]
+    shown = CliRunner().invoke(app, ["query", world.server.address, "a [bold] plot", *common])
+    assert "a [bold] plot" in shown.stdout
+    probability = re.search(r"\b0\.\d{3}\b", shown.stdout)
+    assert probability is not None
+    assert abs(float(probability[0]) - entries[1]["probability"]) < 0.01  # each run rounds at random
+    assert f"{world.programs.plan(1, 16).rounds} rounds" in shown.stdout
+    for wrong in ([], ["good", "--file", str(file)], ["--file", str(tmp_path / "none")]):
+        refused = CliRunner().invoke(app, ["query", world.server.address, *wrong, *common])
+        assert isinstance(refused.exception, ConfigurationError)
+
+
 def test_metrics_and_logs_tell_costs_and_no_text(world: World, cache: Path) -> None:
     with Client(world.server.address, keys=world.keys, cache=cache, ready=0) as client:
         client.classify(some_texts(1))
@@ -242,10 +267,9 @@ def test_a_full_server_refuses_replaces_a_dead_worker_and_stops_gracefully(
         half_a_frame(occupying)
         with pytest.raises(ServerBusy):
             Client(small_server.address, keys=world.keys, cache=tmp_path, timeout=15.0).connect()
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(small_server.process.pid)], capture_output=True, text=True, check=True
-    )
-    os.kill(min(map(int, children.stdout.split())), signal.SIGKILL)
+    pid = small_server.process.pid
+    worker, *_ = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    os.kill(worker, signal.SIGKILL)
     with Client(small_server.address, keys=world.keys, cache=tmp_path, ready=0, timeout=20.0) as client:
         client.prepare(2)
         with ThreadPoolExecutor(1) as pool:

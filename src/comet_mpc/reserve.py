@@ -7,6 +7,7 @@ consumed from the store before its seed is expanded; one that is lost with the p
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from comet_mpc.dealing import DealtSource
-from comet_mpc.errors import CometError, PeerTimeout, RandomnessError
+from comet_mpc.errors import CometError, PeerTimeout, RandomnessError, RandomnessSpent
 from comet_mpc.plan import Plan
 from comet_mpc.setup_cache import SetUp
 
@@ -22,6 +23,7 @@ __all__ = ["Portion", "Reserve"]
 
 Key = tuple[int, int]
 
+_MOST_LOST = 8
 _MOST_WARM = 2  # portions in memory, of all programs together: each may be a hundred megabytes
 
 
@@ -116,12 +118,17 @@ class Reserve:
     def _make(self, key: Key) -> Portion:
         start = time.monotonic()
         plan = self._set_up.programs.plan(*key)
-        for bundle_id in self._stored(key):
+        for last in range(_MOST_LOST, -1, -1):
+            for bundle_id in self._stored(key):
+                with contextlib.suppress(RandomnessError):  # another process was quicker, or the file is damaged
+                    return self._open(bundle_id, plan, start)
+            bundle_id = self._fetch(*key, plan)
             try:
                 return self._open(bundle_id, plan, start)
-            except RandomnessError:
-                continue  # another process was quicker, or the file is damaged
-        return self._open(self._fetch(*key, plan), plan, start)
+            except RandomnessSpent:  # others with the same cache may take what this one has fetched
+                if not last:
+                    raise
+        raise AssertionError("unreachable")
 
     def _open(self, bundle_id: str, plan: Plan, start: float) -> Portion:
         bundle = self._set_up.store.take(bundle_id, plan.digest, plan.correlations)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from comet_mpc.client import Client, Prediction
 from comet_mpc.deployment import ServedModel
-from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.errors import ConfigurationError
 from comet_mpc.keys import TlsIdentity
 from comet_mpc.metrics import log_as_json
 from comet_mpc.protocol import parse_address
@@ -23,6 +24,8 @@ from comet_mpc.server import Server
 from comet_mpc.serving import ServiceLimits
 
 __all__ = ["register"]
+
+_log = logging.getLogger(__name__)
 
 DEALER_WARNING = (
     "The dealer must be run by somebody who is neither the server's nor the client's operator: "
@@ -34,11 +37,6 @@ Keys = Annotated[Path, typer.Option("--keys", help="Directory with authority.pem
 
 def identity_in(keys: Path, name: str) -> TlsIdentity:
     return TlsIdentity(keys / f"{name}.pem", keys / f"{name}.key", keys / "authority.pem")
-
-
-def _fail(error: CometError) -> typer.Exit:
-    typer.echo(f"comet: {type(error).__name__}: {error}", err=True)
-    return typer.Exit(2 if isinstance(error, ConfigurationError) else 1)
 
 
 def serve(
@@ -64,29 +62,26 @@ def serve(
     server's operator gives no privacy.
     """
     log_as_json()
-    try:
-        server = Server(
-            ServedModel.load(model),
-            parse_address(listen),
-            parse_address(dealer),
-            identity_in(keys, name),
-            state,
-            workers=workers,
-            require_client=require_client_certificate,
-            metrics=parse_address(metrics) if metrics is not None else None,
-            limits=ServiceLimits(batch=batch, ready=ready),
-        )
-        typer.echo(f"note: {DEALER_WARNING}", err=True)
+    server = Server(
+        ServedModel.load(model),
+        parse_address(listen),
+        parse_address(dealer),
+        identity_in(keys, name),
+        state,
+        workers=workers,
+        require_client=require_client_certificate,
+        metrics=parse_address(metrics) if metrics is not None else None,
+        limits=ServiceLimits(batch=batch, ready=ready),
+    )
+    _log.warning(DEALER_WARNING)
 
-        def started() -> None:
-            typer.echo("serving at {}:{}".format(*server.address))
-            if server.metrics_address is not None:
-                typer.echo("metrics at http://{}:{}/metrics".format(*server.metrics_address))
-            sys.stdout.flush()
+    def started() -> None:
+        typer.echo("serving at {}:{}".format(*server.address))
+        if server.metrics_address is not None:
+            typer.echo("metrics at http://{}:{}/metrics".format(*server.metrics_address))
+        sys.stdout.flush()
 
-        server.serve_forever(started)
-    except CometError as error:
-        raise _fail(error) from error
+    server.serve_forever(started)
 
 
 def _texts(given: list[str] | None, file: Path | None) -> list[str]:
@@ -142,21 +137,18 @@ def query(
     That holds if the dealer is run by neither the server's nor the client's operator: a dealer run by the server's
     operator gives no privacy.
     """
-    try:
-        texts = _texts(text, file)
-        with Client(
-            server,
-            identity=identity_in(keys, name),
-            cache=cache,
-            timeout=timeout,
-            ready=0,
-            batch=batch,
-            dealer=dealer,
-            fingerprint=model,
-        ) as client:
-            predictions = client.classify(texts)
-    except CometError as error:
-        raise _fail(error) from error
+    texts = _texts(text, file)
+    with Client(
+        server,
+        identity=identity_in(keys, name),
+        cache=cache,
+        timeout=timeout,
+        ready=0,
+        batch=batch,
+        dealer=dealer,
+        fingerprint=model,
+    ) as client:
+        predictions = client.classify(texts)
     if as_json:
         entries = [{"text": item, **dataclasses.asdict(found)} for item, found in zip(texts, predictions, strict=True)]
         typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
