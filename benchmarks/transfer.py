@@ -60,8 +60,8 @@ def kernels(rows: list[Row], fold: int, isa: str) -> None:
     bits, message = np.zeros(count // 8, np.uint8), np.zeros(extension_bytes(count, fold), np.uint8)
     zeros, ones = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
     sides: dict[str, Callable[[], object]] = {
-        "receiver": lambda: _native.extend_receiver(keys, fold, key, 0, bits, message, zeros, isa),
-        "sender": lambda: _native.extend_sender(keys, fold, key, 0, key, message, zeros, ones, isa),
+        "receiver": lambda: _native.extend_receiver(keys, fold, key, 0, bits, message, zeros, 1, isa),
+        "sender": lambda: _native.extend_sender(keys, fold, key, 0, key, message, zeros, ones, 1, isa),
     }
     for what, call in sides.items():
         seconds = min(cpu_seconds(call) for _ in range(REPEATS))

@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "transfer_bits.hpp"
+
 namespace comet {
 
 namespace {
@@ -42,79 +44,33 @@ void sums(const AesSchedule *keys, unsigned fold, u64 counter, Block (*planes)[t
     }
 }
 
-void hash_rows(const AesSchedule &key, u64 first, const Block *rows, Block offset, u64 *out, size_t n,
+// The low `halves` words of H(first + i, rows[i] + offset).
+void hash_rows(const AesSchedule &key, u64 first, const Block *rows, Block offset, u64 *out, size_t n, size_t halves,
                const TransferIsa &isa) {
-    Block once[tile_blocks], twice[tile_blocks];
-    for (size_t start = 0; start < n; start += tile_blocks) {
-        const size_t m = std::min(tile_blocks, n - start);
-        for (size_t i = 0; i < m; ++i)
-            once[i] = {rows[start + i].low ^ offset.low, rows[start + i].high ^ offset.high};
-        isa.encrypt(key, once, m);
-        for (size_t i = 0; i < m; ++i) twice[i] = {once[i].low ^ (first + start + i), once[i].high};
-        isa.encrypt(key, twice, m);
-        for (size_t i = 0; i < m; ++i) out[start + i] = once[i].low ^ twice[i].low;
+    Block x[hash_batch], tweaks[hash_batch];
+    for (size_t start = 0; start < n; start += hash_batch) {
+        const size_t m = std::min(hash_batch, n - start);
+        for (size_t i = 0; i < m; ++i) {
+            x[i] = {rows[start + i].low ^ offset.low, rows[start + i].high ^ offset.high};
+            tweaks[i] = {first + start + i, 0};
+        }
+        hash_blocks(key, x, tweaks, m, isa);
+        if (halves == 2) std::memcpy(out + 2 * start, x, m * sizeof(Block));
+        else
+            for (size_t i = 0; i < m; ++i) out[start + i] = x[i].low;
     }
 }
 
-// Numbers of `width` bits (0..64) one after the other, lowest bit first.
-class BitWriter {
-public:
-    BitWriter(u8 *out, unsigned width) : out_(out), width_(width) {}
-
-    void put(u64 value) {
-        pending_ |= value << fill_;
-        fill_ += width_;
-        if (fill_ < 64) return;
-        std::memcpy(out_, &pending_, 8);
-        out_ += 8;
-        fill_ -= 64;
-        pending_ = fill_ == 0 ? 0 : value >> (width_ - fill_);
-    }
-
-    void finish() {
-        if (fill_ != 0) std::memcpy(out_, &pending_, (fill_ + 7) / 8);
-    }
-
-private:
-    u8 *out_;
-    unsigned width_, fill_ = 0;
-    u64 pending_ = 0;
-};
-
-class BitReader {
-public:
-    BitReader(const u8 *in, size_t n, unsigned width) : in_(in), left_((n * width + 7) / 8), width_(width) {}
-
-    u64 get() {
-        if (width_ == 0) return 0;
-        u64 value = pending_;
-        if (fill_ < width_) {
-            const size_t bytes = std::min<size_t>(8, left_);
-            u64 next = 0;
-            std::memcpy(&next, in_, bytes);
-            in_ += bytes;
-            left_ -= bytes;
-            value |= next << fill_;
-            const unsigned used = width_ - fill_;
-            pending_ = used == 64 ? 0 : next >> used;
-            fill_ += 64;
-        } else {
-            pending_ >>= width_;
-        }
-        fill_ -= width_;
-        return value & low_mask(width_);
-    }
-
-private:
-    const u8 *in_;
-    size_t left_;
-    unsigned width_, fill_ = 0;
-    u64 pending_ = 0;
-};
-
-COMET_INLINE u64 bit(const u8 *bits, size_t i) { return (bits[i / 8] >> (i % 8)) & 1; }
-
 } // namespace
+
+void hash_blocks(const AesSchedule &key, Block *x, const Block *tweaks, size_t n, const TransferIsa &isa) {
+    Block once[hash_batch];
+    isa.encrypt(key, x, n);
+    std::copy_n(x, n, once);
+    for (size_t i = 0; i < n; ++i) x[i] = {x[i].low ^ tweaks[i].low, x[i].high ^ tweaks[i].high};
+    isa.encrypt(key, x, n);
+    for (size_t i = 0; i < n; ++i) x[i] = {x[i].low ^ once[i].low, x[i].high ^ once[i].high};
+}
 
 size_t extension_bytes(unsigned fold, size_t count) { return (128 / fold - 1) * (count / 8); }
 
@@ -138,7 +94,7 @@ void extend_receiver(const Extension &e, u8 *bits, u8 *message, u64 *words, cons
             std::memcpy(message + (j - 1) * stride + start / 8, t->sum, n / 8);
         }
         isa.transpose(&t->planes[0][0].low, tile_words, t->rows, n);
-        hash_rows(hash_key, e.first + start, t->rows, {0, 0}, words + start, n, isa);
+        hash_rows(hash_key, e.first + start, t->rows, {0, 0}, words + e.halves * start, n, e.halves, isa);
     }
 }
 
@@ -165,8 +121,8 @@ void extend_sender(const Extension &e, const u8 *delta, const u8 *message, u64 *
             }
         }
         isa.transpose(&t->planes[0][0].low, tile_words, t->rows, n);
-        hash_rows(hash_key, e.first + start, t->rows, {0, 0}, zeros + start, n, isa);
-        hash_rows(hash_key, e.first + start, t->rows, offset, ones + start, n, isa);
+        hash_rows(hash_key, e.first + start, t->rows, {0, 0}, zeros + e.halves * start, n, e.halves, isa);
+        hash_rows(hash_key, e.first + start, t->rows, offset, ones + e.halves * start, n, e.halves, isa);
     }
 }
 
@@ -175,7 +131,7 @@ void transfer_hash(const u8 *key, u64 first, const u8 *rows, u64 *out, size_t n,
     isa.schedule(key, schedule);
     std::vector<Block> blocks(n);
     if (n > 0) std::memcpy(blocks.data(), rows, 16 * n);
-    hash_rows(schedule, first, blocks.data(), {0, 0}, out, n, isa);
+    hash_rows(schedule, first, blocks.data(), {0, 0}, out, n, 1, isa);
 }
 
 void products_sender(const u64 *zeros, const u64 *ones, u8 *bits, u64 *shares, u8 *message, size_t n, unsigned width) {

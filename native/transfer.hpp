@@ -15,13 +15,14 @@ namespace comet {
 /// c = u_0; it sends u_j + c for j >= 1, after which w = v + Δ·c in every digit. The two messages of transfer i are
 /// H(i, w_i) and H(i, w_i + Δ), and the receiver knows H(i, v_i), which is message c_i.
 ///
-///     H(i, x) = π(π(x) + i) + π(x),  low 64 bits, π = AES under a public key (TMMO; Guo, Katz, Wang, Yu 2020).
+///     H(i, x) = π(π(x) + i) + π(x),  all or the low 64 bits, π = AES under a public key (TMMO; Guo, Katz, Wang, Yu 2020).
 struct Extension {
     const u8 *keys;   // 128 / fold · 2^fold · 16 bytes; the sender's are in the order of x + Δ_j, key 0 is not used
     unsigned fold;    // 1, 2, 4 or 8
     const u8 *hash_key;
     u64 first;        // index of the first transfer, a multiple of 128
     size_t count;     // a multiple of 128
+    size_t halves;    // 64-bit words kept of every H: 1 or 2
 };
 
 /// Bytes of the receiver's message: (128 / fold - 1) · count bits.
@@ -33,7 +34,12 @@ void extend_receiver(const Extension &e, u8 *bits, u8 *message, u64 *words, cons
 /// The sender, given the receiver's message: both messages of every transfer.
 void extend_sender(const Extension &e, const u8 *delta, const u8 *message, u64 *zeros, u64 *ones, const TransferIsa &isa);
 
-/// H above, for tests: rows of 16 bytes.
+constexpr size_t hash_batch = 64;
+
+/// x[i] = H(tweaks[i], x[i]) for at most hash_batch blocks.
+void hash_blocks(const AesSchedule &key, Block *x, const Block *tweaks, size_t n, const TransferIsa &isa);
+
+/// H above, for tests: rows of 16 bytes, low 64 bits.
 void transfer_hash(const u8 *key, u64 first, const u8 *rows, u64 *out, size_t n, const TransferIsa &isa);
 
 /// Random bit times random bit, one known to each party, mod 2^width. From the messages m_0, m_1 of a transfer

@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "transfer.hpp"
+#include "transfer_tables.hpp"
 
 namespace nb = nanobind;
 using namespace comet;
@@ -21,9 +21,9 @@ using BytesIn = Flat<const u8>;
 using BytesOut = Flat<u8>;
 
 void py_extend_receiver(const BytesIn &keys, unsigned fold, const BytesIn &hash_key, u64 first, const BytesOut &bits,
-                        const BytesOut &message, const Out &words, const std::string &isa_name) {
+                        const BytesOut &message, const Out &words, size_t halves, const std::string &isa_name) {
     const TransferIsa &isa = transfer_isa(isa_name);
-    const Extension e{keys.data(), fold, hash_key.data(), first, words.shape(0)};
+    const Extension e{keys.data(), fold, hash_key.data(), first, words.shape(0) / halves, halves};
     u8 *choices = bits.data(), *sent = message.data();
     u64 *known = words.data();
     nb::gil_scoped_release release;
@@ -31,9 +31,10 @@ void py_extend_receiver(const BytesIn &keys, unsigned fold, const BytesIn &hash_
 }
 
 void py_extend_sender(const BytesIn &keys, unsigned fold, const BytesIn &hash_key, u64 first, const BytesIn &delta,
-                      const BytesIn &message, const Out &zeros, const Out &ones, const std::string &isa_name) {
+                      const BytesIn &message, const Out &zeros, const Out &ones, size_t halves,
+                      const std::string &isa_name) {
     const TransferIsa &isa = transfer_isa(isa_name);
-    const Extension e{keys.data(), fold, hash_key.data(), first, zeros.shape(0)};
+    const Extension e{keys.data(), fold, hash_key.data(), first, zeros.shape(0) / halves, halves};
     const u8 *difference = delta.data(), *received = message.data();
     u64 *first_messages = zeros.data(), *second_messages = ones.data();
     nb::gil_scoped_release release;
@@ -81,6 +82,30 @@ void py_correlate_receiver(const In &words, const BytesIn &chosen, const BytesIn
     correlate_receiver(known, own, received, target, n, width);
 }
 
+void py_tables_sender(const BytesIn &hash_key, u64 first, unsigned index_bits, const In &zeros, const In &ones,
+                      const BytesIn &flips, const In &entries, const BytesOut &message, unsigned width,
+                      const std::string &isa_name) {
+    const TransferIsa &isa = transfer_isa(isa_name);
+    const Tables t{hash_key.data(), first, entries.shape(0) >> index_bits, index_bits, width};
+    const u64 *m0 = zeros.data(), *m1 = ones.data(), *values = entries.data();
+    const u8 *swaps = flips.data();
+    u8 *sent = message.data();
+    nb::gil_scoped_release release;
+    tables_sender(t, m0, m1, swaps, values, sent, isa);
+}
+
+void py_tables_receiver(const BytesIn &hash_key, u64 first, unsigned index_bits, const In &known,
+                        const BytesIn &choices, const BytesIn &chosen, const BytesIn &message, const Out &out,
+                        unsigned width, const std::string &isa_name) {
+    const TransferIsa &isa = transfer_isa(isa_name);
+    const Tables t{hash_key.data(), first, out.shape(0), index_bits, width};
+    const u64 *keys = known.data();
+    const u8 *random = choices.data(), *wanted = chosen.data(), *received = message.data();
+    u64 *target = out.data();
+    nb::gil_scoped_release release;
+    tables_receiver(t, keys, random, wanted, received, target, isa);
+}
+
 std::vector<Block> blocks_of(const BytesIn &data) {
     std::vector<Block> blocks(data.shape(0) / 16);
     if (!blocks.empty()) std::memcpy(blocks.data(), data.data(), 16 * blocks.size());
@@ -117,6 +142,8 @@ void bind_transfer(nb::module_ &m) {
     m.def("products_receiver", &py_products_receiver);
     m.def("correlate_sender", &py_correlate_sender);
     m.def("correlate_receiver", &py_correlate_receiver);
+    m.def("tables_sender", &py_tables_sender);
+    m.def("tables_receiver", &py_tables_receiver);
     m.def("transfer_aes", &py_transfer_aes);
     m.def("transfer_transpose", &py_transfer_transpose);
     m.def("transfer_hash", &py_transfer_hash);

@@ -50,7 +50,16 @@ def unpack_words(data: Bytes, out: Words, size: int, isa: str, /) -> None: ...
 # Oblivious transfer: use comet_mpc.oblivious_transfer instead.
 def transfer_isa_names() -> list[str]: ...
 def extend_receiver(
-    keys: Bytes, fold: int, hash_key: Bytes, first: int, bits: Bytes, message: Bytes, words: Words, isa: str, /
+    keys: Bytes,
+    fold: int,
+    hash_key: Bytes,
+    first: int,
+    bits: Bytes,
+    message: Bytes,
+    words: Words,
+    halves: int,
+    isa: str,
+    /,
 ) -> None: ...
 def extend_sender(
     keys: Bytes,
@@ -61,6 +70,7 @@ def extend_sender(
     message: Bytes,
     zeros: Words,
     ones: Words,
+    halves: int,
     isa: str,
     /,
 ) -> None: ...
@@ -70,6 +80,32 @@ def correlate_sender(
     zeros: Words, ones: Words, flips: Bytes, values: Words, shares: Words, message: Bytes, width: int, /
 ) -> None: ...
 def correlate_receiver(words: Words, chosen: Bytes, message: Bytes, shares: Words, width: int, /) -> None: ...
+def tables_sender(
+    hash_key: Bytes,
+    first: int,
+    index_bits: int,
+    zeros: Words,
+    ones: Words,
+    flips: Bytes,
+    entries: Words,
+    message: Bytes,
+    width: int,
+    isa: str,
+    /,
+) -> None: ...
+def tables_receiver(
+    hash_key: Bytes,
+    first: int,
+    index_bits: int,
+    known: Words,
+    choices: Bytes,
+    chosen: Bytes,
+    message: Bytes,
+    out: Words,
+    width: int,
+    isa: str,
+    /,
+) -> None: ...
 def transfer_aes(key: Bytes, data: Bytes, out: Bytes, isa: str, /) -> None: ...
 def transfer_transpose(planes: Words, rows: Bytes, isa: str, /) -> None: ...
 def transfer_hash(key: Bytes, first: int, rows: Bytes, out: Words, isa: str, /) -> None: ...

@@ -49,6 +49,7 @@ __all__ = [
     "bit_products_traffic",
     "bit_times_word",
     "extension_bytes",
+    "packed_bytes",
     "set_up_traffic",
     "set_up_transfers",
 ]
@@ -72,14 +73,14 @@ def _padded(count: int) -> int:
     return -(-count // _BLOCK) * _BLOCK
 
 
-def _packed(count: int, width: int) -> int:
+def packed_bytes(count: int, width: int) -> int:
     """Bytes of `count` numbers of `width` bits without gaps."""
     return (count * width + 7) // 8
 
 
 def _first_bits(packed: Bytes, count: int) -> Bytes:
     """A copy of the first `count` bits, padding zero."""
-    bits = packed[: _packed(count, 1)].copy()
+    bits = packed[: packed_bytes(count, 1)].copy()
     if count % 8:
         bits[-1] &= (1 << count % 8) - 1
     return bits
@@ -94,8 +95,9 @@ class _Extension:
     def __init__(self, keys: ReceiverKeys | SenderKeys) -> None:
         self.fold = keys.fold
         self.used = 0
+        """Indices used so far; the same at the other side, which works in lockstep."""
         self._keys = np.frombuffer(keys.keys, np.uint8)
-        self._hash_key = np.frombuffer(keys.hash_key, np.uint8)
+        self.hash_key = np.frombuffer(keys.hash_key, np.uint8)
 
     def _take(self, count: int) -> int:
         """The first index of a fresh range. It counts as used from here on, whatever happens next."""
@@ -113,14 +115,17 @@ class _Extension:
 class TransferReceiver(_Extension):
     """The side that gets a random bit c and the word m_c of every transfer."""
 
-    def extend(self, count: int) -> tuple[Bytes, Bytes, Words]:
-        """Random transfers: (message to the sender, bits c packed in little order, words m_c)."""
+    def extend(self, count: int, *, halves: int = 1) -> tuple[Bytes, Bytes, Words]:
+        """Random transfers: (message to the sender, bits c packed in little order, words m_c).
+
+        With `halves` = 2 messages have 128 bits, two words each.
+        """
         first, padded = self._take(count), _padded(count)
         message = np.empty(extension_bytes(count, self.fold), np.uint8)
         bits = np.empty(padded // 8, np.uint8)
-        words = np.empty(padded, np.uint64)
-        _native.extend_receiver(self._keys, self.fold, self._hash_key, first, bits, message, words, "")
-        return message, _first_bits(bits, count), words[:count]
+        words = np.empty(halves * padded, np.uint64)
+        _native.extend_receiver(self._keys, self.fold, self.hash_key, first, bits, message, words, halves, "")
+        return message, _first_bits(bits, count), words[: halves * count]
 
 
 class TransferSender(_Extension):
@@ -130,16 +135,18 @@ class TransferSender(_Extension):
         super().__init__(keys)
         self._secret = np.frombuffer(keys.secret, np.uint8)
 
-    def extend(self, message: memoryview | bytes | Bytes, count: int) -> tuple[Words, Words]:
-        """Random transfers from the receiver's message: (words m_0, words m_1)."""
+    def extend(self, message: memoryview | bytes | Bytes, count: int, *, halves: int = 1) -> tuple[Words, Words]:
+        """Random transfers from the receiver's message: (words m_0, words m_1); `halves` as at the receiver."""
         received = np.frombuffer(message, np.uint8)
         expected = extension_bytes(count, self.fold)
         if received.size != expected:
             raise WrongSize(got=received.size, expected=expected)
         first = self._take(count)
-        zeros, ones = (np.empty(_padded(count), np.uint64) for _ in range(2))
-        _native.extend_sender(self._keys, self.fold, self._hash_key, first, self._secret, received, zeros, ones, "")
-        return zeros[:count], ones[:count]
+        zeros, ones = (np.empty(halves * _padded(count), np.uint64) for _ in range(2))
+        _native.extend_sender(
+            self._keys, self.fold, self.hash_key, first, self._secret, received, zeros, ones, halves, ""
+        )
+        return zeros[: halves * count], ones[: halves * count]
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,7 @@ def bit_products(
     """
     _check_numbers(count, width, chunk)
     party, fold = transfers.party, transfers.fold
-    bits, shares = np.zeros(_packed(count, 1), np.uint8), np.empty(count, np.uint64)
+    bits, shares = np.zeros(packed_bytes(count, 1), np.uint8), np.empty(count, np.uint64)
     parts = list(_parts(count, chunk))
     answer: Bytes = np.empty(0, np.uint8)
     waiting: tuple[slice, Bytes, Words] | None = None
@@ -249,7 +256,7 @@ def bit_products(
             _store_bits(bits, mine, choices)
             asked = (mine, choices, words)
             outgoing, question = [message, answer], extension_bytes(_size(theirs), fold)
-        expected = _packed(_size(waiting[0]), width - 1) if waiting else 0
+        expected = packed_bytes(_size(waiting[0]), width - 1) if waiting else 0
         received = channel.exchange(outgoing, question + expected)
         if waiting:
             place, choices, words = waiting
@@ -257,8 +264,8 @@ def bit_products(
             _native.products_receiver(words, choices, reply, shares[place], width)
         if part is not None:
             zeros, ones = transfers.sender.extend(received[:question], _size(theirs))
-            own = np.empty(_packed(_size(theirs), 1), np.uint8)
-            answer = np.empty(_packed(_size(theirs), width - 1), np.uint8)
+            own = np.empty(packed_bytes(_size(theirs), 1), np.uint8)
+            answer = np.empty(packed_bytes(_size(theirs), width - 1), np.uint8)
             _native.products_sender(zeros, ones, own, shares[theirs], answer, width)
             _store_bits(bits, theirs, own)
         waiting = asked
@@ -277,7 +284,7 @@ def bit_products_traffic(party: int, count: int, width: int, fold: int = FOLD, c
         for receiver in (CLIENT, SERVER):
             size = _size(part.received_by(receiver))
             rounds[i][receiver] += extension_bytes(size, fold)
-            rounds[i + 1][1 - receiver] += _packed(size, width - 1)
+            rounds[i + 1][1 - receiver] += packed_bytes(size, width - 1)
     frames = [[FRAME_HEADER + size if size else 0 for size in sizes] for sizes in rounds]
     sent, received = (sum(frame[who] for frame in frames) for who in (party, 1 - party))
     return Traffic(sent, received, sum(any(frame) for frame in frames))
@@ -304,8 +311,10 @@ def bit_times_word(
     _check_numbers(count, width, chunk)
     if (bits is None) == (words is None):
         raise ShapeError("one party gives bits, the other words: exactly one of the two")
-    if bits is not None and (bits.dtype != np.uint8 or bits.shape != (_packed(count, 1),)):
-        raise ShapeError(f"bits: got {bits.dtype} of shape {bits.shape}, expected {_packed(count, 1)} packed bytes")
+    if bits is not None and (bits.dtype != np.uint8 or bits.shape != (packed_bytes(count, 1),)):
+        raise ShapeError(
+            f"bits: got {bits.dtype} of shape {bits.shape}, expected {packed_bytes(count, 1)} packed bytes"
+        )
     if words is not None and (words.dtype != np.uint64 or words.shape != (count,)):
         raise ShapeError(f"words: got {words.dtype} of shape {words.shape}, expected {count} words")
     shares = np.empty(count, np.uint64)
@@ -328,7 +337,7 @@ def _multiply_bits(
             message, choices, known = receiver.extend(_size(place))
             chosen = _first_bits(bits[place.start // 8 :], _size(place))
             outgoing, asked = [message, chosen ^ choices], (place, chosen, known)
-        reply = channel.exchange(outgoing, _packed(_size(waiting[0]), width) if waiting else 0)
+        reply = channel.exchange(outgoing, packed_bytes(_size(waiting[0]), width) if waiting else 0)
         if waiting:
             before, chosen, known = waiting
             _native.correlate_receiver(known, chosen, np.frombuffer(reply, np.uint8), shares[before], width)
@@ -342,9 +351,9 @@ def _multiply_words(
     for place in [*ranges, None]:
         size = 0 if place is None else _size(place)
         question = extension_bytes(size, sender.fold)
-        received = channel.exchange([answer], question + _packed(size, 1))
+        received = channel.exchange([answer], question + packed_bytes(size, 1))
         if place is not None:
             zeros, ones = sender.extend(received[:question], size)
             flips = np.frombuffer(received[question:], np.uint8)
-            answer = np.empty(_packed(size, width), np.uint8)
+            answer = np.empty(packed_bytes(size, width), np.uint8)
             _native.correlate_sender(zeros, ones, flips, words[place], shares[place], answer, width)
