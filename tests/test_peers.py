@@ -118,7 +118,9 @@ def test_attention_gives_the_weighted_mean(name: str, masked: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "rounds"), [(peers.quad, 2), (peers.gelu_tanh, 37), (peers.gelu_erf, 8)], ids=lambda f: str(f)
+    ("function", "rounds"),
+    [(peers.quad, 2), (peers.gelu_tanh, 37), (peers.gelu_erf, 8)],
+    ids=["quad", "gelu_tanh", "gelu_erf"],
 )
 def test_rounds_are_the_documented_ones(function: Callable[[Session, Share], Share], rounds: int) -> None:
     def program(session: Session) -> Share:
