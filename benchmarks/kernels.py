@@ -86,9 +86,7 @@ def matrices(bench: Bench, rng: np.random.Generator) -> None:
         lambda: x.astype(np.uint32) @ y.astype(np.uint32),
         lambda isa: kernels.matmul(x, y, width=32, isa=isa),
     )
-    bench.compare(
-        "matmul_int32", "GMAC/s", giga, lambda: x @ wide.T, lambda isa: kernels.matmul_int32(x, w, isa=isa)
-    )
+    bench.compare("matmul_int32", "GMAC/s", giga, lambda: x @ wide.T, lambda isa: kernels.matmul_int32(x, w, isa=isa))
     heads = [rng.integers(0, 2**64, (12, 128, 64), np.uint64) for _ in range(2)]
     bench.compare(
         "matmul QKᵀ 12×128×64×128",

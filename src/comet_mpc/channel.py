@@ -165,9 +165,7 @@ class Channel(ABC):
         return incoming
 
     @abstractmethod
-    def _transfer(
-        self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float
-    ) -> memoryview:
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         """Moves at most one frame each way at once; `deadline` (monotonic) bounds it on top of `timeout`.
 
         A length outside `sizes` is refused before anything is allocated for it.
@@ -225,9 +223,7 @@ class _MemoryChannel(Channel):
         self._outbox = outbox
         self._inbox = inbox
 
-    def _transfer(
-        self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float
-    ) -> memoryview:
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         if outgoing is not None:
             self._outbox.put(bytearray().join(outgoing))
         if sizes is None:

@@ -45,9 +45,7 @@ def isa_names() -> list[str]:
     return list(_ISA_NAMES)
 
 
-def matmul(
-    x: Words, y: Words, *, transpose_right: bool = False, width: int = 64, isa: str | None = None
-) -> Words:
+def matmul(x: Words, y: Words, *, transpose_right: bool = False, width: int = 64, isa: str | None = None) -> Words:
     """x·y mod 2^width for x of shape [..., m, k] and y of shape [..., k, n], with equal leading dimensions.
 
     With `transpose_right` y has shape [..., n, k] and the result is x·yᵀ. A width of at most 32 is more than
@@ -107,16 +105,12 @@ def evaluate(
     shares = []
     for exponents in plan.monomials:
         if exponents not in monomials:
-            raise ShapeError(
-                f"evaluate: the share of the mask monomial with exponents {exponents} is missing"
-            )
+            raise ShapeError(f"evaluate: the share of the mask monomial with exponents {exponents} is missing")
         _require_dtype(f"monomials[{exponents}]", monomials[exponents], np.uint64)
         _require_shape(f"monomials[{exponents}]", monomials[exponents], shape)
         shares.append(_flat(monomials[exponents]))
     out = np.empty(shape, np.uint64)
-    _native.evaluate(
-        (plan.products, plan.rows), [_flat(array) for array in opened], shares, out.reshape(-1), _isa(isa)
-    )
+    _native.evaluate((plan.products, plan.rows), [_flat(array) for array in opened], shares, out.reshape(-1), _isa(isa))
     return out
 
 
@@ -240,9 +234,7 @@ def _plan(terms: tuple[tuple[int, Exponents], ...], variables: int, leader: bool
             return
         steps = [(i, (*D[:i], D[i] - 1, *D[i + 1 :])) for i in range(variables) if D[i]]
         # A product that is wanted anyway costs nothing more.
-        variable, previous = next(
-            (step for step in steps if step[1] in place or step[1] in wanted), steps[-1]
-        )
+        variable, previous = next((step for step in steps if step[1] in place or step[1] in wanted), steps[-1])
         add(previous)
         products.append((place[previous], variable))
         place[D] = len(products)

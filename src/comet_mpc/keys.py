@@ -130,14 +130,10 @@ def issue(
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
     )
     if hosts:
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
-        )
+        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
     _write_pair(certificate, key, builder.sign(signing_key, hashes.SHA256()), secret)
     return TlsIdentity(certificate, key, authority)
 
@@ -200,9 +196,7 @@ def _targets(directory: Path, name: str, force: bool) -> tuple[Path, Path]:
     return paths
 
 
-def _write_pair(
-    certificate: Path, key: Path, signed: x509.Certificate, secret: ec.EllipticCurvePrivateKey
-) -> None:
+def _write_pair(certificate: Path, key: Path, signed: x509.Certificate, secret: ec.EllipticCurvePrivateKey) -> None:
     _write(
         key,
         secret.private_bytes(
@@ -240,18 +234,14 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read(path))
     except ValueError as error:
-        raise ConfigurationError(
-            f"{path} is not a certificate in PEM form: issue it again or copy it again"
-        ) from error
+        raise ConfigurationError(f"{path} is not a certificate in PEM form: issue it again or copy it again") from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"{path} is not an unencrypted private key in PEM form: copy it again"
-        ) from error
+        raise ConfigurationError(f"{path} is not an unencrypted private key in PEM form: copy it again") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigurationError(f"{path} is not an elliptic-curve key: make the authority again")
     return key
@@ -260,9 +250,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _check_dates(path: Path, certificate: x509.Certificate) -> None:
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
-        raise ConfigurationError(
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: issue a new one"
-        )
+        raise ConfigurationError(f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: issue a new one")
     if now < certificate.not_valid_before_utc:
         raise ConfigurationError(
             f"{path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} only: check the clock"

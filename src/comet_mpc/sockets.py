@@ -94,9 +94,7 @@ class _SocketChannel(Channel):
     def _write(self, pieces: deque[memoryview]) -> int:
         """Sends what it can of the pieces in order; raises as a non-blocking socket does if none."""
 
-    def _transfer(
-        self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float
-    ) -> memoryview:
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         sending = None if outgoing is None else _Outgoing(outgoing)
         receiving = None if sizes is None else _Incoming(sizes)
         try:
@@ -104,9 +102,7 @@ class _SocketChannel(Channel):
         except ssl.SSLError as error:
             raise _tls_failure(error, "transfer") from error
         except OSError as error:
-            raise PeerClosed(
-                f"the connection broke ({error.strerror}): {_state(sending, receiving)}"
-            ) from error
+            raise PeerClosed(f"the connection broke ({error.strerror}): {_state(sending, receiving)}") from error
         return memoryview(b"") if receiving is None else receiving.finish()
 
     def _pump(self, sending: _Outgoing | None, receiving: _Incoming | None, deadline: float) -> None:
@@ -152,9 +148,7 @@ class _SocketChannel(Channel):
             poll.register(self._socket, (awaits_out if writing else 0) | (awaits_in if reading else 0))
             ready = poll.poll(max(0.0, until - time.monotonic()) * 1000)
             if not ready:
-                raise PeerTimeout(
-                    f"no progress for {time.monotonic() - moved:.3g} s: {_state(sending, receiving)}"
-                )
+                raise PeerTimeout(f"no progress for {time.monotonic() - moved:.3g} s: {_state(sending, receiving)}")
             events = ready[0][1]
             if events & ~(select.POLLIN | select.POLLOUT):  # an error or a hang-up: the next call says which
                 awaits_out = awaits_in = 0
@@ -240,9 +234,7 @@ def _secure(plain: socket.socket, tls: ssl.SSLContext, host: str | None, seconds
     plain.settimeout(seconds)
     secured: ssl.SSLSocket | None = None
     try:
-        secured = tls.wrap_socket(
-            plain, server_side=host is None, server_hostname=host, do_handshake_on_connect=False
-        )
+        secured = tls.wrap_socket(plain, server_side=host is None, server_hostname=host, do_handshake_on_connect=False)
         secured.do_handshake()
     except OSError as error:
         _part(secured or plain)
@@ -326,9 +318,7 @@ def listen(host: str, port: int, tls: ssl.SSLContext | None = None, backlog: int
     """Listens at host:port; port 0 lets the system choose (see `Listener.address`)."""
     _check_context(tls)
     try:
-        family, *_, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         server = socket.create_server((str(address[0]), int(address[1])), family=family, backlog=backlog)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
