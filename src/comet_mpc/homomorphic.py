@@ -281,7 +281,7 @@ class MatrixJob(Job):
         assert self._y is not None
         tiling, y = self.tiling, self._y
         row_blocks, input_blocks, output_blocks = tiling.blocks
-        uploads = read_uploads(tiling.scheme, data, row_blocks * input_blocks)
+        uploads = np.stack(read_uploads([tiling.scheme] * (row_blocks * input_blocks), data))
         left = uploads.reshape(row_blocks, input_blocks, *uploads.shape[1:])
 
         def some(first: int) -> list[Bytes]:

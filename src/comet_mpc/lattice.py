@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -283,17 +284,18 @@ def _unpack(data: Bytes, primes: tuple[int, ...]) -> Residues:
     return out
 
 
-def read_uploads(scheme: Scheme, data: bytes | memoryview, count: int) -> Residues:
-    """Ciphertexts (count, 2, limbs, 8192) from a seed and packed c0s."""
-    expected = SEED_BYTES + count * scheme.upload_bytes
+def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Residues]:
+    """Ciphertexts (2, limbs, 8192), one of each scheme, from a seed and packed c0s."""
+    expected = SEED_BYTES + sum(scheme.upload_bytes for scheme in schemes)
     if len(data) != expected:
         raise WrongSize(got=len(data), expected=expected)
-    seed, packed = bytes(data[:SEED_BYTES]), np.frombuffer(data, np.uint8)[SEED_BYTES:].reshape(count, -1)
-    out = np.empty((count, 2, scheme.limbs * DEGREE), np.uint32)
-    for index in range(count):
-        out[index, 0] = _unpack(packed[index], scheme.primes)
-        out[index, 1] = _public_polynomial(seed, index, scheme.primes)
-    return out.reshape(count, 2, scheme.limbs, DEGREE)
+    seed, packed, start = bytes(data[:SEED_BYTES]), np.frombuffer(data, np.uint8), SEED_BYTES
+    uploads = []
+    for index, scheme in enumerate(schemes):
+        c0 = _unpack(packed[start : (start := start + scheme.upload_bytes)], scheme.primes)
+        both = np.concatenate([c0, _public_polynomial(seed, index, scheme.primes)])
+        uploads.append(both.reshape(2, scheme.limbs, DEGREE))
+    return uploads
 
 
 def multiply_short(scheme: Scheme, left: Residues, right: NDArray[np.int64], isa: str = "") -> Residues:

@@ -1,0 +1,332 @@
+"""Correlated randomness without a third party: the two parties prepare it between themselves.
+
+Every correlation of a program becomes products of what the client knows with what the server knows:
+
+    Mask, ClientMask    each party's part from a seed of its own; nothing is sent
+    BitProducts         oblivious transfer
+    WeightProduct       homomorphic matrix product of the client's mask with the server's weight itself
+    WeightScale         the same element by element
+    MatrixProduct       (A_c + A_s)·(B_c + B_s): two of the four products are crossed, one party's with the other's
+    Monomials           Π (a_c + a_s)^p = Σ C(p, j)·(a_c^j)·(a_s^(p-j)): uploads are shared between monomials
+    SquareSums          2·Σ a_c·a_s
+
+Correlations of one kind are prepared together, so that small tensors share ciphertexts. The order follows from the
+program alone. Nothing is handed out before everything is prepared. Reveals nothing: every step says so for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product as cartesian
+from typing import TypeVar
+
+import numpy as np
+
+from comet_mpc import kernels
+from comet_mpc.channel import Channel
+from comet_mpc.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    SquareSums,
+    WeightProduct,
+    WeightScale,
+    program_digest,
+)
+from comet_mpc.drawing import Drawn
+from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, RandomnessExhausted, ShapeError
+from comet_mpc.homomorphic import Homomorphic, Integers, centred, matrix_products
+from comet_mpc.lattice import DEGREE
+from comet_mpc.oblivious_transfer import bit_products, set_up_transfers
+from comet_mpc.seeds import expand, new_seed
+from comet_mpc.session import Weight
+from comet_mpc.share import CLIENT, SERVER, Words
+from comet_mpc.slots import SlotPlan, choose_plan, slot_sums
+
+__all__ = ["WEIGHT_BITS", "PairSource", "prepare_bundle"]
+
+WEIGHT_BITS = 24
+"""Public bound of the server's weights: |w| <= 2^23 in fixed point. The noise that hides them is chosen for it."""
+
+BATCH = 1 << 19
+"""Elements of small tensors that are prepared together."""
+
+Kind = TypeVar("Kind", bound=Correlation)
+Key = TypeVar("Key")
+Powers = tuple[int, ...]
+
+
+class PairSource:
+    """One party's randomness, prepared with the other party, in the order of the program."""
+
+    def __init__(
+        self, party: int, seed: bytes, correlations: Sequence[Correlation], arrays: Mapping[int, tuple[Words, ...]]
+    ) -> None:
+        self.party = party
+        self._seed, self._program = seed, tuple(correlations)
+        self._arrays = dict(arrays)
+        self._next = 0
+
+    def __repr__(self) -> str:
+        return f"PairSource(party={self.party}, {self.remaining} of {len(self._program)} correlations left)"
+
+    @property
+    def remaining(self) -> int:
+        """Correlations not drawn yet."""
+        return len(self._program) - self._next
+
+    def draw(self, correlation: Correlation) -> Drawn:
+        """This party's words of the next correlation, which must be the one that the program asks for."""
+        index = self._next
+        if index >= len(self._program):
+            raise RandomnessExhausted(f"the program asks for more than the {index} correlations prepared for it")
+        if self._program[index] != correlation:
+            raise ForeignRandomness(
+                f"correlation {index} was prepared as {type(self._program[index]).__name__} for another program; "
+                f"this one asks for {type(correlation).__name__} of other dimensions"
+            )
+        self._next += 1
+        match correlation:
+            case Mask(shape=shape):
+                return Drawn(index, (expand(self._seed, index, math.prod(shape)),))
+            case ClientMask(shape=shape):
+                own = (expand(self._seed, index, math.prod(shape)),) if self.party == CLIENT else ()
+                return Drawn(index, own)
+            case _:
+                return Drawn(index, self._arrays.pop(index))
+
+
+def prepare_bundle(
+    channel: Channel,
+    party: int,
+    correlations: Sequence[Correlation],
+    weights: Mapping[str, Weight] | None = None,
+    *,
+    threads: int | None = None,
+) -> PairSource:
+    """Both parties call it with the same program, planned with fused=False; the server gives its weights."""
+    digest = bytes.fromhex(program_digest(correlations))
+    theirs = channel.exchange([digest], len(digest)).tobytes()
+    if theirs != digest:
+        channel.close()
+        raise ProtocolMismatch("the program", got=theirs.hex()[:16], expected=digest.hex()[:16])
+    if any(isinstance(correlation, Mask) and correlation.shift for correlation in correlations):
+        raise RandomnessError("two parties alone cannot truncate and open in one round: plan with fused=False")
+    preparation = _Preparation(channel, party, correlations, weights or {}, threads)
+    preparation.run()
+    return PairSource(party, preparation.seed, correlations, preparation.arrays)
+
+
+class _Preparation:
+    def __init__(
+        self,
+        channel: Channel,
+        party: int,
+        correlations: Sequence[Correlation],
+        weights: Mapping[str, Weight],
+        threads: int | None,
+    ) -> None:
+        self.seed = new_seed()
+        self.arrays: dict[int, tuple[Words, ...]] = {}
+        self._channel, self._party, self._weights = channel, party, weights
+        self._program = tuple(correlations)
+        self._engine = Homomorphic(channel, party, threads=threads)
+        self._transfers = set_up_transfers(channel, party)
+
+    def run(self) -> None:
+        for width, bits in self._grouped(BitProducts, lambda entry: entry.width, lambda entry: entry.count):
+            self._bit_products(width, bits)
+        for terms, monomials in self._grouped(Monomials, lambda e: e.terms, lambda e: math.prod(e.shape)):
+            self._monomials([term.powers for term in terms], [term.width for term in terms], monomials)
+        for (columns, width), sums in self._grouped(
+            SquareSums, lambda e: (e.columns, e.width), lambda e: e.rows * e.columns
+        ):
+            self._square_sums(columns, width, sums)
+        for (width,), scales in self._grouped(WeightScale, lambda e: (e.width,), lambda e: e.rows * e.size):
+            self._weight_scales(width, scales)
+        for index, correlation in enumerate(self._program):
+            match correlation:
+                case WeightProduct():
+                    self._weight_product(index, correlation)
+                case MatrixProduct():
+                    self._matrix_product(index, correlation)
+
+    def _grouped(
+        self, kind: type[Kind], key: Callable[[Kind], Key], size: Callable[[Kind], int]
+    ) -> Iterator[tuple[Key, list[tuple[int, Kind]]]]:
+        """Correlations of a kind by what they have in common, in batches of bounded size."""
+        groups: dict[Key, list[tuple[int, Kind]]] = defaultdict(list)
+        for index, correlation in enumerate(self._program):
+            if isinstance(correlation, kind):
+                groups[key(correlation)].append((index, correlation))
+        for name, members in groups.items():
+            batch: list[tuple[int, Kind]] = []
+            for member in members:
+                if batch and sum(size(entry) for _, entry in [*batch, member]) > BATCH:
+                    yield name, batch
+                    batch = []
+                batch.append(member)
+            yield name, batch
+
+    def _mask(self, index: int, shape: tuple[int, ...] | None = None) -> Words:
+        """This party's part of a mask, spread to a shape."""
+        described = self._program[index]
+        if not isinstance(described, Mask | ClientMask):
+            raise ShapeError(f"correlation {index} is not a mask")
+        own = expand(self.seed, index, math.prod(described.shape)).reshape(described.shape)
+        return own if shape is None else np.broadcast_to(own, shape)
+
+    def _bit_products(self, width: int, members: list[tuple[int, BitProducts]]) -> None:
+        padded = [-(-entry.count // 8) * 8 for _, entry in members]
+        bits, shares = bit_products(self._channel, self._transfers, sum(padded), width)
+        start = 0
+        for (index, entry), size in zip(members, padded, strict=True):
+            own = bits[start // 8 : (start + size) // 8].copy()
+            if entry.count % 8:
+                own[-1] &= (1 << entry.count % 8) - 1
+            self.arrays[index] = (own, shares[start : start + entry.count].copy())  # type: ignore[assignment]
+            start += size
+
+    def _slot_sums(
+        self, plan: SlotPlan, count: int, width: int, left: list[Integers], right: list[list[Integers]]
+    ) -> Words:
+        mine = {"left": left} if self._party == CLIENT else {"right": right}
+        return slot_sums(self._engine, self._transfers, plan, count, width, **mine)
+
+    def _monomials(self, powers: list[Powers], widths: list[int], members: list[tuple[int, Monomials]]) -> None:
+        width = max(widths)
+        masks = [
+            np.concatenate([self._mask(entry.masks[i], entry.shape).reshape(-1) for _, entry in members])
+            for i in range(len(powers[0]))
+        ]
+        uploads, sums = _crossed(powers)
+        left, right = [], []
+        if self._party == CLIENT:
+            left = [centred(_monomial(masks, exponents), width) for exponents in uploads]
+        else:
+            for term, places in zip(powers, sums, strict=True):
+                right.append([centred(_server_factor(masks, term, uploads[place]), width) for place in places])
+        count = masks[0].size
+        shares = np.stack([_monomial(masks, term) for term in powers])  # what each party can compute alone
+        mixed = [place for place, entry in enumerate(sums) if entry]
+        if mixed:
+            plan = choose_plan(len(uploads), tuple(sums[place] for place in mixed), width, width)
+            shares[mixed] += self._slot_sums(
+                plan, count, width, left, [right[place] for place in mixed] if right else []
+            )
+        start = 0
+        for index, entry in members:
+            stop = start + math.prod(entry.shape)
+            self.arrays[index] = tuple(share[start:stop].copy() for share in shares)
+            start = stop
+
+    def _square_sums(self, columns: int, width: int, members: list[tuple[int, SquareSums]]) -> None:
+        masks = np.concatenate([self._mask(e.mask).reshape(e.rows, columns) for _, e in members])
+        rows = masks.shape[0]
+        terms = _terms_per_sum(rows, columns, width)
+        groups = -(-columns // terms)
+        padded = np.zeros((rows, groups * terms), np.uint64)
+        padded[:, :columns] = masks
+        factors = padded.reshape(rows * groups, terms).T
+        plan = choose_plan(terms, (tuple(range(terms)),), width, width)
+        left = [centred(np.ascontiguousarray(x), width) for x in factors]
+        right = [[centred(x * np.uint64(2), width) for x in factors]]
+        crossed = self._slot_sums(plan, rows * groups, width, left, right)
+        total = crossed.reshape(rows, groups).sum(axis=1, dtype=np.uint64) + (masks * masks).sum(
+            axis=1, dtype=np.uint64
+        )
+        start = 0
+        for index, entry in members:
+            self.arrays[index] = (total[start : start + entry.rows].copy(),)
+            start += entry.rows
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> Integers:
+        weight = self._weights.get(name)
+        if weight is None or weight.values is None or weight.shape != shape:
+            raise ForeignRandomness(f"the program needs the weight {name} of shape {shape}; the server has it not")
+        return weight.values.astype(np.int64)
+
+    def _weight_scales(self, width: int, members: list[tuple[int, WeightScale]]) -> None:
+        left, right = np.empty(0, np.uint64), np.empty(0, np.int64)
+        if self._party == CLIENT:
+            left = np.concatenate([self._mask(entry.mask).reshape(-1) for _, entry in members])
+        else:
+            right = np.concatenate([np.tile(self._weight(e.weight, (e.size,)), e.rows) for _, e in members])
+            if np.any(np.abs(right) > 2 ** (WEIGHT_BITS - 1)):
+                raise ForeignRandomness(f"a weight exceeds the public bound of {WEIGHT_BITS} bits")
+        plan = choose_plan(1, ((0,),), width, WEIGHT_BITS)
+        count = sum(entry.rows * entry.size for _, entry in members)
+        share = self._slot_sums(plan, count, width, [centred(left, width)], [[right]])[0]
+        start = 0
+        for index, entry in members:
+            self.arrays[index] = (share[start : (start := start + entry.rows * entry.size)].copy(),)
+
+    def _weight_product(self, index: int, entry: WeightProduct) -> None:
+        shape, x, y = (entry.rows, entry.inputs, entry.outputs), None, None
+        if self._party == CLIENT:
+            x = self._mask(entry.mask).reshape(1, entry.rows, entry.inputs)
+        else:
+            y = self._weight(entry.weight, (entry.outputs, entry.inputs))[None]
+        share = matrix_products(self._engine, shape, entry.width, WEIGHT_BITS, x=x, y=y)[0]
+        self.arrays[index] = (np.ascontiguousarray(share.T if self._party == SERVER else share).reshape(-1),)
+
+    def _matrix_product(self, index: int, entry: MatrixProduct) -> None:
+        """A·B = A_c·B_c + A_c·B_s + (B_cᵀ·A_sᵀ)ᵀ + A_s·B_s."""
+        batch, m, k, n, width = entry.batch, entry.m, entry.k, entry.n, entry.width
+        a = self._mask(entry.left).reshape(batch, m, k)
+        b = self._mask(entry.right).reshape((batch, n, k) if entry.transposed else (batch, k, n))
+        rows = np.ascontiguousarray(b if entry.transposed else b.transpose(0, 2, 1))  # (batch, n, k)
+        own = kernels.matmul(np.ascontiguousarray(a), rows, transpose_right=True, width=width)
+        if self._party == CLIENT:
+            first = matrix_products(self._engine, (m, k, n), width, width, batch=batch, x=a)
+            second = matrix_products(self._engine, (n, k, m), width, width, batch=batch, x=rows)
+        else:
+            first = matrix_products(self._engine, (m, k, n), width, width, batch=batch, y=centred(rows, width))
+            second = matrix_products(self._engine, (n, k, m), width, width, batch=batch, y=centred(a, width))
+        self.arrays[index] = ((own + first + second.transpose(0, 2, 1)).reshape(-1),)
+
+
+def _crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
+    """The client's factors that the monomials need, and for each monomial the places of those that occur in it."""
+    uploads: list[Powers] = []
+    sums = []
+    for term in powers:
+        places = []
+        for exponents in cartesian(*(range(power + 1) for power in term)):
+            if any(exponents) and exponents != tuple(term):
+                if exponents not in uploads:
+                    uploads.append(exponents)
+                places.append(uploads.index(exponents))
+        sums.append(tuple(places))
+    return uploads, sums
+
+
+def _monomial(values: Sequence[Words], exponents: Sequence[int]) -> Words:
+    out = np.ones(values[0].shape, np.uint64)
+    for value, power in zip(values, exponents, strict=True):
+        for _ in range(power):
+            out *= value
+    return out
+
+
+def _server_factor(masks: Sequence[Words], term: Powers, client: Powers) -> Words:
+    """Π C(p, j)·a_s^(p - j)."""
+    factor = math.prod(math.comb(power, taken) for power, taken in zip(term, client, strict=True))
+    rest = [power - taken for power, taken in zip(term, client, strict=True)]
+    return _monomial(masks, rest) * np.uint64(factor % 2**64)
+
+
+def _terms_per_sum(rows: int, columns: int, width: int) -> int:
+    """How many columns are added up under encryption: uploads stay as many, responses become fewer."""
+
+    def cost(terms: int) -> float:
+        plan = choose_plan(terms, (tuple(range(terms)),), width, width)
+        blocks = -(-rows * -(-columns // terms) // DEGREE)
+        return blocks * (plan.upload_bytes + plan.response_bytes)
+
+    return min({min(columns, count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)}, key=cost)
