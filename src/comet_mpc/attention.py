@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from comet_mpc.activation import Smu, smu, smu_rule
 from comet_mpc.errors import RuleError, ShapeError
-from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule
+from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
 from comet_mpc.polynomial import variables
 from comet_mpc.session import Open, Opened, Session, Truncate
 from comet_mpc.share import WORD, Share, concatenate, ring_width
@@ -197,18 +197,16 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
         # enough bits for a coordinate of the shortest row that the rule is made for
         bits = min(rows.fraction, math.ceil(0.5 * math.log2(q.shape[-1] / rule.low)) + _QUERY)
-        width = max(ring_width(2 * bits, rule.high), ring_width(bits + _ROW, 1.25))
+        width = max(ring_width(2 * bits, rule.high), ring_width(bits + _ROW, overshoot(rule) + 2.0**-8))
         opened = session.open(session.truncate_to(rows, bits, min(width, rows.width)))
         squares = session.square_sum(opened, bound=rule.high)
         y = session.reopen(inverse_sqrt(session, squares, rule), _ROW)
-        unit = session.product(opened, y, bound=1.25)
-        narrow = ring_width(2 * _SCORE, 1.25)
-        unit = session.truncate_to(unit, _SCORE, narrow).bounded(1.25)
+        limit = overshoot(rule) + 2.0**-8
+        unit = session.product(opened, y, bound=limit)
+        top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
+        unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, top))
         halves = session.open(unit[0], unit[1])
-        # Cauchy-Schwarz: each row's norm is at most 1 + the rule's error + rounding
-        error = getattr(rule, "error", 0.0) + getattr(rule, "rounding", 0.0)
-        slack = (1.0 + error + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2
-        return session.matmul(halves[0], halves[1], transposed=True, bound=min(slack, 1.5))
+        return session.matmul(halves[0], halves[1], transposed=True, bound=top)
 
 
 def _power(session: Session, activated: Share, form: AttentionForm, mask: Share | None, width: int) -> Share:
@@ -243,7 +241,7 @@ def _divide(
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):
-        limit = 1.25 * bound
+        limit = (overshoot(rule) ** 2 + 2.0**-6) * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
         opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, ring_width(whole, limit)), Open)

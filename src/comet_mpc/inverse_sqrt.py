@@ -30,6 +30,7 @@ __all__ = [
     "inverse_sqrt",
     "make_rule",
     "open_argument",
+    "overshoot",
     "square_root",
 ]
 
@@ -99,6 +100,11 @@ def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule) -> Share:
         if isinstance(rule, NewtonRule):
             return _newton(session, t, rule)
         return _last(session, open_argument(session, t, rule), rule, root=False)
+
+
+def overshoot(rule: InverseSqrtRule) -> float:
+    """y·sqrt(t)/gain is at most this (certified for minimax, assumed for the others); less below the interval."""
+    return 1.0 + rule.error + rule.rounding if isinstance(rule, MinimaxRule) else 1.25
 
 
 def open_argument(session: Session, t: Share, rule: MinimaxRule) -> Opened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from comet_mpc.errors import ShapeError
-from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule
+from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
 from comet_mpc.polynomial import variables
 from comet_mpc.session import Session, Weight
 from comet_mpc.share import SERVER, WORD, Share, ring_width
@@ -45,7 +45,7 @@ def layer_norm(
         size = x.shape[-1]
         bits, shrink = _shrink(size)
         total = rule.high * 2.0**bits  # Σ v², for every input
-        limit = 1.25 * math.sqrt(size)  # |n|; the rest is for the rule's error
+        limit = (overshoot(rule) + 2.0**-8) * math.sqrt(size)
         constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
         spare = 0 if constant == 1.0 else _SPARE
         needed = max(ring_width(2 * _FRACTION_V, total), ring_width(_FRACTION_V + _FRACTION_Y + spare, limit))
