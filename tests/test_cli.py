@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from comet_mpc import __version__
 from comet_mpc.cli import app
+from toy_model import make_checkpoint
 
 FIELDS = {
     "operation", "method", "elements", "shape", "steps", "online_bytes", "offline_bytes", "planned_online_bytes",
@@ -73,17 +74,66 @@ def test_truncation_reports_no_wraps() -> None:
     assert all(record["wraps"] == 0 and record["max_error"] <= 1.0 for record in records)
 
 
-def test_demo_gives_the_plaintext_result_and_shows_uniform_bytes() -> None:
-    result = comet("demo", "--json")
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_checkpoint(tmp_path_factory.mktemp("model"), layers=1))
+
+
+def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -> None:
+    result = comet("demo", "--model", checkpoint, "--json", "the film is good", "a dull plot")
     assert result.exit_code == 0, result.output
-    shown = json.loads(result.stdout)
-    assert shown["max_abs_error"] < 0.02
-    assert shown["client_sent"] == shown["planned_client_sent"]
-    assert shown["server_sent"] == shown["planned_server_sent"]
-    assert shown["rounds"] == shown["planned_rounds"]
-    plain, seen = shown["glimpses"]
-    assert plain["entropy"] < 5 < 7.99 < seen["entropy"]
-    assert plain["p_value"] < 1e-6 < seen["p_value"]
+    first, second = json.loads(result.stdout)
+    for shown, text in ((first, "the film is good"), (second, "a dull plot")):
+        assert shown["text"] == text
+        assert shown["label"] == shown["plain_label"]
+        assert abs(shown["probability"] - shown["plain_probability"]) < 0.02
+        assert shown["online_bytes"] == shown["planned_online_bytes"] == shown["client_sent"] + shown["server_sent"]
+        assert shown["rounds"] == shown["planned_rounds"]
+        assert min(shown[field] for field in ("offline_bytes", "online_seconds", "offline_seconds")) > 0
+        assert shown["text_itself"]["entropy"] < 5 < 7.99 < shown["server_saw"]["entropy"]
+        assert shown["server_saw"]["p_value"] > 1e-6
+
+
+def test_demo_prints_tables(checkpoint: str) -> None:
+    result = comet("demo", "--model", checkpoint, "good film")
+    assert result.exit_code == 0, result.output
+    for expected in ("good film", "in the clear", "bytes and rounds are the planned ones", "gives no privacy"):
+        assert expected in result.stdout
+
+
+def test_demo_needs_a_checkpoint_that_is_one(tmp_path: Path) -> None:
+    result = comet("demo", "--model", str(tmp_path), "good film")
+    assert result.exit_code == 1
+    assert "config.json" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_plan_prints_tables_or_json(checkpoint: str) -> None:
+    shown = comet("plan", "--shape", "minilm", "--tokens", "32", "--network", "200mbit/10ms")
+    assert shown.exit_code == 0, shown.output
+    assert "attention" in shown.stdout
+    planned = json.loads(comet("plan", checkpoint, "--tokens", "16", "--json").stdout)
+    assert planned["online_bytes"] == planned["client_sends"] + planned["server_sends"]
+    assert sum(cost["rounds"] for cost in planned["operations"]) == planned["rounds"]
+    for wrong in (["plan"], ["plan", "--shape", "gpt"], ["plan", "--shape", "minilm", "--network", "fast"]):
+        assert comet(*wrong).exit_code != 0
+
+
+def test_bench_model_measures_what_was_planned() -> None:
+    result = comet("bench", "model", "--shape", "minilm", "--layers", "1", "--tokens", "8", "--json", "-")
+    assert result.exit_code == 0, result.output
+    (record,) = json.loads(result.stdout)
+    assert record["online_bytes"] == record["planned_online_bytes"]
+    assert record["rounds"] == record["planned_rounds"]
+    assert record["max_logit_difference"] < 0.05
+    assert {cost["operation"] for cost in record["operations"]} >= {"linear", "attention", "layer_norm", "activation"}
+
+
+def test_bench_model_over_a_network_takes_its_time() -> None:
+    arguments = ("bench", "model", "--shape", "minilm", "--layers", "1", "--tokens", "8", "--network", "100mbit/20ms")
+    (record,) = json.loads(comet(*arguments, "--json", "-").stdout)
+    assert record["seconds"] > record["rounds"] * 0.01
+    assert record["network"] == "100mbit/20ms"
 
 
 def test_keys_are_made_once(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from comet_mpc.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.deployment import PublicModel, Query, ServedModel
-from comet_mpc.protocol import answer
 from comet_mpc.twin import run_twin
 
 __all__ = ["WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
@@ -102,7 +101,7 @@ def some_texts(count: int, words: int = 6, seed: int = 0) -> list[str]:
 
 def twin_logits(model: ServedModel | PublicModel, query: Query) -> npt.NDArray[np.float64]:
     """What the protocol computes, by its fixed-point twin."""
-    program = answer(model, query.batch, query.bucket, query)
+    program = model.answer(query.batch, query.bucket, query)
     logits = run_twin(lambda session: program(session, model.weights()))
     assert logits is not None
     return logits

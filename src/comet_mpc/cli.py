@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from comet_mpc import __version__, planning_cli, service_cli, unify_cli
 from comet_mpc.bench import cases
-from comet_mpc.bench.demo import run_demo
+from comet_mpc.bench.demo import SENTENCES, demo_model, run_demo
 from comet_mpc.bench.models import ModelCase, measure_model
 from comet_mpc.bench.operations import measure
 from comet_mpc.bench.tables import (
@@ -194,13 +194,19 @@ def bench_truncation(
 
 @app.command("demo")
 def demo(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
+    text: Annotated[list[str] | None, typer.Argument(help="Your own sentences; else some about films.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Another Comet checkpoint than the bundled one (sentiment of film reviews).")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per text, in a list, instead of the tables.")
+    ] = False,
 ) -> None:
-    """One small encoder between a client, a server and a dealer on this machine: result, costs, and what is seen."""
+    """Private predictions between a client, a server and a dealer on this machine: answers, costs, and what is seen."""
     console = Console(stderr=True)
     status = console.status("three processes are computing") if console.is_terminal else contextlib.nullcontext()
-    with status, _crew() as crew:
-        result = run_demo(crew)
+    with status:
+        result = run_demo(demo_model(model), text or SENTENCES)
     _report(result, "-" if json else None, *demo_tables(result))
 
 

@@ -38,7 +38,7 @@ from comet_mpc.fetching import fetch_bundle
 from comet_mpc.keys import TlsIdentity
 from comet_mpc.party import PartySession
 from comet_mpc.plan import Plan
-from comet_mpc.protocol import Accepted, Prepare, Ready, Run, Welcome, answer, expect, introduce, parse_address, say
+from comet_mpc.protocol import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, parse_address, say
 from comet_mpc.reserve import Portion, Reserve
 from comet_mpc.seeds import SEED_BYTES
 from comet_mpc.setup_cache import SetUp, default_cache, set_up
@@ -341,7 +341,7 @@ class Client:
         try:
             session = PartySession(CLIENT, channel, portion.source)
             weights = {**model.weights(), **self._set_up.weights}
-            logits = answer(model, query.batch, query.bucket, query)(session, weights)
+            logits = model.answer(query.batch, query.bucket, query)(session, weights)
             return _checked(logits, query, model), channel.traffic - before
         except BaseException:
             channel.close()  # the other side must not wait for rounds that will not come

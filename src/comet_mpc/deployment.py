@@ -25,7 +25,7 @@ from comet_mpc.errors import ConfigurationError, ShapeError
 from comet_mpc.folding import fold, plain_logits
 from comet_mpc.plan import Plan, plan_program
 from comet_mpc.session import Session, Weight
-from comet_mpc.share import Share
+from comet_mpc.share import CLIENT, Share, decode
 from comet_mpc.transformer import (
     EncoderRules,
     EncoderShape,
@@ -189,8 +189,23 @@ class PublicModel:
 
         return run
 
+    def answer(
+        self, batch: int, bucket: int, query: Query | None = None
+    ) -> Callable[[Session, Mapping[str, Weight]], Reals | None]:
+        """The whole program: logits (batch, labels), revealed to the client. None at the server and in a plan."""
+        classify = self.program(batch, bucket, query)
+
+        def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
+            logits = classify(session, weights)
+            with session.part("result"):
+                words = session.reveal(logits, CLIENT)
+            return None if words is None else decode(words, logits.fraction, logits.width)
+
+        return run
+
     def plan(self, batch: int, bucket: int, *, fused: bool = True) -> Plan:
-        run, weights = self.program(batch, bucket), self.weights()
+        """What an answer costs."""
+        run, weights = self.answer(batch, bucket), public_weights(self.shape)
         return plan_program(lambda session: run(session, weights), fused=fused)
 
     # Texts -----------------------------------------------------------------------------------------------

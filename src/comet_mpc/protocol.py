@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Protocol, TypeVar, get_args
 
 import msgspec
@@ -34,7 +34,7 @@ import numpy.typing as npt
 from comet_mpc import __version__
 from comet_mpc.channel import Channel, agree, greet
 from comet_mpc.correlations import WeightProduct, WeightScale
-from comet_mpc.deployment import PublicModel, Query
+from comet_mpc.deployment import PublicModel
 from comet_mpc.errors import (
     CometError,
     ConfigurationError,
@@ -48,9 +48,8 @@ from comet_mpc.errors import (
     RandomnessSpent,
     ShapeError,
 )
-from comet_mpc.plan import Plan, plan_program
-from comet_mpc.session import Session, Weight
-from comet_mpc.share import CLIENT, decode
+from comet_mpc.plan import Plan
+from comet_mpc.session import Weight
 
 __all__ = [
     "FRAME_BYTES",
@@ -65,7 +64,6 @@ __all__ = [
     "Run",
     "ServerBusy",
     "Welcome",
-    "answer",
     "expect",
     "from_client",
     "introduce",
@@ -302,21 +300,6 @@ def receive_blob(channel: Channel, size: int, digest: str, target: Writer) -> No
 # The program ---------------------------------------------------------------------------------------------
 
 
-def answer(
-    model: PublicModel, batch: int, bucket: int, query: Query | None = None
-) -> Callable[[Session, Mapping[str, Weight]], Reals | None]:
-    """The whole program: logits (batch, labels), revealed to the client. None at the server and in a plan."""
-    classify = model.program(batch, bucket, query)
-
-    def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
-        logits = classify(session, weights)
-        with session.part("result"):
-            words = session.reveal(logits, CLIENT)
-        return None if words is None else decode(words, logits.fraction, logits.width)
-
-    return run
-
-
 def masked_names(plan: Plan) -> Iterator[str]:
     """The weights whose masked form the client needs, in the order of their first use."""
     seen = dict.fromkeys(c.weight for c in plan.correlations if isinstance(c, WeightProduct | WeightScale))
@@ -338,8 +321,7 @@ class Programs:
             if plan is None:
                 if bucket not in self._model.buckets():
                     raise ShapeError(f"this model has no bucket of {bucket} tokens: {self._model.buckets()}")
-                run = answer(self._model, batch, bucket)
-                plan = self._plans[batch, bucket] = plan_program(lambda session: run(session, self._weights))
+                plan = self._plans[batch, bucket] = self._model.plan(batch, bucket)
                 if len(self._plans) > _PROGRAMS_KEPT:
                     self._plans.popitem(last=False)
             self._plans.move_to_end((batch, bucket))

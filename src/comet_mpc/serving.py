@@ -48,7 +48,6 @@ from comet_mpc.protocol import (
     Ready,
     Run,
     Welcome,
-    answer,
     from_client,
     introduce,
     refusal,
@@ -373,7 +372,7 @@ class Conversation:
         begun = self.channel.traffic
         source = DealtSource(bundle, service.weights)
         session = PartySession(SERVER, self.channel, source)
-        answer(service.model, message.batch, message.bucket)(session, service.weights)
+        service.model.answer(message.batch, message.bucket)(session, service.weights)
         traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
         self._midway = False
         count = traffic.sent + traffic.received

@@ -5,5 +5,7 @@ cases        which operations, by which methods, on which inputs
 operations   one case between a dealer and two parties, measured
 tables       what was measured, for people and for machines
 truncation   exactness of the truncation on many values
-demo         one encoder layer between three processes
+demo         private predictions by the bundled model
+models       whole models with random weights
+network      a slower network, in user space
 """

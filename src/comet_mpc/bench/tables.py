@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from comet_mpc.bench.demo import DemoResult
+from comet_mpc.bench.demo import TextResult
 from comet_mpc.bench.models import ModelRecord
 from comet_mpc.bench.operations import Record
 from comet_mpc.bench.truncation import TruncationRecord
@@ -130,37 +130,53 @@ def truncation_table(records: Sequence[TruncationRecord]) -> Group:
     )
 
 
-def demo_tables(result: DemoResult) -> list[Group | str]:
-    """The result, what was seen, and what it cost."""
-    planned = [
-        ("client sends", human_bytes(result.client_sent), human_bytes(result.planned_client_sent)),
-        ("server sends", human_bytes(result.server_sent), human_bytes(result.planned_server_sent)),
-        ("rounds", str(result.rounds), str(result.planned_rounds)),
-        ("offline, from the dealer", human_bytes(result.offline_bytes), human_bytes(result.planned_offline_bytes)),
-        ("set-up, once per model", human_bytes(result.setup_bytes), ""),
-        ("set-up time", human_seconds(result.setup_seconds), ""),
-        ("offline time", human_seconds(result.offline_seconds), ""),
-        ("online time", human_seconds(result.online_seconds), ""),
+def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
+    """The answers, what was seen, and what it cost."""
+    answers = [
+        (
+            one.text,
+            one.label,
+            f"{one.probability:.1%}",
+            one.plain_label,
+            f"{one.plain_probability:.1%}",
+        )
+        for one in texts
     ]
-    outputs = zip(result.private_result, result.plaintext_result, strict=True)
+    costs = [
+        (
+            str(one.bucket),
+            human_bytes(one.client_sent),
+            human_bytes(one.server_sent),
+            str(one.rounds),
+            human_seconds(one.online_seconds),
+            human_bytes(one.offline_bytes),
+            human_seconds(one.offline_seconds),
+        )
+        for one in texts
+    ]
+    last = texts[-1]
+    agree = all((one.online_bytes, one.rounds) == (one.planned_online_bytes, one.planned_rounds) for one in texts)
     return [
-        "\nA client with 16 token vectors, a server with the weights of a Transformer layer and a classifier,\n"
-        "and a dealer: three processes, connected by TLS 1.3. Only the client learns the result.\n",
+        "\nA client with texts, a server with a classifier and a dealer: three processes, connected by TLS 1.3.\n"
+        "The server does not learn the texts or the answers, the client does not learn the weights.\n",
+        _table("The answers, at the client", ("text", "private", "", "in the clear", ""), answers, left=2),
         _table(
-            f"The result, at the client (largest difference {result.max_abs_error:.1e})",
-            ("logit", "private", "plaintext"),
-            [(str(place), f"{a:+.4f}", f"{b:+.4f}") for place, (a, b) in enumerate(outputs)],
-        ),
-        _table(
-            "What the server saw: uniform bytes have 8 bits of entropy each, and a p-value above 0.001",
-            ("", "first bytes", "size", "entropy", "p-value"),
+            "What the server saw for the last text: uniform bytes have 8 bits of entropy each",
+            ("", "first bytes", "size", "entropy"),
             [
-                (g.what, g.first_bytes, human_bytes(g.size), f"{g.entropy:.4f}", f"{g.p_value:.2g}")
-                for g in result.glimpses
+                (what, g.first_bytes, human_bytes(g.size), f"{g.entropy:.4f}")
+                for what, g in (("the text itself", last.text_itself), ("all that it received", last.server_saw))
             ],
             left=2,
         ),
-        _table("What it cost", ("", "measured", "planned"), planned),
+        _table(
+            "What each text cost" + ("; bytes and rounds are the planned ones" if agree else ""),
+            ("tokens", "client sends", "server sends", "rounds", "online", "dealer sends", "offline"),
+            costs,
+            left=0,
+        ),
+        f"Set-up, once per client and model: {human_bytes(last.setup_bytes)}, "
+        f"{human_seconds(last.setup_seconds)}.\n\n"
         "The dealer here is on the same machine, for the demonstration. It knows every mask: run by one of the\n"
         "parties, it gives no privacy.\n",
     ]
