@@ -18,12 +18,13 @@ import pytest
 from comet_mpc.bench import demo, operations
 from comet_mpc.bench.cases import OPERATIONS, Case, build, choose
 from comet_mpc.bench.operations import Record, measure, plan_case
-from comet_mpc.bench.tables import human_bytes, human_seconds, operations_table
+from comet_mpc.bench.tables import operations_table
 from comet_mpc.bench.truncation import check_truncation
 from comet_mpc.bench.workers import Crew
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
 from comet_mpc.share import decode
 from comet_mpc.twin import TwinSession
+from comet_mpc.units import human_bytes, human_seconds
 
 ALL = [(operation, method) for operation, methods in OPERATIONS.items() for method in methods]
 

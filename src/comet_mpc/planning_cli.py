@@ -25,6 +25,7 @@ from comet_mpc.transformer import (
     input_rows,
     public_weights,
 )
+from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["plan_shape", "register"]
 
@@ -107,11 +108,11 @@ def register(app: typer.Typer) -> None:
         console.print(_table("by layer", by_layer(planned)))
         memory = party_memory(planned, words)
         console.print(
-            f"[bold]{planned.rounds} rounds, {planned.online_bytes / 1e6:.1f} MB online[/bold] "
-            f"(client {planned.sent(0) / 1e6:.1f}, server {planned.sent(1) / 1e6:.1f}), "
-            f"{planned.correction_bytes / 1e6:.1f} MB offline from the dealer to the server, "
-            f"{8 * words / 1e6:.1f} MB set-up once per client and model, "
-            f"about {memory / 1e9:.2f} GB of memory, about {compute:.1f} s of compute."
+            f"[bold]{planned.rounds} rounds, {human_bytes(planned.online_bytes)} online[/bold] "
+            f"(client {human_bytes(planned.sent(0))}, server {human_bytes(planned.sent(1))}), "
+            f"{human_bytes(planned.correction_bytes)} offline from the dealer to the server, "
+            f"{human_bytes(8 * words)} set-up once per client and model, "
+            f"about {human_bytes(memory)} of memory, about {human_seconds(compute)} of compute."
         )
         if link:
             console.print(f"On {network}: about {link.seconds(planned):.1f} s on the network besides the compute.")

@@ -22,6 +22,7 @@ from comet_mpc.metrics import log_as_json
 from comet_mpc.protocol import parse_address
 from comet_mpc.server import Server
 from comet_mpc.serving import ServiceLimits
+from comet_mpc.units import human_bytes
 
 __all__ = ["register"]
 
@@ -52,6 +53,10 @@ def serve(
     ready: Annotated[int, typer.Option(min=0, help="Queries whose randomness a client may keep ready, per size.")] = 4,
     batch: Annotated[int, typer.Option(min=1, help="Most texts in one run.")] = 8,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus (plain HTTP).")] = None,
+    private_embeddings: Annotated[
+        bool,
+        typer.Option("--private-embeddings", help="Keep the embedding table at the server; a query then costs more."),
+    ] = False,
     require_client_certificate: Annotated[
         bool, typer.Option("--require-client-certificate", help="Refuse clients without a certificate.")
     ] = False,
@@ -63,7 +68,7 @@ def serve(
     """
     log_as_json()
     server = Server(
-        ServedModel.load(model),
+        ServedModel.load(model, private_embeddings=private_embeddings),
         parse_address(listen),
         parse_address(dealer),
         identity_in(keys, name),
@@ -111,14 +116,6 @@ def summed_cost(predictions: list[Prediction]) -> dict[str, float]:
     return total
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
-
-
 def query(
     server: Annotated[str, typer.Argument(help="HOST:PORT of the server.")],
     text: Annotated[list[str] | None, typer.Argument(help="Texts, or - for standard input.")] = None,
@@ -161,9 +158,9 @@ def query(
     Console().print(table)
     cost = summed_cost(predictions)
     typer.echo(
-        f"online {_size(cost['online_bytes'])}, {cost['rounds']:.0f} rounds, {cost['online_seconds']:.2f} s; "
-        f"offline {_size(cost['offline_bytes'])}, {cost['offline_seconds']:.2f} s; "
-        f"set-up {_size(cost['setup_bytes'])}, {cost['setup_seconds']:.2f} s"
+        f"online {human_bytes(cost['online_bytes'])}, {cost['rounds']:.0f} rounds, {cost['online_seconds']:.2f} s; "
+        f"offline {human_bytes(cost['offline_bytes'])}, {cost['offline_seconds']:.2f} s; "
+        f"set-up {human_bytes(cost['setup_bytes'])}, {cost['setup_seconds']:.2f} s"
     )
 
 

@@ -1,0 +1,24 @@
+"""Bytes and seconds as people read them."""
+
+from __future__ import annotations
+
+__all__ = ["human_bytes", "human_seconds"]
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, as networks count: 19.3 MB."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB"):
+        count /= 1000.0
+        if count < 999.5:
+            return f"{_three_digits(count)} {unit}"
+    return f"{_three_digits(count / 1000.0)} GB"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def human_seconds(seconds: float) -> str:
+    return f"{seconds * 1000.0:.0f} ms" if seconds < 0.9995 else f"{_three_digits(seconds)} s"
