@@ -157,22 +157,22 @@ def bench_model(
     batch: Annotated[int, typer.Option(min=1, max=64, help="Texts at once.")] = 1,
     layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers.")] = None,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt.")] = 3,
-    source: Annotated[str, typer.Option(help="Source of randomness: dealer.")] = "dealer",
+    source: Annotated[str, typer.Option(help="Source of randomness: dealer, or pair (no third party).")] = "dealer",
     network: Annotated[str | None, typer.Option(help="RATE/RTT, for example 200mbit/10ms; else loopback.")] = None,
     json: JsonOption = None,
 ) -> None:
     """A whole model with random weights, end to end, between a dealer, a server and a client."""
     if shape not in SHAPES:
         raise typer.BadParameter(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}", param_hint="--shape")
-    if source != "dealer":
-        raise typer.BadParameter(f"unknown source {source!r}: choose dealer", param_hint="--source")
+    if source not in ("dealer", "pair"):
+        raise typer.BadParameter(f"unknown source {source!r}: choose dealer or pair", param_hint="--source")
     full = SHAPES[shape]
     size = EncoderShape(layers or full.layers, full.hidden, full.heads, full.intermediate, full.labels)
     link = Network.parse(network) if network else None
     console = Console(stderr=True)
     status = console.status(f"{shape} between three processes") if console.is_terminal else contextlib.nullcontext()
     with status, _crew() as crew:
-        record = measure_model(crew, ModelCase(shape, size, tokens, steps, batch, link))
+        record = measure_model(crew, ModelCase(shape, size, tokens, steps, batch, link, source=source))
     _report([record], json, *model_tables(record))
 
 

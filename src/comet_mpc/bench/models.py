@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +20,7 @@ from comet_mpc.costs import Network
 from comet_mpc.dealing import DealtSource, mask_weight
 from comet_mpc.errors import CometError
 from comet_mpc.fetching import PARTY_ROLES, fetch_bundle
+from comet_mpc.pair import PairSource, prepare_bundle
 from comet_mpc.party import PartySession
 from comet_mpc.plan import Plan, plan_program
 from comet_mpc.seeds import new_seed
@@ -53,6 +55,8 @@ class ModelCase(msgspec.Struct, frozen=True):
     batch: int = 1
     network: Network | None = None
     seed: int = 0
+    source: str = "dealer"
+    """dealer, or pair: the two parties prepare their randomness themselves."""
 
 
 class OperationCost(msgspec.Struct, frozen=True):
@@ -82,7 +86,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     planned_rounds: int
     offline_bytes: int
-    planned_offline_bytes: int
+    planned_offline_bytes: int | None
+    """None for a pair: its preparation is measured, not planned."""
     setup_bytes: int
     seconds: float
     offline_seconds: float
@@ -155,7 +160,8 @@ def _program(case: ModelCase, session: Session, weights: dict[str, Weight]) -> S
 
 
 def plan_case(case: ModelCase) -> Plan:
-    return plan_program(lambda session: _program(case, session, public_weights(case.shape)))
+    fused = case.source == "dealer"
+    return plan_program(lambda session: _program(case, session, public_weights(case.shape)), fused=fused)
 
 
 def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
@@ -183,7 +189,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         tokens=case.tokens,
         batch=case.batch,
         steps=case.steps,
-        source="dealer",
+        source=case.source,
         network=None
         if case.network is None
         else f"{case.network.rate / 1e6:g}mbit/{case.network.round_trip * 1e3:g}ms",
@@ -194,7 +200,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         rounds=sides[0].rounds,
         planned_rounds=plan.rounds,
         offline_bytes=sum(side.offline_bytes for side in sides),
-        planned_offline_bytes=plan.correction_bytes,
+        planned_offline_bytes=plan.correction_bytes if case.source == "dealer" else None,
         setup_bytes=sides[SERVER].setup_bytes,
         seconds=max(side.seconds for side in sides),
         offline_seconds=max(side.offline_seconds for side in sides),
@@ -245,20 +251,25 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
     with channel, TemporaryDirectory(prefix="comet-store-") as directory:
         mine = {"role": PARTY_ROLES[party], "program": plan.digest}
         agree(mine, greet(channel, mine, timeout=120.0), ("program",))
-        key = new_seed() if party == SERVER else None
         start = time.perf_counter()
+        key = new_seed() if party == SERVER else None
         weights = _set_up(party, channel, case, key)
         setup, setup_seconds = channel.traffic, time.perf_counter() - start
         start, cpu = time.perf_counter(), time.process_time()
-        offline = connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context())
-        store = BundleStore(Path(directory) / "bundles", party)
-        fetch_bundle(
-            offline, party, bundle_id, plan.correlations, lambda seed: store.add(bundle_id, plan.digest, seed), key=key
-        )
-        source = DealtSource(store.take(bundle_id, plan.digest, plan.correlations), weights)
-        source.prepare()
+        source: DealtSource | PairSource
+        if case.source == "pair":
+            source = prepare_bundle(channel, party, plan.correlations, weights)
+            offline = channel.traffic - setup
+        else:
+            with connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context()) as line:
+                store = BundleStore(Path(directory) / "bundles", party)
+                sink = partial(store.add, bundle_id, plan.digest)
+                fetch_bundle(line, party, bundle_id, plan.correlations, sink, key=key)
+            offline = line.traffic
+            source = DealtSource(store.take(bundle_id, plan.digest, plan.correlations), weights)
+            source.prepare()
         offline_seconds, offline_cpu = time.perf_counter() - start, time.process_time() - cpu
-        session = PartySession(party, channel, source)
+        session = PartySession(party, channel, source, fused=case.source == "dealer")
         channel.exchange([b"ready"], 5)
         before, cpu, start = channel.traffic, time.process_time(), time.perf_counter()
         share = _program(case, session, weights)
@@ -273,7 +284,7 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
             rounds=online.rounds,
             seconds=seconds,
             cpu_seconds=cpu,
-            offline_bytes=offline.traffic.sent + offline.traffic.received,
+            offline_bytes=offline.sent if case.source == "pair" else offline.sent + offline.received,
             offline_seconds=offline_seconds,
             offline_cpu_seconds=offline_cpu,
             setup_bytes=setup.sent,
@@ -296,7 +307,8 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
 def _set_up(party: int, channel: Channel, case: ModelCase, key: bytes | None) -> dict[str, Weight]:
     """The server's weights; at the client, the masked ones, downloaded once per model."""
     public = public_weights(case.shape)
-    needed = [name for name in public if name.endswith(("weight", "gamma"))]
+    masked = case.source == "dealer"  # a pair multiplies with the weights themselves, homomorphically
+    needed = [name for name in public if masked and name.endswith(("weight", "gamma"))]
     if party == SERVER:
         assert key is not None
         weights = encode_weights(case.shape, random_weights(case.shape, np.random.default_rng(case.seed)))
