@@ -67,7 +67,7 @@ def run(
     )
     if not (base / "unified" / "config.json").exists():
         command("unify", plain, base / "unified", "--steps", 4)
-    distil = [*common, "--teacher", plain]
+    distil = [*common, "--teacher", plain, "--dropout", 0]  # noise would only hide the teacher's hidden states
     four = stage(
         "certified-4", "finetune", base / "unified", base / "certified-4", *distil,
         "--epochs", epochs, "--rate", unified_rate,

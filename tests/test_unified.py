@@ -191,6 +191,18 @@ def test_arguments_stay_in_their_intervals_for_wild_inputs() -> None:
         assert largest <= rules[site].high, site
 
 
+def test_served_bounds_follow_the_weights() -> None:
+    model = UnifiedModel.from_tensors(*small_model()).eval()
+    ids, mask = tokens()
+    with torch.no_grad():
+        model.use("served")(ids, mask)
+        for layer in model.layers:
+            layer.query.weight.data.mul_(30.0)
+        wanted, found = model.use("exact")(ids, mask)[0], model.use("served")(ids, mask)[0]
+    assert torch.isfinite(found).all()
+    assert float((found - wanted).abs().max()) < 0.5
+
+
 def toy_data(rows: int = 96) -> Encoded:
     """The label is whether token 7 occurs."""
     generator = np.random.default_rng(0)

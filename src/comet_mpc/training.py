@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ class Recipe:
     """Weight of the penalty on arguments above 0.9 of their interval's top."""
     evaluations: int = 1
     """Per epoch."""
+    embedding_rate: float = 1.0
+    """Factor of the rate for embeddings: words that training has not seen stay where they are, so others should too."""
+    threshold_rate: float = 30.0
+    """Factor of the rate for attention's thresholds, which start at 0 and must cover a range of about 1."""
+    token_dropout: float = 0.0
+    """Part of the tokens (never the first) that training hides."""
 
 
 @dataclass(frozen=True)
@@ -240,10 +246,21 @@ def _loss(model: UnifiedModel, teacher: UnifiedModel | None, batch: Batch, task:
 
 
 def _optimiser(model: UnifiedModel, recipe: Recipe) -> torch.optim.AdamW:
-    plain = [p for p in model.parameters() if p.ndim < 2]
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    groups = [{"params": decayed, "weight_decay": recipe.decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.rate, fused=True)
+    groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        decay = recipe.decay if parameter.ndim >= 2 else 0.0
+        factor = recipe.embedding_rate if name.startswith("embeddings.") and parameter.ndim >= 2 else 1.0
+        factor = recipe.threshold_rate if name.endswith(".thresholds") else factor
+        groups.setdefault((decay, factor), []).append(parameter)
+    settings = [{"params": p, "weight_decay": decay, "factor": factor} for (decay, factor), p in groups.items()]
+    return torch.optim.AdamW(settings, lr=recipe.rate, fused=True)
+
+
+def _hide(batch: Batch, part: float) -> Batch:
+    """Some tokens as if they were padding; the first stays."""
+    kept = (torch.rand(batch.mask.shape) >= part).long()
+    kept[:, 0] = 1
+    return replace(batch, mask=batch.mask * kept)
 
 
 def _rates(recipe: Recipe, steps: int) -> Iterator[float]:
@@ -298,8 +315,10 @@ def finetune(
         batches = _epoch(train, recipe.batch, np.random.default_rng([recipe.seed, epoch]))
         for rows in batches[at : at + steps - progress.step]:
             for group in optimiser.param_groups:
-                group["lr"] = rates[progress.step]
-            loss = _loss(model, teacher, _batch(train, rows, config.encoder.padding), task, recipe)
+                group["lr"] = rates[progress.step] * group["factor"]
+            batch = _batch(train, rows, config.encoder.padding)
+            batch = _hide(batch, recipe.token_dropout) if recipe.token_dropout else batch
+            loss = _loss(model, teacher, batch, task, recipe)
             value = loss.item()
             if not math.isfinite(value):
                 raise NotFinite(

@@ -238,13 +238,12 @@ class _Layer(nn.Module):
         rule = model.rule(self.name, "norms", rows=True)
         if rule is None and model.probe is None:
             return F.normalize(z, dim=-1)
-        parameters = (part.weight, part.bias, before.weight, before.bias)
-        key = (id(part), *(p._version for p in parameters))
-        if key not in model.head_bounds:
+        if part not in model.head_bounds:
+            parameters = (part.weight, part.bias, before.weight, before.bias)
             w, b, gamma, beta = (p.detach().double().numpy() for p in parameters)
             bound = torch.tensor(head_bounds(w, b, gamma, beta, self.heads), dtype=z.dtype)
-            model.head_bounds[key] = bound[:, None, None]
-        z = z / model.head_bounds[key]
+            model.head_bounds[part] = bound[:, None, None]
+        z = z / model.head_bounds[part]
         t = z.square().sum(-1, keepdim=True)
         model.see(f"{self.name}.norms", t)
         return F.normalize(z, dim=-1) if rule is None else z * inverse_sqrt(t, rule)
@@ -265,7 +264,8 @@ class UnifiedModel(nn.Module):
         self.classifier = nn.Linear(e.hidden, len(e.labels))
         self.mode: Mode = "exact"
         self.probe: Probe | None = None
-        self.head_bounds: dict[tuple[int, ...], Tensor] = {}
+        self.head_bounds: dict[nn.Module, Tensor] = {}
+        """Of the weights as they were when `use` was called."""
         self._rules: dict[str, MinimaxRule] = {}
         shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
         if shapes != tensor_shapes(config):
@@ -285,9 +285,10 @@ class UnifiedModel(nn.Module):
         return {name: np.clip(v, -1, 1) if name.endswith(".thresholds") else v for name, v in found.items()}
 
     def use(self, mode: Mode, rules: Mapping[str, MinimaxRule] | None = None) -> UnifiedModel:
-        """Chooses how to evaluate. `served` takes the configuration's sites, or certifies now; `rules` replace some.
+        """Chooses how to evaluate, with the weights as they are now: call it again when they changed.
 
-        A model whose form is not certified has rules only where its configuration (calibration) gives them.
+        `served` takes the configuration's sites, or certifies now; `rules` replace some. A model whose form is not
+        certified has rules only where its configuration (calibration) gives them.
         """
         config = self.config
         known = {name: site.rule for name, site in config.sites.items()}
@@ -304,6 +305,7 @@ class UnifiedModel(nn.Module):
                 "denominators": form.denominators,
             }
         self.mode, self._rules = mode, known | dict(rules or {})
+        self.head_bounds = {}
         return self
 
     def certified_config(self) -> CometConfig:
