@@ -114,6 +114,7 @@ void py_unpack_words(const BytesIn &data, const Out &out, unsigned size, const s
 } // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false); // caches of the Python side live until the interpreter is gone
     m.def("isa_names", &isa_names);
     m.def("matmul", &py_matmul);
     m.def("matmul_int32", &py_matmul_int32);
