@@ -60,6 +60,10 @@ COMET_INLINE void transpose(Vec (&x)[8]) {
     for (size_t i = 0; i < lanes; ++i)
         for (size_t j = 0; j < i; ++j) std::swap(x[i].at[j], x[j].at[i]);
 }
+COMET_INLINE Vec choose_above(Vec x, const Vec &bound, const Vec &y) {
+    for (size_t i = 0; i < lanes; ++i) x.at[i] = x.at[i] > bound.at[i] ? y.at[i] : x.at[i];
+    return x;
+}
 COMET_INLINE Sum zero_sum() { return Sum{}; }
 COMET_INLINE void accumulate(Sum &s, const Vec &x, const Vec &y) {
     for (size_t i = 0; i < lanes; ++i) s.at[i] += static_cast<u64>(x.at[i]) * y.at[i];
@@ -123,6 +127,10 @@ COMET_AVX2 COMET_INLINE void transpose(Vec (&x)[8]) {
         x[i] = _mm256_permute2x128_si256(z[i], z[i + 4], 0x20);
         x[i + 4] = _mm256_permute2x128_si256(z[i], z[i + 4], 0x31);
     }
+}
+// y where x > bound, else x; both below 2^31.
+COMET_AVX2 COMET_INLINE Vec choose_above(Vec x, Vec bound, Vec y) {
+    return _mm256_blendv_epi8(x, y, _mm256_cmpgt_epi32(x, bound));
 }
 COMET_AVX2 COMET_INLINE Sum zero_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 COMET_AVX2 COMET_INLINE void accumulate(Sum &s, Vec x, Vec y) {
@@ -241,12 +249,29 @@ void backward(const Prime &p, u32 *in, u32 *out, Isa isa) {
     isa == Isa::avx2 ? avx2::backward_kernel(p, in, out) : portable::backward_kernel(p, in, out);
 }
 
-void multiply_add(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t stride, size_t sets,
-                  size_t terms, u32 *const *acc0, u32 *const *acc1, Isa isa) {
-    const auto kernel = isa == Isa::avx2 ? (sets == 2 ? avx2::multiply_add_kernel<2> : avx2::multiply_add_kernel<1>)
-                                         : (sets == 2 ? portable::multiply_add_kernel<2> : portable::multiply_add_kernel<1>);
+void multiply_add(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t terms, u32 *acc0,
+                  u32 *acc1, Isa isa) {
+    const auto kernel = isa == Isa::avx2 ? avx2::multiply_add_kernel : portable::multiply_add_kernel;
     for (size_t k = 0; k < terms; k += fold)
-        kernel(p, x0 + k, x1 + k, y + k * degree, stride, std::min(fold, terms - k), acc0, acc1);
+        kernel(p, x0 + k, x1 + k, y + k * degree, std::min(fold, terms - k), acc0, acc1);
+}
+
+void multiply_add_short(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t live, size_t terms,
+                        size_t sets, u32 *const *acc0, u32 *const *acc1, u32 *scratch, Isa isa) {
+    const auto kernel = isa == Isa::avx2
+                            ? (sets == wide ? avx2::multiply_short_kernel<wide> : avx2::multiply_short_kernel<1>)
+                            : (sets == wide ? portable::multiply_short_kernel<wide> : portable::multiply_short_kernel<1>);
+    kernel(p, x0, x1, y, live, terms, acc0, acc1, scratch);
+}
+
+void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference, Isa isa) {
+    isa == Isa::avx2 ? avx2::shift_kernel(p, x, y, distance, sum, difference)
+                     : portable::shift_kernel(p, x, y, distance, sum, difference);
+}
+
+void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::divide_kernel(p, special, inverse, x, rest, more, out)
+                     : portable::divide_kernel(p, special, inverse, x, rest, more, out);
 }
 
 Basis::Basis(const std::vector<u32> &primes) {

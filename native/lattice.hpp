@@ -21,6 +21,7 @@ __extension__ typedef unsigned __int128 u128;
 constexpr size_t degree = 8192;
 constexpr size_t lanes = 8;
 constexpr size_t rows = degree / lanes;
+constexpr size_t wide = 2;  // sets of factors that share the loads of a ciphertext
 constexpr size_t fold = 16; // products of two residues that fit into 64 bits together
 
 /// Tables for one prime q = 1 mod 2^14, q < 2^30. Twiddles are in Montgomery form (times 2^32), each with its companion
@@ -57,7 +58,7 @@ struct Prime {
 /// The tables for q, made once. Throws std::invalid_argument for a number that is not such a prime.
 const Prime &prime(u32 q);
 
-/// out = transform of a polynomial in order. In-place is not allowed.
+/// out = transform of a polynomial in order, its coefficients below 4q. In-place is not allowed.
 void forward(const Prime &p, const u32 *in, u32 *out, Isa isa);
 
 /// The same for one of which only the first `live` coefficients are given, the others being zero; `live` is a power of
@@ -67,10 +68,21 @@ void forward_short(const Prime &p, const u32 *in, size_t live, u32 *out, Isa isa
 /// The inverse of `forward`; destroys its input.
 void backward(const Prime &p, u32 *in, u32 *out, Isa isa);
 
-/// acc_c[s] += Σ_k x_c[k] ⊙ y[s][k] for both components c and one or two sets s of right factors, which are in
-/// Montgomery form at y + s·stride + k·8192.
-void multiply_add(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t stride, size_t sets,
-                  size_t terms, u32 *const *acc0, u32 *const *acc1, Isa isa);
+/// acc_c += Σ_k x_c[k] ⊙ y[k] for both components c; the y are in Montgomery form, y[k] at y + k·8192.
+void multiply_add(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t terms, u32 *acc0,
+                  u32 *acc1, Isa isa);
+
+/// acc_c[s] += Σ_k x_c[k] ⊙ transform(y[s][k]) for short polynomials y[s][k][live] as in `forward_short`, in Montgomery
+/// form; one set or `wide` sets s, at most `fold` terms. `scratch` has sets·terms·live·8 entries.
+void multiply_add_short(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t live, size_t terms,
+                        size_t sets, u32 *const *acc0, u32 *const *acc1, u32 *scratch, Isa isa);
+
+/// sum = x + X^distance·y and difference = x - X^distance·y, in order; x may be `sum` itself.
+void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference, Isa isa);
+
+/// out += (x - centred rest) / special + more: a sum modulo q·special is rounded to q. `inverse` is special^-1 mod q in
+/// Montgomery form, special < q, `more` may be null.
+void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa);
 
 /// Several primes together: q is their product.
 class Basis {

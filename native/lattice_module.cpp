@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "lattice_pack.hpp"
 #include "lattice_rlwe.hpp"
 
 namespace nb = nanobind;
@@ -82,8 +83,9 @@ void py_encrypt(const Basis &basis, const Residues &scaled, const Flat<const i8>
 }
 
 void py_multiply_short(const Basis &basis, const Residues &x, const Flat<const i64> &y, size_t row_blocks, size_t inputs,
-                       size_t outputs, size_t live, const ResiduesOut &out, const std::string &isa) {
-    multiply_short(basis, x.data(), y.data(), {row_blocks, inputs, outputs, live}, out.data(), isa_from_name(isa));
+                       size_t outputs, size_t live, u32 divisor, const ResiduesOut &out, const std::string &isa) {
+    const ShortShape shape{row_blocks, inputs, outputs, live, divisor};
+    multiply_short(basis, x.data(), y.data(), shape, out.data(), isa_from_name(isa));
 }
 
 void py_multiply_plain(const Basis &basis, const std::vector<Residues> &x, const std::vector<Residues> &y,
@@ -94,6 +96,12 @@ void py_multiply_plain(const Basis &basis, const std::vector<Residues> &x, const
     for (const auto &entry : y) right.push_back(entry.data());
     nb::gil_scoped_release release;
     multiply_plain(basis, left.data(), right.data(), left.size(), out.data(), chosen);
+}
+
+void py_pack(const Basis &basis, u32 special, const ResiduesOut &ciphertexts, size_t count, unsigned levels,
+             const Residues &keys, size_t key_digits, const ResiduesOut &out, const std::string &isa) {
+    pack(basis, prime(special), ciphertexts.data(), count, levels, {keys.data(), key_digits}, out.data(),
+         isa_from_name(isa));
 }
 
 void py_respond(const Basis &basis, const ResiduesOut &ciphertext, const Residues &public_key,
@@ -151,6 +159,7 @@ void bind_lattice(nb::module_ &m) {
     m.def("lattice_encrypt", &py_encrypt, Release());
     m.def("lattice_multiply_short", &py_multiply_short, Release());
     m.def("lattice_multiply_plain", &py_multiply_plain);
+    m.def("lattice_pack", &py_pack, Release());
     m.def("lattice_respond", &py_respond, Release());
     m.def("lattice_phase", &py_phase, Release());
     m.def("lattice_round_power", &py_round_power, Release());

@@ -132,38 +132,39 @@ void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 
 }
 
 void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape shape, u32 *out, Isa isa) {
-    constexpr size_t chunk = 4, pair = 2; // transformed polynomials that stay in the second-level cache
+    constexpr size_t chunk = 8; // ciphertexts: transformed factors of a block stay in the cache
     const size_t limbs = basis.size(), one = limbs * degree, both = 2 * one;
-    const bool dense = shape.live > rows;
-    std::vector<u32> transformed(pair * chunk * degree), residues(dense ? degree : shape.live);
+    const bool dense = shape.live > rows; // then one at a time
+    const size_t step = dense ? 1 : chunk, group = dense ? 1 : wide, length = dense ? degree : shape.live;
+    std::vector<u32> residues(group * step * length), scratch(dense ? degree : group * step * length * lanes);
     std::fill_n(out, shape.outputs * shape.row_blocks * both, u32{0});
     for (size_t l = 0; l < limbs; ++l) {
         const Prime &p = basis[l];
-        for (size_t o = 0; o < shape.outputs; o += pair) {
-            const size_t sets = std::min(pair, shape.outputs - o);
-            for (size_t first = 0; first < shape.inputs; first += chunk) {
-                const size_t count = std::min(chunk, shape.inputs - first);
-                for (size_t s = 0; s < sets; ++s)
-                    for (size_t k = 0; k < count; ++k) {
-                        const i64 *values = y + ((o + s) * shape.inputs + first + k) * shape.live;
-                        for (size_t j = 0; j < shape.live; ++j)
-                            residues[j] = p.times(p.reduce_signed(values[j]), p.montgomery);
-                        u32 *target = transformed.data() + (s * chunk + k) * degree;
-                        dense ? forward(p, residues.data(), target, isa)
-                              : forward_short(p, residues.data(), shape.live, target, isa);
-                    }
+        const u32 factor = p.times(p.montgomery, p.invert(p.reduce(u64{shape.divisor})));
+        for (size_t o = 0, sets = 0; o < shape.outputs; o += sets) {
+            sets = shape.outputs - o >= group ? group : 1;
+            for (size_t first = 0; first < shape.inputs; first += step) {
+                const size_t count = std::min(step, shape.inputs - first);
+                for (size_t s = 0; s < sets; ++s) {
+                    const i64 *values = y + ((o + s) * shape.inputs + first) * shape.live;
+                    for (size_t j = 0; j < count * shape.live; ++j)
+                        residues[s * count * length + j] = p.times(p.reduce_signed(values[j]), factor);
+                }
+                if (dense) forward(p, residues.data(), scratch.data(), isa);
                 for (size_t r = 0; r < shape.row_blocks; ++r) {
                     const u32 *x0[chunk], *x1[chunk];
                     for (size_t k = 0; k < count; ++k) {
                         x0[k] = x + (r * shape.inputs + first + k) * both + l * degree;
                         x1[k] = x0[k] + one;
                     }
-                    u32 *acc0[pair], *acc1[pair];
+                    u32 *acc0[wide], *acc1[wide];
                     for (size_t s = 0; s < sets; ++s) {
                         acc0[s] = out + ((o + s) * shape.row_blocks + r) * both + l * degree;
                         acc1[s] = acc0[s] + one;
                     }
-                    multiply_add(p, x0, x1, transformed.data(), chunk * degree, sets, count, acc0, acc1, isa);
+                    dense ? multiply_add(p, x0, x1, scratch.data(), 1, acc0[0], acc1[0], isa)
+                          : multiply_add_short(p, x0, x1, residues.data(), shape.live, count, sets, acc0, acc1,
+                                               scratch.data(), isa);
                 }
             }
         }
@@ -176,8 +177,7 @@ void multiply_plain(const Basis &basis, const u32 *const *x, const u32 *const *y
     for (size_t l = 0; l < basis.size(); ++l)
         for (size_t k = 0; k < terms; ++k) {
             const u32 *x0 = x[k] + l * degree, *x1 = x0 + one;
-            u32 *acc0 = out + l * degree, *acc1 = acc0 + one;
-            multiply_add(basis[l], &x0, &x1, y[k] + l * degree, 0, 1, 1, &acc0, &acc1, isa);
+            multiply_add(basis[l], &x0, &x1, y[k] + l * degree, 1, out + l * degree, out + one + l * degree, isa);
         }
 }
 

@@ -33,9 +33,10 @@ void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 
 
 struct ShortShape {
     size_t row_blocks, inputs, outputs, live;
+    u32 divisor;
 };
 
-/// out[o][r] = Σ_i x[r][i] · y[o][i], for ciphertexts x and short integer polynomials y[o][i][live].
+/// out[o][r] = Σ_i x[r][i] · y[o][i] / divisor mod q, for ciphertexts x and short integer polynomials y[o][i][live].
 void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape shape, u32 *out, Isa isa);
 
 /// out = Σ_k x[k] · y[k], for ciphertexts x and polynomials y from `transform_plain`.

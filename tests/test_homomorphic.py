@@ -32,15 +32,17 @@ from comet_mpc.errors import (
     RangeError,
     ShapeError,
 )
-from comet_mpc.homomorphic import Homomorphic, Tiling, centred, choose_tiling, matrix_products
+from comet_mpc.homomorphic import Homomorphic, matrix_products
 from comet_mpc.lattice import DEGREE, NOISE_LIMIT, PublicKey
 from comet_mpc.oblivious_transfer import set_up_transfers
-from comet_mpc.pair import PairSource, prepare_bundle
+from comet_mpc.packing import PackingKeys
+from comet_mpc.pair import PairSource, packing_pays, prepare_bundle
 from comet_mpc.party import PartySession
 from comet_mpc.plan import plan_program
 from comet_mpc.session import Session, Weight
 from comet_mpc.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.slots import Sum, choose_plan, slot_sums
+from comet_mpc.tiling import Tiling, centred, choose_tiling
 from comet_mpc.transformer import (
     EncoderShape,
     certified_rules,
@@ -146,10 +148,51 @@ def test_every_tiling_is_exact() -> None:
             assert np.array_equal(result, expected), (stride, block)
 
 
-def test_the_product_of_a_layer_is_cheap_enough_to_plan_with() -> None:
-    tiling = choose_tiling(128, 768, 768, 56, 24)
-    assert tiling.upload_bytes + tiling.response_bytes < 22e6
-    assert tiling.scheme.limbs == 5
+@pytest.mark.parametrize(
+    ("shape", "width", "bits"),
+    [
+        ((128, 64, 200), 32, 32),
+        ((20, 130, 33), 56, 56),
+        ((3, 5, 700), 40, 32),
+        ((300, 40, 90), 48, 24),
+        ((4, 3, 2), 8, 2),
+    ],
+)
+def test_packed_products_are_exact_and_cost_what_was_said(shape: tuple[int, int, int], width: int, bits: int) -> None:
+    rows, inputs, outputs = shape
+    x, y = random_words(1, rows, inputs), centred(random_words(1, outputs, inputs), bits)
+
+    def work(channel: Channel, party: int) -> tuple[Words, float]:
+        engine = Homomorphic(channel, party, threads=2)
+        engine.set_up_packing()
+        engine.set_up_packing()  # once is enough
+        mine = {"x": x} if party == CLIENT else {"y": y}
+        return matrix_products(engine, shape, width, bits, **mine), engine.noise
+
+    (client, noise), (server, _), ends = both(work)
+    assert same(client + server, x @ y.view(np.uint64).transpose(0, 2, 1), width)
+    assert 0 < noise < NOISE_LIMIT / 2
+    tiling = choose_tiling(rows, inputs, outputs, width, bits, packed=True)
+    keys = PublicKey.SIZE + PackingKeys.SIZE + 2 * FRAME_HEADER
+    assert ends[CLIENT].traffic.sent == keys + tiling.upload_bytes + FRAME_HEADER
+    assert ends[CLIENT].traffic.received == tiling.response_bytes + FRAME_HEADER
+
+
+def test_packed_products_are_not_chosen_where_the_modulus_has_no_room_for_keys() -> None:
+    assert choose_tiling(128, 64, 128, 64, 64, packed=True).levels == 0
+    assert choose_tiling(128, 64, 128, 56, 56, packed=True).levels > 0
+
+
+def test_packing_pays_for_layers_and_not_for_single_rows() -> None:
+    assert packing_pays([WeightProduct(0, "w", 128, 768, 768, 56)])
+    assert not packing_pays([WeightProduct(0, "w", 1, 768, 768, 56), Mask((3,), 64, 0, 64)])
+
+
+def test_the_product_of_a_layer_costs_a_quarter_when_packed() -> None:
+    plain, packed = (choose_tiling(128, 768, 768, 56, 24, packed=packed) for packed in (False, True))
+    assert plain.scheme.limbs == packed.scheme.limbs == 5
+    assert plain.upload_bytes + plain.response_bytes < 22e6
+    assert packed.upload_bytes + packed.response_bytes < 5.5e6
     with pytest.raises(ShapeError):
         choose_tiling(0, 1, 1, 64, 32)
 

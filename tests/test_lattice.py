@@ -31,6 +31,7 @@ from comet_mpc.lattice import (
     respond,
     scale_words,
 )
+from comet_mpc.packing import PackingKeys, packing_keys, packing_noise
 from comet_mpc.seeds import new_seed
 from comet_mpc.slots import PrimeModulus, choose_plan, split
 
@@ -233,7 +234,7 @@ def test_products_decrypt_exactly_and_their_noise_is_below_what_the_flood_hides(
     right = RNG.choice([-(2**31), 2**31 - 1], (1, inputs, live)).astype(np.int64)
     left = np.stack(read_uploads([scheme] * inputs, data))[None]
     ciphertext = multiply_short(scheme, left, right)[0, 0]
-    assert np.array_equal(ciphertext, multiply_short(scheme, left, right, "portable")[0, 0])
+    assert np.array_equal(ciphertext, multiply_short(scheme, left, right, isa="portable")[0, 0])
 
     exact = [0] * DEGREE
     for word, polynomial in zip(words, right[0], strict=True):
@@ -288,6 +289,29 @@ def test_a_number_modulo_many_primes_is_split_exactly(count: int) -> None:
     words, upper = split(primes, residues)
     assert [int(v) for v in words] == [number % 2**64 for number in numbers]
     assert [bool(v) for v in upper] == [2 * number >= product for number in numbers]
+
+
+@pytest.mark.parametrize("count", [1, 5, 8])
+@every_isa
+def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, isa: str) -> None:
+    levels, scheme = 3, Scheme(5, 32, 80)
+    key, seed = SecretKey(), new_seed()
+    words = [random_words(DEGREE, 32) for _ in range(count)]
+    data = seed + b"".join(
+        key.encrypt_words(scheme, word, 32, seed, index).tobytes() for index, word in enumerate(words)
+    )
+    one = np.zeros((1, 1, 2), np.int64)
+    one[0, 0, 0] = 1
+    uploads = read_uploads([scheme] * count, data)
+    divided = [multiply_short(scheme, x[None, None], one, 2**levels, isa)[0, 0] for x in uploads]
+    packed = PackingKeys(b"".join(packing_keys(key))).pack(scheme, np.stack(divided), levels, isa)
+    expected = np.zeros(DEGREE, np.uint64)
+    for place, word in enumerate(words):
+        expected[place :: 2**levels] = word[:: 2**levels]
+    message = lift(scale_words(scheme, expected, 32), scheme.primes)
+    rest = np.array(noise(packed.reshape(2, 5, DEGREE), secret_of(key), scheme, message), np.float64)
+    assert np.mean(rest**2) <= packing_noise(5, levels) + 2 * ERROR_VARIANCE
+    assert np.mean(rest**2) > packing_noise(5, levels) / 100
 
 
 def test_responses_are_re_randomised_in_both_components() -> None:

@@ -122,9 +122,12 @@ class Scheme:
         return (used * self.bits0 + 7) // 8 + DEGREE * self.bits1 // 8
 
 
-def choose_scheme(plain_bits: float, norm: float) -> Scheme:
-    """The smallest q for messages mod T <= 2^plain_bits and plaintexts of length `norm` (all that enter one output)."""
-    noise = math.sqrt(ERROR_VARIANCE + 0.25) * max(norm, 1.0)
+def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0) -> Scheme:
+    """The smallest q for messages mod T <= 2^plain_bits and plaintexts of length `norm` (all that enter one output).
+
+    variance: of noise that comes on top.
+    """
+    noise = math.sqrt((ERROR_VARIANCE + 0.25) * max(norm, 1.0) ** 2 + variance)
     margin = 0.5 * math.sqrt(_FISHER * OUTPUTS_PER_QUERY)
     flood = math.ceil(math.log2(noise * margin) + STATISTICAL_BITS)
     needed = flood + math.log2(1.5 * _STEP_SHARE) + plain_bits
@@ -188,7 +191,15 @@ class SecretKey:
     def __init__(self, stream: Stream | None = None) -> None:
         self._stream = Stream() if stream is None else stream
         self._secret = np.empty(len(PRIMES) * DEGREE, np.uint32)
-        _native.lattice_transform_small(basis(PRIMES), self._stream.ternary(), self._secret, "")
+        self._ternary = self._stream.ternary()
+        _native.lattice_transform_small(basis(PRIMES), self._ternary, self._secret, "")
+
+    def turned(self, step: int) -> Small:
+        """s(X^step), for keys that undo that."""
+        places = np.arange(DEGREE) * step % (2 * DEGREE)
+        out = np.empty(DEGREE, np.int8)
+        out[places % DEGREE] = np.where(places < DEGREE, self._ternary, -self._ternary)
+        return out
 
     def public_key(self) -> tuple[PublicKey, bytes]:
         """An encryption of zero, and the bytes that carry it."""
@@ -298,8 +309,10 @@ def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Re
     return uploads
 
 
-def multiply_short(scheme: Scheme, left: Residues, right: NDArray[np.int64], isa: str = "") -> Residues:
-    """Σ_i left[r, i]·right[o, i]: ciphertexts (r, i, 2, limbs, 8192) times integer polynomials (o, i, live).
+def multiply_short(
+    scheme: Scheme, left: Residues, right: NDArray[np.int64], divisor: int = 1, isa: str = ""
+) -> Residues:
+    """Σ_i left[r, i]·right[o, i]/divisor mod q: ciphertexts (r, i, 2, limbs, 8192) times polynomials (o, i, live).
 
     `live`, their length, is a power of two; the shorter, the cheaper. The result is (o, r, 2, limbs, 8192).
     """
@@ -316,6 +329,7 @@ def multiply_short(scheme: Scheme, left: Residues, right: NDArray[np.int64], isa
         inputs,
         outputs,
         live,
+        divisor,
         out.reshape(-1),
         isa,
     )

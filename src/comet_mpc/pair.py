@@ -40,15 +40,17 @@ from comet_mpc.correlations import (
 )
 from comet_mpc.drawing import Drawn
 from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, RandomnessExhausted, ShapeError
-from comet_mpc.homomorphic import Homomorphic, Integers, centred, matrix_products
+from comet_mpc.homomorphic import Homomorphic, matrix_products
 from comet_mpc.lattice import DEGREE
 from comet_mpc.oblivious_transfer import bit_products, set_up_transfers
+from comet_mpc.packing import PackingKeys
 from comet_mpc.seeds import expand, new_seed
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER, Words
 from comet_mpc.slots import SlotPlan, choose_plan, slot_sums
+from comet_mpc.tiling import Integers, centred, choose_tiling
 
-__all__ = ["WEIGHT_BITS", "PairSource", "prepare_bundle"]
+__all__ = ["WEIGHT_BITS", "PairSource", "packing_pays", "prepare_bundle"]
 
 WEIGHT_BITS = 24
 """Public bound of the server's weights: |w| <= 2^23 in fixed point. The noise that hides them is chosen for it."""
@@ -149,6 +151,8 @@ class _Preparation:
             self._square_sums(columns, width, sums)
         for (width,), scales in self._grouped(WeightScale, lambda e: (e.width,), lambda e: e.rows * e.size):
             self._weight_scales(width, scales)
+        if packing_pays(self._program):
+            self._engine.set_up_packing()
         for index, correlation in enumerate(self._program):
             match correlation:
                 case WeightProduct():
@@ -289,6 +293,26 @@ class _Preparation:
             first = matrix_products(self._engine, (m, k, n), width, width, batch=batch, y=centred(rows, width))
             second = matrix_products(self._engine, (n, k, m), width, width, batch=batch, y=centred(a, width))
         self.arrays[index] = ((own + first + second.transpose(0, 2, 1)).reshape(-1),)
+
+
+def _products(program: Sequence[Correlation]) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
+    """Homomorphic matrix products: how many, and rows, inputs, outputs, width, bits of the server's factor."""
+    for correlation in program:
+        match correlation:
+            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width):
+                yield 1, (rows, inputs, outputs, width, WEIGHT_BITS)
+            case MatrixProduct(batch=batch, m=m, k=k, n=n, width=width):
+                yield batch, (m, k, n, width, width)
+                yield batch, (n, k, m, width, width)
+
+
+def packing_pays(program: Sequence[Correlation]) -> bool:
+    """Whether packed responses save more bytes than the keys for them take."""
+    saved = 0
+    for batch, shape in _products(program):
+        plain, packed = (choose_tiling(*shape, packed=packed) for packed in (False, True))
+        saved += batch * (plain.upload_bytes + plain.response_bytes - packed.upload_bytes - packed.response_bytes)
+    return saved > PackingKeys.SIZE
 
 
 def _crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:

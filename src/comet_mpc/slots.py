@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from comet_mpc import _native
 from comet_mpc.channel import Channel
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.homomorphic import Homomorphic, Integers, Job
+from comet_mpc.homomorphic import Homomorphic, Job
 from comet_mpc.lattice import (
     DEGREE,
     PRIMES,
@@ -41,6 +41,7 @@ from comet_mpc.lattice import (
 from comet_mpc.oblivious_transfer import Transfers, bit_times_word
 from comet_mpc.seeds import SEED_BYTES, new_seed
 from comet_mpc.share import CLIENT, Words
+from comet_mpc.tiling import Integers
 
 __all__ = ["PrimeModulus", "SlotPlan", "Sum", "choose_plan", "slot_sums", "split"]
 

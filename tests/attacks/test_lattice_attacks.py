@@ -13,14 +13,16 @@ import pytest
 from comet_mpc.channel import Channel, memory_pair
 from comet_mpc.correlations import ClientMask, Correlation, Mask, MatrixProduct, WeightProduct, program_digest
 from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, ProtocolMismatch, WrongSize
-from comet_mpc.homomorphic import Homomorphic, choose_tiling, matrix_products
+from comet_mpc.homomorphic import Homomorphic, matrix_products
 from comet_mpc.lattice import DEGREE, PublicKey, SecretKey
 from comet_mpc.oblivious_transfer import set_up_transfers
+from comet_mpc.packing import PackingKeys, packing_keys
 from comet_mpc.pair import WEIGHT_BITS, prepare_bundle
 from comet_mpc.seeds import new_seed
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER
 from comet_mpc.slots import choose_plan, slot_sums
+from comet_mpc.tiling import choose_tiling
 
 SHAPE, WIDTH, BITS = (4, 6, 5), 56, 24
 TILING = choose_tiling(*SHAPE, WIDTH, BITS)
@@ -182,6 +184,43 @@ def test_slots_that_are_noise_are_refused() -> None:
         set_up_transfers(channel, SERVER)
         channel.exchange([], plan.upload_bytes)
         channel.exchange([RNG.bytes(plan.response_bytes)], 0)
+        channel.receive(0)
+
+    assert "noise bound" in str(against(honest, attack))
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [(bytes(PackingKeys.SIZE - 1), WrongSize), (b"\xff" * PackingKeys.SIZE, PeerError), (b"", PeerClosed)],
+)
+def test_keys_for_packing_that_are_none(keys: bytes, kind: type[PeerError]) -> None:
+    def honest(channel: Channel) -> None:
+        Homomorphic(channel, SERVER, threads=1).set_up_packing()
+
+    def attack(channel: Channel) -> None:
+        greet_as_client(channel)
+        if keys:
+            channel.exchange([keys], 0)
+            channel.receive(0)
+        channel.close()
+
+    assert isinstance(against(honest, attack), kind)
+
+
+def test_keys_for_packing_of_another_secret_show_up_as_noise() -> None:
+    shape = (128, 32, 64)
+    assert choose_tiling(*shape, 32, 24, packed=True).levels
+
+    def honest(channel: Channel) -> None:
+        engine = Homomorphic(channel, CLIENT, threads=1)
+        engine.set_up_packing()
+        matrix_products(engine, shape, 32, 24, x=np.ones((1, 128, 32), np.uint64))
+
+    def attack(channel: Channel) -> None:
+        engine = Homomorphic(channel, SERVER, threads=1)
+        engine.set_up_packing()
+        engine._packing = PackingKeys(b"".join(packing_keys(SecretKey())))
+        matrix_products(engine, shape, 32, 24, y=np.ones((1, 64, 32), np.int64))
         channel.receive(0)
 
     assert "noise bound" in str(against(honest, attack))

@@ -1,0 +1,103 @@
+#include "lattice_pack.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace comet::lattice {
+
+namespace {
+
+class Packer {
+public:
+    Packer(const Basis &basis, const Prime &special, PackingKeys keys, Isa isa)
+        : basis_(basis), special_(special), keys_(keys), isa_(isa), limbs_(basis.size()), one_(limbs_ * degree),
+          difference_(degree), turned_(2 * one_), digits_(limbs_ * degree),
+          sums_(2 * (limbs_ + 1) * degree), ordered_(degree) {
+        for (size_t i = 0; i < limbs_; ++i) {
+            const Prime &p = basis[i];
+            if (special.q >= p.q) throw std::invalid_argument("the special prime must be the smallest");
+            inverse_.push_back(p.times(p.invert(special.q), p.montgomery));
+        }
+    }
+
+    // p = (p + X^t·q) + s(p - X^t·q), polynomials in order; q may be missing.
+    void merge(u32 *p, const u32 *q, unsigned level, unsigned levels) {
+        const size_t distance = size_t{1} << (levels - 1 - level);
+        const size_t step = 1 + ((degree >> (levels - 1)) << level);
+        for (size_t k = 0; k < 2 * limbs_; ++k) {
+            const Prime &prime = basis_[k % limbs_];
+            u32 *own = p + k * degree;
+            if (q != nullptr) shift(prime, own, q + k * degree, distance, own, difference_.data(), isa_);
+            turn(prime, q != nullptr ? difference_.data() : own, step, turned_.data() + k * degree);
+        }
+        switch_key(turned_.data() + one_, level);
+        for (size_t k = 0; k < 2 * limbs_; ++k) {
+            const size_t component = k / limbs_, i = k % limbs_;
+            const u32 *sums = sums_.data() + component * (limbs_ + 1) * degree;
+            const u32 *more = component == 0 ? turned_.data() + i * degree : nullptr;
+            divide(basis_[i], special_.q, inverse_[i], sums + i * degree, sums + limbs_ * degree, more, p + k * degree, isa_);
+        }
+    }
+
+private:
+    // out(X) = in(X^step).
+    static void turn(const Prime &prime, const u32 *in, size_t step, u32 *out) {
+        size_t place = 0;
+        for (size_t j = 0; j < degree; ++j, place = (place + step) & (2 * degree - 1)) {
+            const bool negative = place >= degree;
+            out[place & (degree - 1)] = negative ? prime.minus(0, in[j]) : in[j];
+        }
+    }
+
+    // sums_ = Σ_i digit_i(c1)·key_i for every prime and the special one, in order. Digit i is c1 mod prime i.
+    void switch_key(const u32 *c1, unsigned level) {
+        const size_t key_limbs = keys_.digits + 1;
+        std::fill(sums_.begin(), sums_.end(), 0);
+        for (size_t target = 0; target <= limbs_; ++target) {
+            const Prime &prime = target == limbs_ ? special_ : basis_[target];
+            const size_t key_limb = target == limbs_ ? keys_.digits : target;
+            const u32 *x0[8], *x1[8];
+            for (size_t i = 0; i < limbs_; ++i) {
+                forward(prime, c1 + i * degree, digits_.data() + i * degree, isa_);
+                x0[i] = keys_.data + (((level * keys_.digits + i) * 2) * key_limbs + key_limb) * degree;
+                x1[i] = x0[i] + key_limbs * degree;
+            }
+            u32 *acc0 = sums_.data() + target * degree, *acc1 = acc0 + (limbs_ + 1) * degree;
+            multiply_add(prime, x0, x1, digits_.data(), limbs_, acc0, acc1, isa_);
+            for (u32 *acc : {acc0, acc1}) {
+                backward(prime, acc, ordered_.data(), isa_);
+                std::copy_n(ordered_.data(), degree, acc);
+            }
+        }
+    }
+
+    const Basis &basis_;
+    const Prime &special_;
+    PackingKeys keys_;
+    Isa isa_;
+    size_t limbs_, one_;
+    std::vector<u32> difference_, turned_, digits_, sums_, ordered_, inverse_;
+};
+
+} // namespace
+
+void pack(const Basis &basis, const Prime &special, u32 *ciphertexts, size_t count, unsigned levels, PackingKeys keys,
+          u32 *out, Isa isa) {
+    const size_t limbs = basis.size(), both = 2 * limbs * degree;
+    std::vector<u32> ordered(degree);
+    for (size_t k = 0; k < count * 2 * limbs; ++k) {
+        u32 *polynomial = ciphertexts + k * degree;
+        backward(basis[k % limbs], polynomial, ordered.data(), isa);
+        std::copy_n(ordered.data(), degree, polynomial);
+    }
+    Packer packer(basis, special, keys, isa);
+    for (unsigned level = 0; level < levels; ++level) {
+        const size_t half = size_t{1} << (levels - 1 - level);
+        for (size_t k = 0; k < std::min(half, count); ++k)
+            packer.merge(ciphertexts + k * both, k + half < count ? ciphertexts + (k + half) * both : nullptr, level, levels);
+    }
+    for (size_t k = 0; k < 2 * limbs; ++k)
+        forward(basis[k % limbs], ciphertexts + k * degree, out + k * degree, isa);
+}
+
+} // namespace comet::lattice
