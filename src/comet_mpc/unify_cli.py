@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
 import shutil
 import sys
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,8 +29,11 @@ from comet_mpc.checkpoint import (
     save_checkpoint,
     save_config,
 )
+from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.secure_eval import evaluate_securely
 from comet_mpc.tasks import Task, find_task, read_split
+from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["register"]
 
@@ -198,8 +202,12 @@ def _draw(values: dict[str, Any], path: Path) -> None:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("comet-mpc", "torch", "numpy", "tokenizers")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    """Of what a result depends on; torch may be absent."""
+    found = {"python": platform.python_version()}
+    for name in ("comet-mpc", "torch", "numpy", "tokenizers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _write(result: dict[str, Any], path: Path | None) -> None:
@@ -275,9 +283,15 @@ def evaluate(
     mode: Annotated[str, typer.Option(help="exact, steps, or served (all rules in force).")] = "served",
     rule: Annotated[str, typer.Option(help="minimax, or newton: plain steps from the paper's constant.")] = "minimax",
     steps: Annotated[int | None, typer.Option(help="Steps of activations and scores, if not the model's.")] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Inside the protocol, between real processes; needs no torch.")
+    ] = False,
     result: Json = None,
 ) -> None:
-    """GLUE metrics on the dev set."""
+    """GLUE metrics on the dev set; with --secure, inside the protocol, beside the plaintext model."""
+    if secure:
+        _evaluate_securely(model, find_task(task), data, limit, result)
+        return
     training, unified = _layer("training"), _layer("unified")
     config, tensors = load_checkpoint(model)
     chosen = find_task(task)
@@ -303,6 +317,27 @@ def evaluate(
         "scores": scores, "fingerprint": fingerprint(config, tensors), "command": _command(), "versions": _versions(),
     }  # fmt: skip
     _write(summary, result)
+
+
+def _evaluate_securely(model: Path, task: Task, data: Path, limit: int | None, result: Path | None) -> None:
+    examples = read_split(data, task, "dev")
+    report = evaluate_securely(
+        ServedModel.load(model),
+        examples,
+        limit=limit,
+        task=task,
+        progress=lambda done, total: typer.echo(f"{done} of {total}", err=True),
+    )
+    scores, plain = (", ".join(f"{k} {v:.2f}" for k, v in report[name].items()) for name in ("scores", "plain_scores"))
+    typer.echo(f"{task.name}, {report['examples']} rows inside the protocol: {scores}; in the clear: {plain}")
+    typer.echo(
+        f"labels agree on {report['agreement']:.1%}, "
+        f"logits differ by at most {report['largest_logit_difference']:.4f}; "
+        f"{human_bytes(report['online_bytes'] / report['examples'])} online, "
+        f"{human_bytes(report['offline_bytes'] / report['examples'])} offline, "
+        f"{human_seconds(report['online_seconds'] / report['examples'])} online per row"
+    )
+    _write({"task": task.name, **report, "command": _command(), "versions": _versions()}, result)
 
 
 def register(app: typer.Typer) -> None:
