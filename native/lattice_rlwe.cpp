@@ -24,6 +24,10 @@ COMET_INLINE u32 montgomery_product(const Prime &p, u32 x, u32 y) {
     return std::min(rest, rest - p.q);
 }
 
+COMET_INLINE u32 small(const Prime &p, i8 value) {
+    return value < 0 ? p.q - static_cast<u32>(-value) : static_cast<u32>(value);
+}
+
 } // namespace
 
 bool sample_uniform(const Basis &basis, const u32 *words, size_t available, size_t count, u32 *out) {
@@ -57,7 +61,7 @@ void sample_errors(const u64 *words, size_t count, i8 *out) {
 void transform_small(const Basis &basis, const i8 *in, u32 *out, Isa isa) {
     std::vector<u32> residues(degree);
     for (size_t i = 0; i < basis.size(); ++i, out += degree) {
-        for (size_t j = 0; j < degree; ++j) residues[j] = in[j] < 0 ? basis[i].q - static_cast<u32>(-in[j]) : static_cast<u32>(in[j]);
+        for (size_t j = 0; j < degree; ++j) residues[j] = small(basis[i], in[j]);
         forward(basis[i], residues.data(), out, isa);
         to_montgomery(basis[i], out, degree);
     }
@@ -124,7 +128,7 @@ void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
         const size_t start = i * degree;
-        for (size_t j = 0; j < degree; ++j) sum[j] = p.plus(scaled[start + j], p.reduce_signed(errors[j]));
+        for (size_t j = 0; j < degree; ++j) sum[j] = p.plus(scaled[start + j], small(p, errors[j]));
         forward(p, sum.data(), c0 + start, isa);
         for (size_t j = start; j < start + degree; ++j)
             c0[j] = p.minus(c0[j], montgomery_product(p, c1[j], secret[j]));
@@ -181,9 +185,35 @@ void multiply_plain(const Basis &basis, const u32 *const *x, const u32 *const *y
         }
 }
 
+namespace {
+
+// u1 + u2 + u3 of every flood, in flood_words + 1 words.
+std::vector<u64> flood_sums(const Response &r) {
+    const size_t digits = r.flood_words + 1;
+    const u64 top = low_mask((r.flood_bits - 1) % 64 + 1);
+    std::vector<u64> sums(r.used * digits);
+    const u64 *summand = r.flood;
+    for (size_t j = 0; j < r.used; ++j) {
+        u64 *words = sums.data() + j * digits;
+        for (size_t k = 0; k < 3; ++k, summand += r.flood_words) {
+            u64 carry = 0;
+            for (size_t w = 0; w < r.flood_words; ++w) {
+                const u128 sum = u128{words[w]} + (w + 1 == r.flood_words ? summand[w] & top : summand[w]) + carry;
+                words[w] = static_cast<u64>(sum);
+                carry = static_cast<u64>(sum >> 64);
+            }
+            words[r.flood_words] += carry;
+        }
+    }
+    return sums;
+}
+
+} // namespace
+
 void respond(const Basis &basis, u32 *ciphertext, const u32 *public_key, const Response &r, u8 *out0, u8 *out1, Isa isa) {
-    const size_t one = basis.size() * degree;
+    const size_t one = basis.size() * degree, digits = r.flood_words + 1;
     std::vector<u32> ephemeral(one), c0(basis.size() * r.used), c1(one), ordered(degree);
+    const std::vector<u64> floods = flood_sums(r);
     transform_small(basis, r.ephemeral, ephemeral.data(), isa);
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
@@ -194,31 +224,17 @@ void respond(const Basis &basis, u32 *ciphertext, const u32 *public_key, const R
             for (size_t j = 0; j < degree; ++j) c[j] = p.plus(c[j], montgomery_product(p, ephemeral[start + j], key[j]));
         }
         backward(p, ciphertext + start, ordered.data(), isa);
-        // The three summands of the flood are below 2^flood_bits each; the centre of their sum is taken off.
-        const u32 centre = p.times(p.reduce(u64{3}), p.power(2, r.flood_bits - 1));
-        const u64 top = low_mask((r.flood_bits - 1) % 64 + 1);
-        u32 radix[4] = {1, p.square, p.times(p.square, p.square), 0};
+        const u32 centre = p.times(3, p.power(2, r.flood_bits - 1));
+        u32 radix[4] = {1, p.square};
+        for (size_t w = 2; w < 4; ++w) radix[w] = p.times(radix[w - 1], p.square);
         for (size_t j = 0; j < r.used; ++j) {
-            u64 words[4] = {};
-            const u64 *summand = r.flood + j * 3 * r.flood_words;
-            for (size_t k = 0; k < 3; ++k, summand += r.flood_words) {
-                u64 carry = 0;
-                for (size_t w = 0; w < r.flood_words; ++w) {
-                    const u128 sum = u128{words[w]} + (w + 1 == r.flood_words ? summand[w] & top : summand[w]) + carry;
-                    words[w] = static_cast<u64>(sum);
-                    carry = static_cast<u64>(sum >> 64);
-                }
-                words[r.flood_words] += carry;
-            }
-            radix[3] = p.times(radix[2], p.square);
-            u64 flood = 0;
-            for (size_t w = 0; w <= r.flood_words; ++w) flood += static_cast<u64>(p.reduce(words[w])) * radix[w];
-            u32 sum = p.plus(ordered[r.positions[j]], r.masks[i * r.used + j]);
-            sum = p.plus(sum, p.minus(p.reduce(flood), centre));
-            c0[i * r.used + j] = p.plus(sum, p.reduce_signed(r.errors0[j]));
+            u64 flood = p.q - centre;
+            for (size_t w = 0; w < digits; ++w) flood += static_cast<u64>(p.reduce(floods[j * digits + w])) * radix[w];
+            const u32 sum = p.plus(ordered[r.positions[j]], r.masks[i * r.used + j]);
+            c0[i * r.used + j] = p.plus(p.plus(sum, p.reduce(flood)), small(p, r.errors0[j]));
         }
         backward(p, ciphertext + one + start, c1.data() + start, isa);
-        for (size_t j = 0; j < degree; ++j) c1[start + j] = p.plus(c1[start + j], p.reduce_signed(r.errors1[j]));
+        for (size_t j = 0; j < degree; ++j) c1[start + j] = p.plus(c1[start + j], small(p, r.errors1[j]));
     }
     const auto rounded = [](u128 fraction, unsigned bits) {
         return (fraction + (u128{1} << (127 - bits))) >> (128 - bits);
@@ -234,7 +250,7 @@ void phase(const Basis &basis, const u8 *in0, const u8 *in1, const u32 *secret, 
            unsigned bits0, unsigned bits1, u128 *out, Isa isa) {
     std::vector<u128> values(degree);
     std::vector<u32> ordered(degree), transformed(degree), products(basis.size() * degree);
-    BitReader high(in1);
+    BitReader high(in1, (degree * bits1 + 7) / 8);
     for (u128 &value : values) value = high.get(bits1);
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
@@ -244,7 +260,7 @@ void phase(const Basis &basis, const u8 *in0, const u8 *in1, const u32 *secret, 
             transformed[j] = montgomery_product(p, transformed[j], secret[i * degree + j]);
         backward(p, transformed.data(), products.data() + i * degree, isa);
     }
-    BitReader low(in0);
+    BitReader low(in0, (used * bits0 + 7) / 8);
     const u128 half = basis.modulus() / 2;
     for (size_t j = 0; j < used; ++j) {
         u128 product = basis.lift(products.data() + positions[j], degree);
@@ -315,7 +331,7 @@ void pack_residues(const Basis &basis, const u32 *in, size_t count, u8 *out) {
 }
 
 bool unpack_residues(const Basis &basis, const u8 *in, size_t count, u32 *out) {
-    BitReader reader(in);
+    BitReader reader(in, packed_residues(basis, count));
     bool valid = true;
     for (size_t i = 0; i < basis.size(); ++i, out += count) {
         for (size_t j = 0; j < count; ++j) {
