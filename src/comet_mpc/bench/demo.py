@@ -25,7 +25,7 @@ __all__ = ["SENTENCES", "Glimpse", "TextResult", "demo_model", "glimpse", "run_d
 SENTENCES = (
     "a warm, funny and engaging film",
     "the plot is dull and the acting is worse",
-    "not a bad way to spend an evening",
+    "one of the best and most moving films of the year",
 )
 
 
@@ -131,7 +131,7 @@ def run_demo(model: ServedModel, texts: Sequence[str]) -> list[TextResult]:
     results = []
     with (
         local_service(model, batch=1) as (address, keys, directory),
-        _WatchedClient(address, keys=keys, cache=directory / "cache", batch=1, ready=1) as client,
+        _WatchedClient(address, keys=keys, cache=directory / "cache", batch=1, ready=0) as client,
     ):
         public = client.connect()
         for text in texts:

@@ -1,0 +1,60 @@
+"""The bundled demonstration model: small, certified, and it knows good films from bad ones."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from comet_mpc.deployment import ServedModel
+from comet_mpc.tasks import TASKS, read_split
+from toy_model import twin_logits
+
+DIRECTORY = Path(str(files("comet_mpc") / "data" / "demo_model"))
+REVIEWS = {
+    "a moving and beautiful film with wonderful performances": 1,
+    "an absolute delight from start to finish": 1,
+    "one of the best and funniest comedies of the year": 1,
+    "a boring , lifeless mess with terrible acting": 0,
+    "the plot is stupid and the dialogue is awful": 0,
+    "a complete waste of time and money": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    """Loading proves the certificates again from the weights."""
+    return ServedModel.load(DIRECTORY)
+
+
+def test_it_fits_into_the_repository() -> None:
+    assert sum(path.stat().st_size for path in DIRECTORY.iterdir()) <= 12_000_000
+
+
+def test_it_is_certified_and_needs_three_steps(model: ServedModel) -> None:
+    assert model.config.certified
+    assert model.config.steps <= 3
+    assert all(site.certified_high for site in model.config.sites.values())
+
+
+def test_it_knows_good_films_from_bad_ones(model: ServedModel) -> None:
+    logits = model.plain_logits(model.prepare(list(REVIEWS)))
+    assert logits.argmax(axis=1).tolist() == list(REVIEWS.values())
+
+
+def test_fixed_point_changes_nothing(model: ServedModel) -> None:
+    query = model.prepare(list(REVIEWS))
+    assert np.max(np.abs(twin_logits(model, query) - model.plain_logits(query))) < 0.02
+
+
+@pytest.mark.skipif("COMET_GLUE" not in os.environ, reason="set COMET_GLUE to a directory of GLUE TSV files")
+def test_it_reaches_eighty_per_cent_on_the_dev_set(model: ServedModel) -> None:
+    rows = read_split(Path(os.environ["COMET_GLUE"]), TASKS["SST-2"], "dev")
+    rows.sort(key=lambda row: len(row.first))
+    logits = [
+        model.plain_logits(model.prepare([row.first for row in rows[at : at + 32]])) for at in range(0, len(rows), 32)
+    ]
+    assert TASKS["SST-2"].score(np.concatenate(logits), [row.label for row in rows])["accuracy"] >= 80.0
