@@ -274,6 +274,10 @@ void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *r
                      : portable::divide_kernel(p, special, inverse, x, rest, more, out);
 }
 
+void recentre(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::recentre_kernel(p, from, in, out) : portable::recentre_kernel(p, from, in, out);
+}
+
 Basis::Basis(const std::vector<u32> &primes) {
     if (primes.empty() || primes.size() > 8) throw std::invalid_argument("a basis has 1 to 8 primes");
     for (const u32 q : primes) {

@@ -84,6 +84,9 @@ void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum
 /// Montgomery form, special < q, `more` may be null.
 void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa);
 
+/// Residues mod another prime `from` of about the same size, centred, as residues mod p (below 2p).
+void recentre(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa);
+
 /// Several primes together: q is their product.
 class Basis {
 public:

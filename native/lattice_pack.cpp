@@ -49,7 +49,8 @@ private:
         }
     }
 
-    // sums_ = Σ_i digit_i(c1)·key_i for every prime and the special one, in order. Digit i is c1 mod prime i.
+    // sums_ = Σ_i digit_i(c1)·key_i for every prime and the special one, in order. Digit i is c1 mod prime i,
+    // centred: what all digits have in common would add up from one merge to the next.
     void switch_key(const u32 *c1, unsigned level) {
         const size_t key_limbs = keys_.digits + 1;
         std::fill(sums_.begin(), sums_.end(), 0);
@@ -58,7 +59,8 @@ private:
             const size_t key_limb = target == limbs_ ? keys_.digits : target;
             const u32 *x0[8], *x1[8];
             for (size_t i = 0; i < limbs_; ++i) {
-                forward(prime, c1 + i * degree, digits_.data() + i * degree, isa_);
+                recentre(prime, basis_[i].q, c1 + i * degree, ordered_.data(), isa_);
+                forward(prime, ordered_.data(), digits_.data() + i * degree, isa_);
                 x0[i] = keys_.data + (((level * keys_.digits + i) * 2) * key_limbs + key_limb) * degree;
                 x1[i] = x0[i] + key_limbs * degree;
             }

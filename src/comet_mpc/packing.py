@@ -5,8 +5,9 @@ s: for every automorphism g and every prime q_i of q an encryption of p·s(X^g) 
 under the modulus q·p, with a special prime p; log2(q·p) <= 210 as for everything else. That encryptions of functions
 of s under s itself tell nothing is an assumption (circular security), made by every scheme with such keys.
 
-Noise: a change of keys adds Σ_i (c1 mod q_i)·e_i/p and a rounding, of variance L·N·(21/2)/3 + N/18 + 1 for q of L
-primes; a merge adds up at most four of what its two ciphertexts had. So 2^l of them add at most 4^l times as much.
+Noise: a change of keys adds Σ_i (c1 mod q_i)·e_i/p, centred, and a rounding: variance L·N·(21/2)/12 + N/18 + 1 for q of L
+primes. A merge adds up at most four of what its two ciphertexts had, from places that have nothing to do with each
+other. So 2^l ciphertexts end up with at most 4^l times as much.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SCHEME = Scheme(len(PRIMES), 0, 0)
 
 def packing_noise(limbs: int, levels: int) -> float:
     """Variance of what packing adds to every output."""
-    return float(4**levels * (limbs * DEGREE * ERROR_VARIANCE / 3 + DEGREE / 18 + 1)) if levels else 0.0
+    return float(4**levels * (limbs * DEGREE * ERROR_VARIANCE / 12 + DEGREE / 18 + 1)) if levels else 0.0
 
 
 def packing_keys(secret: SecretKey) -> list[bytes]:

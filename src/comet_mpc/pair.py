@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as cartesian
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,7 +50,18 @@ from comet_mpc.share import CLIENT, SERVER, Words
 from comet_mpc.slots import SlotPlan, choose_plan, slot_sums
 from comet_mpc.tiling import Integers, centred, choose_tiling
 
-__all__ = ["WEIGHT_BITS", "PairSource", "packing_pays", "prepare_bundle"]
+__all__ = [
+    "WEIGHT_BITS",
+    "PairSource",
+    "grouped",
+    "matrix_shapes",
+    "monomial_plan",
+    "packing_pays",
+    "prepare_bundle",
+    "scale_plan",
+    "square_plan",
+    "terms_per_sum",
+]
 
 WEIGHT_BITS = 24
 """Public bound of the server's weights: |w| <= 2^23 in fixed point. The noise that hides them is chosen for it."""
@@ -59,7 +70,6 @@ BATCH = 1 << 19
 """Elements of small tensors that are prepared together."""
 
 Kind = TypeVar("Kind", bound=Correlation)
-Key = TypeVar("Key")
 Powers = tuple[int, ...]
 
 
@@ -124,6 +134,45 @@ def prepare_bundle(
     return PairSource(party, preparation.seed, correlations, preparation.arrays)
 
 
+def _common(correlation: Correlation) -> Any:
+    """What correlations of a kind must have in common to be prepared together."""
+    match correlation:
+        case BitProducts(width=width) | WeightScale(width=width):
+            return width
+        case Monomials(terms=terms):
+            return terms
+        case SquareSums(columns=columns, width=width):
+            return columns, width
+    raise ShapeError(f"{type(correlation).__name__} is prepared alone")
+
+
+def _elements(correlation: Correlation) -> int:
+    match correlation:
+        case BitProducts(count=count):
+            return count
+        case Monomials(shape=shape):
+            return math.prod(shape)
+        case SquareSums(rows=rows, columns=size) | WeightScale(rows=rows, size=size):
+            return rows * size
+    return 1
+
+
+def grouped(program: Sequence[Correlation], kind: type[Kind]) -> Iterator[tuple[Any, list[tuple[int, Kind]]]]:
+    """Correlations of a kind, with their places, by what they have in common; in batches of bounded size."""
+    groups: dict[Any, list[tuple[int, Kind]]] = defaultdict(list)
+    for index, correlation in enumerate(program):
+        if isinstance(correlation, kind):
+            groups[_common(correlation)].append((index, correlation))
+    for name, members in groups.items():
+        batch: list[tuple[int, Kind]] = []
+        for member in members:
+            if batch and sum(_elements(entry) for _, entry in [*batch, member]) > BATCH:
+                yield name, batch
+                batch = []
+            batch.append(member)
+        yield name, batch
+
+
 class _Preparation:
     def __init__(
         self,
@@ -141,41 +190,23 @@ class _Preparation:
         self._transfers = set_up_transfers(channel, party)
 
     def run(self) -> None:
-        for width, bits in self._grouped(BitProducts, lambda entry: entry.width, lambda entry: entry.count):
+        program = self._program
+        for width, bits in grouped(program, BitProducts):
             self._bit_products(width, bits)
-        for terms, monomials in self._grouped(Monomials, lambda e: e.terms, lambda e: math.prod(e.shape)):
+        for terms, monomials in grouped(program, Monomials):
             self._monomials([term.powers for term in terms], [term.width for term in terms], monomials)
-        for (columns, width), sums in self._grouped(
-            SquareSums, lambda e: (e.columns, e.width), lambda e: e.rows * e.columns
-        ):
+        for (columns, width), sums in grouped(program, SquareSums):
             self._square_sums(columns, width, sums)
-        for (width,), scales in self._grouped(WeightScale, lambda e: (e.width,), lambda e: e.rows * e.size):
+        for width, scales in grouped(program, WeightScale):
             self._weight_scales(width, scales)
-        if packing_pays(self._program):
+        if packing_pays(program):
             self._engine.set_up_packing()
-        for index, correlation in enumerate(self._program):
+        for index, correlation in enumerate(program):
             match correlation:
                 case WeightProduct():
                     self._weight_product(index, correlation)
                 case MatrixProduct():
                     self._matrix_product(index, correlation)
-
-    def _grouped(
-        self, kind: type[Kind], key: Callable[[Kind], Key], size: Callable[[Kind], int]
-    ) -> Iterator[tuple[Key, list[tuple[int, Kind]]]]:
-        """Correlations of a kind by what they have in common, in batches of bounded size."""
-        groups: dict[Key, list[tuple[int, Kind]]] = defaultdict(list)
-        for index, correlation in enumerate(self._program):
-            if isinstance(correlation, kind):
-                groups[key(correlation)].append((index, correlation))
-        for name, members in groups.items():
-            batch: list[tuple[int, Kind]] = []
-            for member in members:
-                if batch and sum(size(entry) for _, entry in [*batch, member]) > BATCH:
-                    yield name, batch
-                    batch = []
-                batch.append(member)
-            yield name, batch
 
     def _mask(self, index: int, shape: tuple[int, ...] | None = None) -> Words:
         """This party's part of a mask, spread to a shape."""
@@ -208,7 +239,7 @@ class _Preparation:
             np.concatenate([self._mask(entry.masks[i], entry.shape).reshape(-1) for _, entry in members])
             for i in range(len(powers[0]))
         ]
-        uploads, sums = _crossed(powers)
+        uploads, sums = crossed(powers)
         left, right = [], []
         if self._party == CLIENT:
             left = [centred(_monomial(masks, exponents), width) for exponents in uploads]
@@ -217,12 +248,10 @@ class _Preparation:
                 right.append([centred(_server_factor(masks, term, uploads[place]), width) for place in places])
         count = masks[0].size
         shares = np.stack([_monomial(masks, term) for term in powers])  # what each party can compute alone
-        mixed = [place for place, entry in enumerate(sums) if entry]
-        if mixed:
-            plan = choose_plan(len(uploads), tuple(sums[place] for place in mixed), width, width)
-            shares[mixed] += self._slot_sums(
-                plan, count, width, left, [right[place] for place in mixed] if right else []
-            )
+        if plan := monomial_plan(powers, width):
+            mixed = [place for place, entry in enumerate(sums) if entry]
+            factors = [right[place] for place in mixed] if right else []
+            shares[mixed] += self._slot_sums(plan, count, width, left, factors)
         start = 0
         for index, entry in members:
             stop = start + math.prod(entry.shape)
@@ -232,12 +261,12 @@ class _Preparation:
     def _square_sums(self, columns: int, width: int, members: list[tuple[int, SquareSums]]) -> None:
         masks = np.concatenate([self._mask(e.mask).reshape(e.rows, columns) for _, e in members])
         rows = masks.shape[0]
-        terms = _terms_per_sum(rows, columns, width)
+        terms = terms_per_sum(rows, columns, width)
         groups = -(-columns // terms)
         padded = np.zeros((rows, groups * terms), np.uint64)
         padded[:, :columns] = masks
         factors = padded.reshape(rows * groups, terms).T
-        plan = choose_plan(terms, (tuple(range(terms)),), width, width)
+        plan = square_plan(terms, width)
         left = [centred(np.ascontiguousarray(x), width) for x in factors]
         right = [[centred(x * np.uint64(2), width) for x in factors]]
         crossed = self._slot_sums(plan, rows * groups, width, left, right)
@@ -263,7 +292,7 @@ class _Preparation:
             right = np.concatenate([np.tile(self._weight(e.weight, (e.size,)), e.rows) for _, e in members])
             if np.any(np.abs(right) > 2 ** (WEIGHT_BITS - 1)):
                 raise ForeignRandomness(f"a weight exceeds the public bound of {WEIGHT_BITS} bits")
-        plan = choose_plan(1, ((0,),), width, WEIGHT_BITS)
+        plan = scale_plan(width)
         count = sum(entry.rows * entry.size for _, entry in members)
         share = self._slot_sums(plan, count, width, [centred(left, width)], [[right]])[0]
         start = 0
@@ -295,7 +324,7 @@ class _Preparation:
         self.arrays[index] = ((own + first + second.transpose(0, 2, 1)).reshape(-1),)
 
 
-def _products(program: Sequence[Correlation]) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
+def matrix_shapes(program: Sequence[Correlation]) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
     """Homomorphic matrix products: how many, and rows, inputs, outputs, width, bits of the server's factor."""
     for correlation in program:
         match correlation:
@@ -309,13 +338,13 @@ def _products(program: Sequence[Correlation]) -> Iterator[tuple[int, tuple[int, 
 def packing_pays(program: Sequence[Correlation]) -> bool:
     """Whether packed responses save more bytes than the keys for them take."""
     saved = 0
-    for batch, shape in _products(program):
+    for batch, shape in matrix_shapes(program):
         plain, packed = (choose_tiling(*shape, packed=packed) for packed in (False, True))
         saved += batch * (plain.upload_bytes + plain.response_bytes - packed.upload_bytes - packed.response_bytes)
     return saved > PackingKeys.SIZE
 
 
-def _crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
+def crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
     """The client's factors that the monomials need, and for each monomial the places of those that occur in it."""
     uploads: list[Powers] = []
     sums = []
@@ -345,11 +374,26 @@ def _server_factor(masks: Sequence[Words], term: Powers, client: Powers) -> Word
     return _monomial(masks, rest) * np.uint64(factor % 2**64)
 
 
-def _terms_per_sum(rows: int, columns: int, width: int) -> int:
+def square_plan(terms: int, width: int) -> SlotPlan:
+    return choose_plan(terms, (tuple(range(terms)),), width, width)
+
+
+def monomial_plan(powers: Sequence[Powers], width: int) -> SlotPlan | None:
+    """None if nothing is crossed: every monomial is a mask itself."""
+    uploads, sums = crossed(powers)
+    mixed = tuple(entry for entry in sums if entry)
+    return choose_plan(len(uploads), mixed, width, width) if mixed else None
+
+
+def scale_plan(width: int) -> SlotPlan:
+    return choose_plan(1, ((0,),), width, WEIGHT_BITS)
+
+
+def terms_per_sum(rows: int, columns: int, width: int) -> int:
     """How many columns are added up under encryption: uploads stay as many, responses become fewer."""
 
     def cost(terms: int) -> float:
-        plan = choose_plan(terms, (tuple(range(terms)),), width, width)
+        plan = square_plan(terms, width)
         blocks = -(-rows * -(-columns // terms) // DEGREE)
         return blocks * (plan.upload_bytes + plan.response_bytes)
 

@@ -1,0 +1,67 @@
+"""What preparing a program costs two parties without a third: bytes and rounds, exactly, before anything is done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from comet_mpc.channel import FRAME_HEADER, Traffic
+from comet_mpc.correlations import BitProducts, Correlation, Monomials, SquareSums, WeightScale
+from comet_mpc.lattice import DEGREE, PublicKey
+from comet_mpc.oblivious_transfer import CHUNK, bit_products_traffic, extension_bytes, set_up_traffic
+from comet_mpc.packing import PackingKeys
+from comet_mpc.pair import (
+    grouped,
+    matrix_shapes,
+    monomial_plan,
+    packing_pays,
+    scale_plan,
+    square_plan,
+    terms_per_sum,
+)
+from comet_mpc.share import CLIENT
+from comet_mpc.slots import SlotPlan
+from comet_mpc.tiling import choose_tiling
+
+__all__ = ["preparation_traffic"]
+
+
+def preparation_traffic(program: Sequence[Correlation]) -> Traffic:
+    """What `pair.prepare_bundle` sends, receives and waits for, as the client counts it; keys included."""
+    total = Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)  # the program's digest
+    total += Traffic(PublicKey.SIZE + FRAME_HEADER, 0, 1) + set_up_traffic()
+    for width, bits in grouped(program, BitProducts):
+        padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
+        total += bit_products_traffic(CLIENT, padded, width)
+    for terms, monomials in grouped(program, Monomials):
+        width = max(term.width for term in terms)
+        if plan := monomial_plan([term.powers for term in terms], width):
+            total += _slots(plan, sum(math.prod(entry.shape) for _, entry in monomials), width)
+    for (columns, width), sums in grouped(program, SquareSums):
+        rows = sum(entry.rows for _, entry in sums)
+        terms = terms_per_sum(rows, columns, width)
+        total += _slots(square_plan(terms, width), rows * -(-columns // terms), width)
+    for width, scales in grouped(program, WeightScale):
+        total += _slots(scale_plan(width), sum(entry.rows * entry.size for _, entry in scales), width)
+    packed = packing_pays(program)
+    if packed:
+        total += Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1)
+    for batch, shape in matrix_shapes(program):
+        tiling = choose_tiling(*shape, packed=packed)
+        total += _jobs(batch, tiling.upload_bytes, tiling.response_bytes)
+    return total
+
+
+def _jobs(count: int, upload: int, response: int) -> Traffic:
+    """`Homomorphic.run`."""
+    return Traffic(count * (upload + FRAME_HEADER), count * (response + FRAME_HEADER), count + 1)
+
+
+def _slots(plan: SlotPlan, count: int, width: int) -> Traffic:
+    """`slot_sums`, and the products of a bit and a word after it."""
+    total = _jobs(-(-count // DEGREE), plan.upload_bytes, plan.response_bytes)
+    elements = count * len(plan.sums)
+    chunks = [min(CHUNK, elements - start) for start in range(0, elements, CHUNK)]
+    asked = sum(extension_bytes(size) + (size + 7) // 8 + FRAME_HEADER for size in chunks)
+    answered = sum((size * width + 7) // 8 + FRAME_HEADER for size in chunks)
+    return total + Traffic(asked, answered, len(chunks) + 1)
