@@ -5,8 +5,8 @@ s: for every automorphism g and every prime q_i of q an encryption of p·s(X^g) 
 under the modulus q·p, with a special prime p; log2(q·p) <= 210 as for everything else. That encryptions of functions
 of s under s itself tell nothing is an assumption (circular security), made by every scheme with such keys.
 
-Noise: a change of keys adds Σ_i (c1 mod q_i)·e_i/p, centred, and a rounding: variance L·N·(21/2)/12 + N/18 + 1 for q of L
-primes. A merge adds up at most four of what its two ciphertexts had, from places that have nothing to do with each
+Noise: a change of keys adds Σ_i (c1 mod q_i)·e_i/p, centred, and a rounding: variance L·N·(21/2)/12 + N/18 + 1 with L
+primes in q. A merge adds up at most four of what its two ciphertexts had, from places that have nothing to do with each
 other. So 2^l ciphertexts end up with at most 4^l times as much.
 """
 
