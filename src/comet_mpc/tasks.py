@@ -40,6 +40,8 @@ class Task:
     metric: str
     length: int
     """Tokens after which recipes cut texts."""
+    words: tuple[str, ...] = ()
+    """What the labels mean, where the file has only numbers; a model may use these names instead."""
 
     @property
     def regression(self) -> bool:
@@ -71,10 +73,10 @@ TASKS = {
     task.name: task
     for task in (
         Task("RTE", True, ("entailment", "not_entailment"), "accuracy", 128),
-        Task("MRPC", True, ("0", "1"), "accuracy", 64),
+        Task("MRPC", True, ("0", "1"), "accuracy", 64, ("different", "paraphrase")),
         Task("STS-B", True, ("score",), "pearson_spearman", 64),
-        Task("CoLA", False, ("0", "1"), "matthews", 32),
-        Task("SST-2", False, ("0", "1"), "accuracy", 64),
+        Task("CoLA", False, ("0", "1"), "matthews", 32, ("unacceptable", "acceptable")),
+        Task("SST-2", False, ("0", "1"), "accuracy", 64, ("negative", "positive")),
     )
 }
 

@@ -153,7 +153,7 @@ def _copy_tokenizer(source: Path, out: Path) -> None:
 
 
 def _rows(model: Path, config: CometConfig, data: Path, task: Task, split: str, limit: int | None, length: int) -> Any:
-    if config.encoder.labels != task.labels:
+    if config.encoder.labels not in (task.labels, task.words):
         raise ConfigurationError(
             f"the model's labels are {', '.join(config.encoder.labels)}, {task.name}'s are {', '.join(task.labels)}"
         )
