@@ -10,12 +10,9 @@ from comet_mpc.correlations import (
     Mask,
     WeightProduct,
 )
-from comet_mpc.errors import (
-    RangeError,
-    ShapeError,
-)
+from comet_mpc.errors import LeakError, RangeError, ShapeError
 from comet_mpc.homomorphic import Homomorphic, matrix_products
-from comet_mpc.lattice import DEGREE, NOISE_LIMIT, PublicKey
+from comet_mpc.lattice import DEGREE, NOISE_LIMIT, OUTPUTS_PER_QUERY, PublicKey
 from comet_mpc.oblivious_transfer import set_up_transfers
 from comet_mpc.packing import PackingKeys
 from comet_mpc.pair import packing_pays
@@ -145,6 +142,17 @@ def test_a_factor_above_the_public_bound_never_leaves_the_server() -> None:
             with pytest.raises(ShapeError):
                 matrix_products(engine, (1, 1, 1), 64, 8, y=np.zeros((1, 2, 1), np.int64))
             assert channel.traffic.sent == 0
+
+    both(work)
+
+
+def test_more_outputs_than_the_noise_hides_are_refused() -> None:
+    def work(channel: Channel, party: int) -> None:
+        engine = Homomorphic(channel, party, threads=1)
+        engine._outputs = OUTPUTS_PER_QUERY - 3
+        mine = {"x": random_words(1, 2, 2)} if party == CLIENT else {"y": np.ones((1, 2, 2), np.int64)}
+        with pytest.raises(LeakError, match="noise"):
+            matrix_products(engine, (2, 2, 2), 64, 8, **mine)
 
     both(work)
 

@@ -16,9 +16,10 @@ from typing import TypeVar
 import numpy as np
 
 from comet_mpc.channel import Channel
-from comet_mpc.errors import PeerError, RangeError, ShapeError
+from comet_mpc.errors import LeakError, PeerError, RangeError, ShapeError
 from comet_mpc.lattice import (
     DEGREE,
+    OUTPUTS_PER_QUERY,
     Bytes,
     PublicKey,
     Residues,
@@ -48,6 +49,8 @@ class Job(ABC):
 
     upload_bytes: int
     response_bytes: int
+    outputs: int
+    """Coefficients that the response brings, each with noise that is drowned."""
 
     @abstractmethod
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
@@ -63,7 +66,7 @@ class Job(ABC):
 
 
 class Homomorphic:
-    """One party's side: keys, threads, and the conversation. Set-up costs the client's public key, 215 kB, once."""
+    """One party's side of one query: keys, threads, and the conversation. Set-up: the client's public key, 215 kB."""
 
     def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
         self.channel = channel
@@ -72,6 +75,7 @@ class Homomorphic:
         self.stream = Stream()
         self.packs = False
         """Whether responses of matrix products are packed."""
+        self._outputs = 0
         self.noise = 0.0
         """Client: the largest noise seen so far, in steps between messages; decryption fails at ½."""
         if party == CLIENT:
@@ -124,6 +128,11 @@ class Homomorphic:
         """All jobs, one after the other; the next upload travels along with an answer. len(jobs) + 1 rounds."""
         if not jobs:
             return
+        self._outputs += sum(job.outputs for job in jobs)
+        if self._outputs > OUTPUTS_PER_QUERY:
+            raise LeakError(
+                f"more than {OUTPUTS_PER_QUERY} outputs under one key: the noise that hides them is too small"
+            )
         if self.party == CLIENT:
             self.channel.exchange(jobs[0].upload(self), 0)
             for job, after in zip(jobs, [*jobs[1:], None], strict=True):
@@ -159,6 +168,7 @@ class MatrixJob(Job):
     def __init__(self, tiling: Tiling, width: int, *, x: Words | None = None, y: Integers | None = None) -> None:
         self.tiling, self.width = tiling, width
         self.upload_bytes, self.response_bytes = tiling.upload_bytes, tiling.response_bytes
+        self.outputs = tiling.rows * tiling.outputs
         self._x, self._y = x, y
         self.share = np.empty((tiling.rows, tiling.outputs), np.uint64)
         """This party's share afterwards; bits above `width` are not specified."""

@@ -15,7 +15,7 @@ What a response tells the client besides its message is made worthless before it
   e and y. Shifting a density by d costs a squared Hellinger distance of at most d²·I/8, I its Fisher information,
   here 4.562/4^b; for independent outputs these add up; and the total variation is at most √2 times the root.
   So n outputs of noise with E d² <= D² are within ½·√(4.562·n)·D/2^b = 1.068·√n·D/2^b of a flood without noise.
-  2^b >= 1.068·2^(40+13)·D makes it 2^-40 for all of up to 2^26 outputs of a query together; |f| <= 1.5·2^b always.
+  2^b >= 1.068·2^(40+14)·D makes it 2^-40 for all of up to 2^28 outputs of a query together; |f| <= 1.5·2^b always.
 - D² = (21/2 + 1/4)·‖y‖², with ‖y‖ the length of all coefficients that enter an output: errors are independent with
   variance 21/2, and q·m/T is rounded by at most ½.
 q is chosen such that 1.5·2^b <= q/(8·T). Rounding a response to `bits0` and `bits1` bits a coefficient comes last, is
@@ -71,7 +71,8 @@ MAX_LOG_Q = 218
 
 ERROR_VARIANCE = 21 / 2
 STATISTICAL_BITS = 40
-OUTPUTS_PER_QUERY = 2**26
+OUTPUTS_PER_QUERY = 2**28
+"""Coefficients that are sent back for one query; BERT-base with 128 tokens takes 2^26.7."""
 _FISHER = 4.562
 _STEP_SHARE = 8.0
 """The flood takes at most this part of a step between messages."""

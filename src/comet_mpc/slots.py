@@ -207,6 +207,7 @@ class _SlotJob(Job):
     ) -> None:
         self.plan, self.count = plan, count
         self.upload_bytes, self.response_bytes = plan.upload_bytes, plan.response_bytes
+        self.outputs = len(plan.sums) * len(plan.moduli) * DEGREE
         self._left, self._right = left, right
         self.words = np.empty((len(plan.sums), count), np.uint64)
         self.upper = np.empty((len(plan.sums), count), np.uint8)
