@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import typer
 
+from comet_mpc.activation import Smu, smu_rule
 from comet_mpc.certificates import calibrated, certify, check_certificates, in_form
 from comet_mpc.checkpoint import (
     ActivationChoice,
@@ -299,16 +300,19 @@ def evaluate(
         check_certificates(config, tensors)
     rows = _rows(model, config, data, chosen, "dev", limit, 0)
     count = config.steps if steps is None else steps
-    rules = {}
+    rules: dict[str, Any] = {}
     if rule == "newton" or count == 0:
         form = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
         constants = {
             name: 2 / (mu + math.sqrt(1 + mu**2)) if rule == "minimax" else 0.4833 for name, mu in form.items()
         }
         rules = {name: unified.newton_rule(constant, count, 0.0, 1.0) for name, constant in constants.items()}
-    elif count != config.steps:
-        changed = msgspec.structs.replace(config, steps=count, sites={})
-        config = certify(changed, tensors) if config.certified else changed
+    elif count != config.steps:  # an experiment, not a certificate: row quantities keep their rules
+        forms = {
+            "activation": Smu(config.activation.mu, config.activation.alpha),
+            "scores": Smu(config.attention.mu / 2),
+        }
+        rules = {name: smu_rule(form, 1.0 + 2.0**-8, count, emphasis=config.emphasis) for name, form in forms.items()}
     net = unified.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
     scores = chosen.score(training.predict(net, rows), rows.labels)
     typer.echo(f"{chosen.name} ({len(rows)} rows, {mode}): " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
