@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import RuleError
-from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, open_argument, square_root
+from comet_mpc.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, open_argument, overshoot, square_root
 from comet_mpc.polynomial import variables
 from comet_mpc.rules import MinimaxRule, minimax_rule
 from comet_mpc.session import Session
@@ -68,8 +68,7 @@ def _times_real(x: Share, factor: float) -> Share:
     mantissa, exponent = np.frexp(factor)
     if mantissa == 0.5:
         return x.times_power(int(exponent) - 1)
-    scaled = x.times(round(factor * 2**_SPARE)).times_power(-_SPARE)
-    return scaled.bounded(x.bound * abs(factor))
+    return x.times(round(factor * 2**_SPARE)).times_power(-_SPARE)
 
 
 def smu(session: Session, x: Share, form: Smu, rule: InverseSqrtRule, *, fraction: int = 12, width: int = 64) -> Share:
@@ -113,5 +112,5 @@ def tanh_like(session: Session, x: Share, rule: MinimaxRule, *, fraction: int = 
         opened = session.open(x)
         t = session.add_constant(session.evaluate(X**2, {"x": opened}, bound=x.bound**2), 1.0)
         y = session.reopen(inverse_sqrt(session, t, rule), 14)
-        limit = 1.0 + rule.error + rule.rounding + 2.0**-10
+        limit = overshoot(rule) + 2.0**-10 + 2.0**-14 * x.bound
         return session.truncate_to(session.product(opened, y, bound=limit), fraction)

@@ -23,7 +23,7 @@ from comet_mpc.polynomial import variables
 from comet_mpc.session import Open, Opened, Session, Truncate
 from comet_mpc.share import WORD, Share, concatenate, ring_width
 
-__all__ = ["AttentionForm", "attention", "certified_form", "paper_form", "plain_attention"]
+__all__ = ["LARGEST_ACTIVATED", "AttentionForm", "attention", "certified_form", "paper_form", "plain_attention"]
 
 S, M, N, Y = variables("s m n y")
 
@@ -36,7 +36,9 @@ _R = 22
 _ROW = 14
 _NUMERATOR = 26
 _RECIPROCAL_ROOT = 12
-_R_TOP = 1.12**2  # smu(s) <= 1.12 for |s| <= 1, the rule's error included
+LARGEST_ACTIVATED = 1.12
+"""smu(s) for |s| <= 1, the rule's error included."""
+_R_TOP = LARGEST_ACTIVATED**2
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,9 @@ def attention(
         scaled = _shrunk(scores.bounded(form.score_bound * (1.0 + 2.0**-8)), form.score_bound)
         s = session.truncate_to(scaled, _SCORE)
         squared = ring_width(form.power * _ACTIVATED, _R_TOP)
-        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared).bounded(1.12)
+        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared).bounded(
+            LARGEST_ACTIVATED
+        )
         r = _power(session, activated, form, mask, pair)
         r_opened, v_opened = session.open(r, v.narrow(pair) if values is None else values.result())
         total = r.sum(keep=True)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.activation import Smu, smu_rule, tanh_like_rule
-from comet_mpc.attention import AttentionForm, certified_form
+from comet_mpc.attention import LARGEST_ACTIVATED, AttentionForm, certified_form
 from comet_mpc.bounds import (
     SLACK,
     activation_bounds,
@@ -44,7 +44,8 @@ from comet_mpc.checkpoint import (
     Site,
     tensor_shapes,
 )
-from comet_mpc.inverse_sqrt import InverseSqrtRule
+from comet_mpc.errors import RuleError
+from comet_mpc.inverse_sqrt import InverseSqrtRule, overshoot
 from comet_mpc.normalization import layer_norm_rule
 from comet_mpc.rules import MinimaxRule, minimax_rule
 
@@ -66,6 +67,8 @@ Tensors = Mapping[str, npt.NDArray[np.float32]]
 
 _RATIO = 2.0**-12
 """Low end of a row quantity's interval over its top, unless calibration asks for another."""
+_MARGIN = 1.05
+_SMALLEST_TOP = 0.25
 _NORMS = (_RATIO, (1.0 + SLACK) ** 2)
 
 
@@ -85,6 +88,8 @@ def attention_rules(config: CometConfig) -> AttentionForm:
         config.steps, mu=mu, row_steps=config.row_steps, norm_interval=_NORMS, emphasis=config.emphasis
     )
     largest = float(form.smu(1.0 + 2.0**-8)) + _root_error(_minimax(form.scores)) / 2.0 + 2.0**-10
+    if largest > LARGEST_ACTIVATED:
+        raise CheckpointError(f"attention's mu of {mu:g} is too large: smu(s) may reach {largest:.3g} times its range")
     low = _minimax(form.denominators).low
     return replace(form, denominators=minimax_rule(low, largest**form.power, config.row_steps + 1))
 
@@ -159,6 +164,7 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
     if activation.trainable or attention.trainable or attention.power != 2:
         raise CheckpointError("the certified form has power 2 and fixed α and μ")
     form = attention_rules(config)
+    _check_scores(_minimax(form.norms), config.encoder.hidden // config.encoder.heads)
     sites = {
         "activation": Site(rule=activation_rule(config), certified_high=True, certified_low=True),
         "scores": Site(rule=_minimax(form.scores), certified_high=True, certified_low=True),
@@ -166,14 +172,33 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
         "denominators": Site(rule=_minimax(form.denominators), certified_high=True, certified_low=False),
     }
     for name, top in variance_tops(config, tensors).items():
-        high = power_of_two_above(top + config.encoder.epsilon)
+        # room for weights that are rounded to fixed point, and for the rounding of a row's coordinates
+        high = max(power_of_two_above(_MARGIN * (top + config.encoder.epsilon)), _SMALLEST_TOP)
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * 2.0**-14)
         steps = config.row_steps + (1 if low < high * _RATIO else 0)
         rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
+        while overshoot(rule) - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
+            low *= 2.0
+            rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
+        _check_length(name, rule)
         sites[name] = Site(rule=rule, certified_high=True, certified_low=False)
-    bound = power_of_two_above(_pooler_bound(config, tensors))
+    bound = power_of_two_above(_MARGIN * _pooler_bound(config, tensors) + 2.0**-5)
     sites["pooler"] = Site(rule=tanh_like_rule(bound, config.row_steps), certified_high=True, certified_low=True)
     return msgspec.structs.replace(config, sites=sites)
+
+
+def _check_length(name: str, rule: MinimaxRule) -> None:
+    """What every bound relies on: a LayerNorm's result is at most SLACK longer than √d."""
+    if overshoot(rule) - 1.0 > SLACK:
+        raise CheckpointError(
+            f"{name}: its rule may be {overshoot(rule) - 1.0:.2%} too large, allowed is {SLACK:.2%}: use more row steps"
+        )
+
+
+def _check_scores(norms: MinimaxRule, size: int) -> None:
+    """Normalised queries and keys, rounded, still give scores within the interval of the scores' rule."""
+    if (overshoot(norms) + 2.0**-12 * math.sqrt(size) + 2.0**-13) ** 2 > 1.0 + 2.0**-7:
+        raise CheckpointError("norms: the rule is not accurate enough for scores within [-1, 1]: use more row steps")
 
 
 def calibrated(
@@ -214,12 +239,19 @@ def check_certificates(config: CometConfig, tensors: Tensors) -> None:
     if expected.keys() != config.sites.keys():
         raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
     for name, site in config.sites.items():
+        try:
+            site.rule.check()
+        except RuleError as error:
+            raise CheckpointError(f"{name}: {error}") from error
+        if name.endswith("norm"):
+            _check_length(name, site.rule)
         if site.rule.high < expected[name].rule.high * (1.0 - 1e-9):
             raise CheckpointError(
                 f"{name}: the interval's top is {site.rule.high:g}, but the weights allow {expected[name].rule.high:g}"
             )
         if name in ("activation", "scores") and site.rule.low > expected[name].rule.low * (1.0 + 1e-9):
             raise CheckpointError(f"{name}: the interval's low end {site.rule.low:g} is above what occurs")
+    _check_scores(config.sites["norms"].rule, config.encoder.hidden // config.encoder.heads)
     for i in range(config.encoder.layers):
         if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
             raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")

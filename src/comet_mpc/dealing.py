@@ -11,6 +11,7 @@ either party: with the client it could compute W, with the server x.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ from comet_mpc.seeds import derive_seed, expand, expand_bits, new_seed
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER, Words, word_bytes
 
-__all__ = ["Bundle", "CorrectionReader", "Dealing", "DealtSource", "mask_weight", "weight_key"]
+__all__ = ["Bundle", "CorrectionReader", "Dealing", "DealtSource", "mask_weight", "weight_key", "weights_digest"]
 
 CHUNK = 1 << 16
 """Elements that the dealer holds of any one array at a time."""
@@ -49,9 +50,24 @@ def _stream(index: int, array: int) -> int:
     return index << 16 | array
 
 
-def weight_key(secret: bytes, fingerprint: str) -> bytes:
-    """The key of all weight masks of one model: a changed model has another fingerprint and so other masks."""
-    return derive_seed(secret, "weights", fingerprint)
+def weights_digest(weights: Mapping[str, Weight]) -> str:
+    """Names the fixed-point numbers that are masked, of all weights together."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        weight = weights[name]
+        if weight.values is None:
+            raise ShapeError(f"weight {name} has no values here")
+        digest.update(f"{name}{weight.shape}{weight.fraction}".encode())
+        digest.update(np.ascontiguousarray(weight.values, "<i4").data)
+    return digest.hexdigest()
+
+
+def weight_key(secret: bytes, digest: str) -> bytes:
+    """The key of all weight masks of one model. `digest` is that of the masked numbers: if any changes, all masks do.
+
+    Masking two versions of a weight with one mask would give a client their difference.
+    """
+    return derive_seed(secret, "weights", digest)
 
 
 def _weight_mask(key: bytes, name: str, count: int, offset: int = 0) -> Words:

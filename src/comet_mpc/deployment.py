@@ -22,7 +22,7 @@ from comet_mpc.activation import Smu
 from comet_mpc.certificates import attention_rules, check_certificates
 from comet_mpc.checkpoint import CheckpointError, CometConfig, fingerprint, load_checkpoint
 from comet_mpc.errors import ConfigurationError, ShapeError
-from comet_mpc.folding import fold, plain_logits
+from comet_mpc.folding import check_fixed, fold, plain_logits
 from comet_mpc.plan import Plan, plan_program
 from comet_mpc.session import Session, Weight
 from comet_mpc.share import CLIENT, Share, decode
@@ -309,7 +309,7 @@ class ServedModel(PublicModel):
             stacked = [tables["words"], *([tables["types"]] if e.types else [])]
             folded["embeddings.weight"] = np.concatenate(stacked).T.astype(np.float64)
             folded["embeddings.positions"] = np.roll(tables["positions"], -e.first_position, axis=0).astype(np.float64)
-        return ServedModel(
+        model = ServedModel(
             fingerprint=fingerprint(config, tensors),
             config=config,
             value_bounds=value_bounds,
@@ -320,6 +320,8 @@ class ServedModel(PublicModel):
             folded=folded,
             fixed=encode_weights(shape, folded),
         )
+        check_fixed(shape, model.rules, model.fixed)
+        return model
 
     def weights(self) -> dict[str, Weight]:
         return dict(self.fixed)

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.activation import Smu
-from comet_mpc.bounds import activation_bounds, power_of_two_above
+from comet_mpc.bounds import SLACK, activation_bounds, power_of_two_above
 from comet_mpc.certificates import normalised_neurons, normalised_queries
-from comet_mpc.checkpoint import CometConfig, Tensors
+from comet_mpc.checkpoint import CheckpointError, CometConfig, Tensors
+from comet_mpc.session import Weight
 from comet_mpc.transformer import EncoderRules, EncoderShape
 
-__all__ = ["fold", "plain_logits"]
+__all__ = ["check_fixed", "fold", "plain_logits"]
 
 Reals = npt.NDArray[np.float64]
 
@@ -38,7 +39,7 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         source, target = f"layers.{i}.", f"layer.{i}."
         parts = [normalised_queries(tensors, i, part, e.heads) for part in ("query", "key")]
         parts.append(get(source + "value"))
-        value_bounds.append(power_of_two_above(float(np.max(activation_bounds(*parts[2], gamma, beta)))))
+        value_bounds.append(power_of_two_above(1.05 * float(np.max(activation_bounds(*parts[2], gamma, beta)))))
         folded[target + "qkv.weight"] = np.concatenate([w * gamma for w, _ in parts])
         folded[target + "qkv.bias"] = np.concatenate([w @ beta + b for w, b in parts])
         folded[target + "threshold"] = tensors[source + "thresholds"].astype(np.float64)
@@ -56,6 +57,46 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
     folded["classifier.weight"], folded["classifier.bias"] = get("classifier")
     row_sums = np.abs(folded["classifier.weight"]).sum(axis=1) + np.abs(folded["classifier.bias"])
     return folded, tuple(value_bounds), power_of_two_above(1.1 * float(np.max(row_sums)))
+
+
+def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, Weight]) -> None:
+    """Proves the bounds again for the weights as they are served, rounded to fixed point.
+
+    n has norm √d·(1 + SLACK) at most and mean zero; coordinates of queries and keys are rounded once more.
+    """
+    d = shape.hidden
+    size = math.sqrt(d) * (1.0 + SLACK)
+    norms = rules.attention.norms
+
+    def real(name: str) -> Reals:
+        weight = fixed[name]
+        assert weight.values is not None
+        return np.asarray(weight.values * 2.0**-weight.fraction)
+
+    def centred(matrix: Reals) -> Reals:
+        return np.asarray(matrix - matrix.mean(axis=-1, keepdims=True))
+
+    for i in range(shape.layers):
+        layer = f"layer.{i}."
+        weight, bias = real(layer + "qkv.weight"), real(layer + "qkv.bias")
+        limits = {"value": (weight[2 * d :], bias[2 * d :], rules.value_bounds[i])}
+        limits["up"] = (real(layer + "up.weight"), real(layer + "up.bias"), 1.0 + 2.0**-8 - 2.0**-12)
+        for name, (rows, shift, limit) in limits.items():
+            if float(np.max(np.linalg.norm(centred(rows), axis=1) * size + np.abs(shift))) > limit:
+                raise CheckpointError(f"layer {i}: rounded to fixed point, {name} may leave its certified range")
+        if norms is not None:
+            head = d // shape.heads
+            limit = math.sqrt(norms.high) - math.sqrt(head) * 2.0**-13
+            for start in range(0, 2 * d, head):
+                rows, shift = weight[start : start + head], bias[start : start + head]
+                if float(np.linalg.norm(centred(rows), 2)) * size + float(np.linalg.norm(shift)) > limit:
+                    raise CheckpointError(f"layer {i}: rounded to fixed point, a query or key may leave its range")
+    bound = math.sqrt(rules.pooler.high - 1.0)
+    if (
+        float(np.max(np.linalg.norm(centred(real("pooler.weight")), axis=1) * size + np.abs(real("pooler.bias"))))
+        > bound
+    ):
+        raise CheckpointError("rounded to fixed point, the pooler may leave its certified range")
 
 
 def plain_logits(
@@ -82,8 +123,8 @@ def plain_logits(
         return np.asarray(centred * shrink * rule(variance * shrink**3))
 
     def smu(x: Reals, form: Smu, rule: object) -> Reals:
-        t = x**2 + np.square(form.mu)
-        return np.asarray(0.5 * x + 0.5 * t * root(rule, t))
+        t = form.factor * x**2 + np.square(form.mu)
+        return np.asarray(0.5 * (1.0 + form.alpha) * x + 0.5 * t * root(rule, t))
 
     def linear(x: Reals, name: str) -> Reals:
         return np.asarray(x @ w[name + ".weight"].T + w[name + ".bias"])

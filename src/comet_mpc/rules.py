@@ -91,6 +91,31 @@ class MinimaxRule:
             values.append(step.a * y - 2.0**-step.shift * tau * y**3)
         return values
 
+    def check(self) -> None:
+        """Raises RuleError unless the numbers are a rule: for one that comes from a file and not from `minimax_rule`.
+
+        From the floor to the top no value leaves its bound, and what is truncated fits the ring. Errors, rounding and
+        the stable range need no check: they are computed from the numbers themselves.
+        """
+        sizes = (self.fraction_t, self.fraction_y, self.start_fraction, *(step.fraction for step in self.steps))
+        if not 0.0 <= self.floor <= self.low < self.high < math.inf or not 0.5 <= self.gain <= 2.0:
+            raise RuleError(f"the interval [{self.low:g}, {self.high:g}] or the gain {self.gain:g} cannot be")
+        if self.exponent % 2 or not self.start or not all(1 <= size <= _LIMIT for size in sizes):
+            raise RuleError("a rule's exponent or fraction bits cannot be")
+        tau = np.concatenate([np.linspace(self.floor, self.high, 4 * _GRID), np.geomspace(self.low, self.high, _GRID)])
+        tau = tau * 2.0**-self.exponent
+        trace = self._trace(tau)
+        bounds = [self.start_bound, *(step.bound for step in self.steps)]
+        for y, bound in zip(trace, bounds, strict=True):
+            if not float(np.max(np.abs(y))) <= bound:
+                raise RuleError("a rule's values leave the bounds that it states")
+        for step in self.steps:
+            cubic = self.fraction_t + 3 * self.fraction_y + max(0, step.shift)
+            if step.fraction != cubic or step.bound * 2.0**step.fraction >= 2.0**_LIMIT:
+                raise RuleError("a rule's step does not fit into a ring of 64 bits")
+        if not float(np.max(np.abs(tau * trace[-1]))) <= self.root_bound:
+            raise RuleError("a rule's root leaves the bound that it states")
+
     @cached_property
     def _proof_grid(self) -> Reals:
         return np.geomspace(self.low, self.high, _PROOF) * 2.0**-self.exponent

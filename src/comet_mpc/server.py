@@ -72,7 +72,7 @@ class Server:
         state: Path,
         *,
         workers: int = 4,
-        require_client: bool = False,
+        require_client: bool = True,
         metrics: tuple[str, int] | None = None,
         limits: ServiceLimits | None = None,
         queue_seconds: float = 30.0,

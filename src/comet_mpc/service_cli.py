@@ -58,8 +58,12 @@ def serve(
         typer.Option("--private-embeddings", help="Keep the embedding table at the server; a query then costs more."),
     ] = False,
     require_client_certificate: Annotated[
-        bool, typer.Option("--require-client-certificate", help="Refuse clients without a certificate.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--require-client-certificate/--allow-anonymous-clients",
+            help="Anonymous clients may download the masked weights, which nobody who deals may have.",
+        ),
+    ] = True,
 ) -> None:
     """Serve a model. Logs go to standard error, one JSON object a line.
 

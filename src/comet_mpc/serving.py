@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from comet_mpc.channel import Channel
-from comet_mpc.dealing import Bundle, DealtSource, mask_weight, weight_key
+from comet_mpc.dealing import Bundle, DealtSource, mask_weight, weight_key, weights_digest
 from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import (
     CometError,
@@ -135,7 +135,8 @@ class Service:
         self.model = replace(model, folded={})  # real numbers are for the plaintext model only
         self.programs = Programs(self.model)
         self.weights = self.model.weights()
-        self.key = weight_key(_secret(Path(state)), model.fingerprint)
+        # bound to the very numbers that are masked: another way to fold or round the same checkpoint gets other masks
+        self.key = weight_key(_secret(Path(state)), weights_digest(model.weights()))
         self._masked = [self.weights[weight.name] for weight in self.programs.weights()]
         self._package = model.public().package()
         digest = hashlib.sha256()
@@ -198,7 +199,7 @@ class Service:
 class Conversation:
     """One client, from the greeting to the end. `idle_since` and `deadline` are for whoever watches over it."""
 
-    def __init__(self, service: Service, channel: Channel, *, require_client: bool = False) -> None:
+    def __init__(self, service: Service, channel: Channel, *, require_client: bool = True) -> None:
         self._service = service
         self._limits = service.limits
         self.channel = channel

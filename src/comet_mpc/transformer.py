@@ -148,8 +148,8 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
 
 
 def _fraction(name: str) -> int:
-    """Fraction bits of a weight: rows of `up` are divided by their bounds and small, biases are few."""
-    if name.endswith(("bias", "threshold", "positions")):
+    """Fraction bits of a weight: queries, keys and `up` are divided by their bounds and small, biases are few."""
+    if name.endswith(("bias", "threshold", "positions", "qkv.weight")):
         return 20
     return 18 if name.endswith(("up.weight", "embeddings.weight")) else 14
 
