@@ -290,6 +290,8 @@ class ServedModel(PublicModel):
         private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
         """
         config, tensors = load_checkpoint(directory)
+        if config.encoder.buckets:
+            raise CheckpointError(f"{directory}: relative position biases (MPNet) are not served yet")
         check_certificates(config, tensors)
         path = Path(directory) / "tokenizer.json"
         try:

@@ -104,7 +104,8 @@ class MinimaxRule:
             raise RuleError("a rule's exponent or fraction bits cannot be")
         tau = np.concatenate([np.linspace(self.floor, self.high, 4 * _GRID), np.geomspace(self.low, self.high, _GRID)])
         tau = tau * 2.0**-self.exponent
-        trace = self._trace(tau)
+        with np.errstate(over="ignore", invalid="ignore"):
+            trace = self._trace(tau)
         bounds = [self.start_bound, *(step.bound for step in self.steps)]
         for y, bound in zip(trace, bounds, strict=True):
             if not float(np.max(np.abs(y))) <= bound:
