@@ -25,9 +25,9 @@ from comet_mpc import service_cli
 from comet_mpc.channel import Channel
 from comet_mpc.client import Client
 from comet_mpc.deployment import ServedModel
-from comet_mpc.errors import ConfigurationError, PeerClosed, ProtocolMismatch
+from comet_mpc.errors import ConfigurationError, PeerClosed, ProtocolMismatch, ServerBusy
 from comet_mpc.keys import TlsIdentity, make_test_set
-from comet_mpc.protocol import Programs, Ready, Run, ServerBusy, Welcome, expect, introduce, say
+from comet_mpc.protocol import Programs, Ready, Run, Welcome, expect, introduce, say
 from comet_mpc.secure_eval import evaluate_securely
 from comet_mpc.sockets import TlsChannel, connect
 from comet_mpc.tasks import Example

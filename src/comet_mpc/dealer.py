@@ -50,9 +50,9 @@ from comet_mpc.fetching import (
     Seed,
     Wait,
     decode_from_party,
-    refusal,
 )
 from comet_mpc.keys import TlsIdentity
+from comet_mpc.refusals import refusal
 from comet_mpc.seeds import SEED_BYTES
 from comet_mpc.sockets import listen
 from comet_mpc.store import check_bundle_id, check_digest

@@ -17,7 +17,8 @@
         ├── WrongSize             a frame that is longer or shorter than the program says
         ├── WrongVersion
         ├── ProtocolMismatch      both are Comet, but they do not run the same thing
-        └── NotAuthenticated
+        ├── NotAuthenticated
+        └── ServerBusy            all workers are occupied
 
 Messages name what was got and what was expected, and what to do. They never contain a share, a mask,
 a weight or a text.
@@ -41,6 +42,7 @@ __all__ = [
     "RangeError",
     "RuleError",
     "ScaleError",
+    "ServerBusy",
     "ShapeError",
     "WrongSize",
     "WrongVersion",
@@ -138,3 +140,7 @@ class ProtocolMismatch(PeerError):
 
 class NotAuthenticated(PeerError):
     """The other side could not prove who it is, or may not do what it asks."""
+
+
+class ServerBusy(PeerError):
+    """All workers of the server are occupied; try again later."""

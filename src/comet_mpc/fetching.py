@@ -23,7 +23,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -31,17 +31,13 @@ from comet_mpc.channel import Channel, greet
 from comet_mpc.correlations import Correlation, correction_bytes, encode_correlations, program_digest
 from comet_mpc.dealing import Bundle
 from comet_mpc.errors import (
-    CometError,
     ConfigurationError,
-    ForeignRandomness,
     NotAuthenticated,
-    PeerClosed,
     PeerError,
     PeerTimeout,
     ProtocolMismatch,
-    RandomnessError,
-    RandomnessSpent,
 )
+from comet_mpc.refusals import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.seeds import SEED_BYTES
 from comet_mpc.share import CLIENT, SERVER
 from comet_mpc.store import check_bundle_id
@@ -54,17 +50,9 @@ PARTY_ROLES: tuple[PartyRole, PartyRole] = ("client", "server")  # by number: CL
 MESSAGE_LIMIT = 4096
 FRAME_BYTES = 1 << 20
 CORRECTIONS, MESSAGE = b"\x00", b"\x01"
-_TEXT_LIMIT = 400
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Messages may hold secrets, so none of them shows its fields."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(…)"
-
-
-class Ask(_Message, frozen=True):
+class Ask(Message, frozen=True):
     """A party's request. program_bytes and key (of the weight masks) come from the server only."""
 
     bundle_id: str
@@ -73,91 +61,33 @@ class Ask(_Message, frozen=True):
     key: bytes = b""
 
 
-class Received(_Message, frozen=True):
+class Received(Message, frozen=True):
     """The party has all of its part."""
 
 
-class Proceed(_Message, frozen=True):
+class Proceed(Message, frozen=True):
     """The server may send the program."""
 
 
-class Wait(_Message, frozen=True):
+class Wait(Message, frozen=True):
     """Sign of life."""
 
 
-class Seed(_Message, frozen=True):
+class Seed(Message, frozen=True):
     """The party's seed, and how many bytes of corrections follow."""
 
     seed: bytes
     corrections: int
 
 
-class Done(_Message, frozen=True):
+class Done(Message, frozen=True):
     """Both parties have their parts: the bundle is good."""
-
-
-ErrorName = Literal[
-    "ForeignRandomness",
-    "NotAuthenticated",
-    "PeerClosed",
-    "PeerError",
-    "PeerTimeout",
-    "RandomnessError",
-    "RandomnessSpent",
-]
-_ERRORS: dict[ErrorName, type[CometError]] = {
-    "ForeignRandomness": ForeignRandomness,
-    "NotAuthenticated": NotAuthenticated,
-    "PeerClosed": PeerClosed,
-    "PeerError": PeerError,
-    "PeerTimeout": PeerTimeout,
-    "RandomnessError": RandomnessError,
-    "RandomnessSpent": RandomnessSpent,
-}
-
-
-class Refusal(_Message, frozen=True):
-    """An error from the white list, by name."""
-
-    error: ErrorName
-    text: str
-
-
-class Mismatch(_Message, frozen=True):
-    """The two parties do not ask for the same thing."""
-
-    field: str
-    got: str
-    expected: str
 
 
 FromDealer = Proceed | Wait | Seed | Done | Refusal | Mismatch
 FromParty = Ask | Received
 
-M = TypeVar("M", bound=_Message)
-
-
-def refusal(error: CometError) -> Refusal | Mismatch:
-    """An error as a message; one that is not on the list goes as its nearest ancestor that is."""
-    if isinstance(error, ProtocolMismatch):
-        return Mismatch(error.field, _clean(str(error.got)), _clean(str(error.expected)))
-    names: tuple[ErrorName, ...] = get_args(ErrorName)
-    for ancestor in type(error).__mro__:
-        for name in names:
-            if ancestor.__name__ == name:
-                return Refusal(name, _clean(str(error)))
-    return Refusal("RandomnessError", "the dealer could not do what was asked")
-
-
-def _raise_refusal(message: Refusal | Mismatch) -> None:
-    if isinstance(message, Mismatch):
-        raise ProtocolMismatch(_clean(message.field), got=_clean(message.got), expected=_clean(message.expected))
-    raise _ERRORS[message.error](f"the dealer refused: {_clean(message.text)}")
-
-
-def _clean(text: str) -> str:
-    """A text from elsewhere, cut and without anything that could forge lines in a log."""
-    return "".join(char if char.isprintable() else "?" for char in text[:_TEXT_LIMIT])
+M = TypeVar("M", bound=Message)
 
 
 def decode_from_party(data: bytes | bytearray, kind: type[M]) -> M:
@@ -217,7 +147,7 @@ class _FromDealer:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise PeerError("the dealer sent something that is no message") from error
             if isinstance(message, Refusal | Mismatch):
-                _raise_refusal(message)
+                raise_refusal(message, "the dealer")
             if not isinstance(message, Wait):
                 return message
 

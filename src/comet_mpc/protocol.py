@@ -25,7 +25,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, Protocol, TypeVar, get_args
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,19 +36,12 @@ from comet_mpc.channel import Channel, agree, greet
 from comet_mpc.correlations import WeightProduct, WeightScale
 from comet_mpc.deployment import PublicModel
 from comet_mpc.errors import (
-    CometError,
     ConfigurationError,
-    ForeignRandomness,
-    NotAuthenticated,
-    PeerClosed,
     PeerError,
-    PeerTimeout,
-    ProtocolMismatch,
-    RandomnessError,
-    RandomnessSpent,
     ShapeError,
 )
 from comet_mpc.plan import Plan
+from comet_mpc.refusals import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.session import Weight
 
 __all__ = [
@@ -62,7 +55,6 @@ __all__ = [
     "Programs",
     "Ready",
     "Run",
-    "ServerBusy",
     "Welcome",
     "expect",
     "from_client",
@@ -70,7 +62,6 @@ __all__ = [
     "masked_names",
     "parse_address",
     "receive_blob",
-    "refusal",
     "say",
     "send_blob",
 ]
@@ -80,7 +71,6 @@ Reals = npt.NDArray[np.float64]
 SOURCE = "dealer"
 MESSAGE_LIMIT = 8192
 FRAME_BYTES = 1 << 20
-_TEXT_LIMIT = 400
 _PROGRAMS_KEPT = 64
 
 
@@ -93,14 +83,6 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class ServerBusy(PeerError):
-    """All of the server's workers have been occupied for too long; try again later."""
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    pass
-
-
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 42)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -109,7 +91,7 @@ Host = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class Welcome(_Message, frozen=True, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True):
     """What the server has and allows."""
 
     fingerprint: Digest
@@ -124,15 +106,15 @@ class Welcome(_Message, frozen=True, kw_only=True):
     """Bundles that a client may keep ready per program."""
 
 
-class GetPackage(_Message, frozen=True):
+class GetPackage(Message, frozen=True):
     """Asks for the public package."""
 
 
-class GetWeights(_Message, frozen=True):
+class GetWeights(Message, frozen=True):
     """Asks for the masked weights."""
 
 
-class _Program(_Message, frozen=True):
+class _Program(Message, frozen=True):
     bundle_id: BundleId
     batch: Count
     bucket: Count
@@ -147,76 +129,18 @@ class Run(_Program, frozen=True):
     """Asks for a run of the program with a bundle that both have."""
 
 
-class Accepted(_Message, frozen=True):
+class Accepted(Message, frozen=True):
     """The server is on its way to the dealer."""
 
 
-class Ready(_Message, frozen=True):
+class Ready(Message, frozen=True):
     """The server has consumed its part of the bundle and begins."""
-
-
-ErrorName = Literal[
-    "ConfigurationError",
-    "ForeignRandomness",
-    "NotAuthenticated",
-    "PeerClosed",
-    "PeerError",
-    "PeerTimeout",
-    "RandomnessError",
-    "RandomnessSpent",
-    "ServerBusy",
-    "ShapeError",
-]
-_ERRORS: dict[ErrorName, type[CometError]] = {
-    "ConfigurationError": ConfigurationError,
-    "ForeignRandomness": ForeignRandomness,
-    "NotAuthenticated": NotAuthenticated,
-    "PeerClosed": PeerClosed,
-    "PeerError": PeerError,
-    "PeerTimeout": PeerTimeout,
-    "RandomnessError": RandomnessError,
-    "RandomnessSpent": RandomnessSpent,
-    "ServerBusy": ServerBusy,
-    "ShapeError": ShapeError,
-}
-
-
-class Refusal(_Message, frozen=True):
-    """An error from the white list, by name."""
-
-    error: ErrorName
-    text: str
-
-
-class Mismatch(_Message, frozen=True):
-    """The two sides do not run the same thing. got: what the client has."""
-
-    field: str
-    got: str
-    expected: str
 
 
 FromServer = Welcome | Accepted | Ready | Refusal | Mismatch
 FromClient = GetPackage | GetWeights | Prepare | Run
 
-M = TypeVar("M", bound=_Message)
-
-
-def clean(text: str) -> str:
-    """A text from elsewhere, cut and without anything that could forge lines in a log."""
-    return "".join(char if char.isprintable() else "?" for char in text[:_TEXT_LIMIT])
-
-
-def refusal(error: CometError) -> Refusal | Mismatch:
-    """An error as a message; one that is not on the list goes as its nearest ancestor that is."""
-    if isinstance(error, ProtocolMismatch):
-        return Mismatch(clean(error.field), clean(str(error.got)), clean(str(error.expected)))
-    names: tuple[ErrorName, ...] = get_args(ErrorName)
-    for ancestor in type(error).__mro__:
-        for name in names:
-            if ancestor.__name__ == name:
-                return Refusal(name, clean(str(error)))
-    return Refusal("PeerError", "the server could not do what was asked")
+M = TypeVar("M", bound=Message)
 
 
 def say(channel: Channel, message: FromServer | FromClient) -> None:
@@ -230,11 +154,8 @@ def expect(channel: Channel, kind: type[M]) -> M:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         channel.close()
         raise PeerError(f"the server sent something else than {kind.__name__}") from error
-    match message:
-        case Mismatch(field=field, got=got, expected=expected):  # seen from here, the two change places
-            raise ProtocolMismatch(clean(field), got=clean(expected), expected=clean(got))
-        case Refusal(error=name, text=text):
-            raise _ERRORS[name](f"the server refused: {clean(text)}")
+    if isinstance(message, Refusal | Mismatch):
+        raise_refusal(message, "the server", turned=True)
     if not isinstance(message, kind):
         channel.close()
         raise PeerError(f"the server sent {type(message).__name__}, expected {kind.__name__}")

@@ -23,10 +23,11 @@ from types import FrameType
 
 from comet_mpc.channel import Channel
 from comet_mpc.deployment import ServedModel
-from comet_mpc.errors import CometError, ConfigurationError, PeerError, PeerTimeout
+from comet_mpc.errors import CometError, ConfigurationError, PeerError, PeerTimeout, ServerBusy
 from comet_mpc.keys import TlsIdentity
 from comet_mpc.metrics import Counters, MetricsEndpoint
-from comet_mpc.protocol import MESSAGE_LIMIT, ServerBusy, introduce, refusal, say
+from comet_mpc.protocol import MESSAGE_LIMIT, introduce, say
+from comet_mpc.refusals import refusal
 from comet_mpc.serving import Conversation, Service, ServiceLimits
 from comet_mpc.sockets import Listener, listen
 

@@ -50,10 +50,10 @@ from comet_mpc.protocol import (
     Welcome,
     from_client,
     introduce,
-    refusal,
     say,
     send_blob,
 )
+from comet_mpc.refusals import refusal
 from comet_mpc.share import SERVER
 from comet_mpc.sockets import connect
 from comet_mpc.store import BundleStore
