@@ -269,6 +269,7 @@ class Listener:
     def __init__(self, server: socket.socket, tls: ssl.SSLContext | None) -> None:
         self._server = server
         self._tls = tls
+        self._closing = False
         name = server.getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
 
@@ -290,7 +291,7 @@ class Listener:
         except TimeoutError as error:
             raise PeerTimeout(f"nobody connected to {_name(*self.address)} within {timeout:g} s") from error
         except OSError as error:
-            if self._server.fileno() < 0:
+            if self._closing:
                 raise PeerClosed("the listener is closed") from error
             raise PeerError(f"a connection was lost before it was accepted ({error.strerror})") from error
         if self._tls is None:
@@ -303,6 +304,7 @@ class Listener:
 
     def close(self) -> None:
         """Stops listening and wakes a waiting `accept`; accepted channels stay open."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
