@@ -33,7 +33,7 @@ from comet_mpc.correlations import (
     correction_bytes,
     correction_widths,
 )
-from comet_mpc.drawing import Drawn
+from comet_mpc.drawing import Drawn, InOrder
 from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
 from comet_mpc.seeds import derive_seed, expand, expand_bits, new_seed
 from comet_mpc.session import Weight
@@ -115,10 +115,9 @@ class DealtSource:
         bundle.claim()
         self.party = bundle.party
         self._seed = bundle.seed
-        self._program = bundle.correlations
+        self._order = InOrder(bundle.correlations)
         self._corrections = bundle.corrections
         self._weights = dict(weights or {})
-        self._next = 0
         self._prepared: dict[int, Words] = {}
         if self.party == SERVER and self._corrections is None:
             raise ForeignRandomness("the server's bundle has no corrections")
@@ -126,28 +125,18 @@ class DealtSource:
     def prepare(self) -> None:
         """The client's products with masked weights: the heavy part that needs no input, done before the query."""
         if self.party == CLIENT:
-            for index, correlation in enumerate(self._program):
+            for index, correlation in enumerate(self._order.correlations):
                 if isinstance(correlation, WeightProduct | WeightScale):
                     self._prepared[index] = self._weight_share(index, correlation)
 
     @property
     def remaining(self) -> int:
         """Correlations not drawn yet."""
-        return len(self._program) - self._next
+        return self._order.remaining
 
     def draw(self, correlation: Correlation) -> Drawn:
         """This party's words of the next correlation, which must be the one that the program asks for."""
-        index = self._next
-        if index >= len(self._program):
-            raise RandomnessExhausted(
-                f"the program asks for more than the {len(self._program)} correlations that were prepared for it"
-            )
-        if self._program[index] != correlation:
-            raise ForeignRandomness(
-                f"correlation {index} was prepared as {type(self._program[index]).__name__} for another program; "
-                f"this one asks for {type(correlation).__name__} of other dimensions"
-            )
-        self._next += 1
+        index = self._order.take(correlation)
         match correlation:
             case Mask(shape=shape):
                 return Drawn(index, (expand(self._seed, _stream(index, 0), math.prod(shape)),))

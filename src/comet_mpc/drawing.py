@@ -26,6 +26,7 @@ from comet_mpc.correlations import (
     WeightProduct,
     WeightScale,
 )
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted
 from comet_mpc.polynomial import Exponents, needed_monomials
 from comet_mpc.session import (
     Give,
@@ -41,7 +42,7 @@ from comet_mpc.session import (
 )
 from comet_mpc.share import Share, Words
 
-__all__ = ["DrawingSession", "Drawn", "MaskTerm", "demand", "mask_expansion"]
+__all__ = ["DrawingSession", "Drawn", "InOrder", "MaskTerm", "demand", "mask_expansion"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,34 @@ class Drawn:
 
     index: int
     arrays: tuple[Words, ...] = field(default=(), repr=False)
+
+
+class InOrder:
+    """The correlations that were prepared, handed out in the program's order and each once: for every source."""
+
+    def __init__(self, correlations: Sequence[Correlation]) -> None:
+        self.correlations = tuple(correlations)
+        self._next = 0
+
+    @property
+    def remaining(self) -> int:
+        """Correlations not drawn yet."""
+        return len(self.correlations) - self._next
+
+    def take(self, correlation: Correlation) -> int:
+        """The place of the next one, which must be the one that the program asks for."""
+        place = self._next
+        if place >= len(self.correlations):
+            raise RandomnessExhausted(
+                f"the program asks for more than the {place} correlations that were prepared for it"
+            )
+        if self.correlations[place] != correlation:
+            raise ForeignRandomness(
+                f"correlation {place} was prepared as {type(self.correlations[place]).__name__} for another program; "
+                f"this one asks for {type(correlation).__name__} of other dimensions"
+            )
+        self._next += 1
+        return place
 
 
 def demand(request: Request) -> Correlation | None:

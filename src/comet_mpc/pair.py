@@ -38,8 +38,8 @@ from comet_mpc.correlations import (
     WeightScale,
     program_digest,
 )
-from comet_mpc.drawing import Drawn
-from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, RandomnessExhausted, ShapeError
+from comet_mpc.drawing import Drawn, InOrder
+from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, ShapeError
 from comet_mpc.homomorphic import Homomorphic, matrix_products
 from comet_mpc.lattice import DEGREE
 from comet_mpc.oblivious_transfer import bit_products, set_up_transfers
@@ -80,29 +80,20 @@ class PairSource:
         self, party: int, seed: bytes, correlations: Sequence[Correlation], arrays: Mapping[int, tuple[Words, ...]]
     ) -> None:
         self.party = party
-        self._seed, self._program = seed, tuple(correlations)
+        self._seed, self._order = seed, InOrder(correlations)
         self._arrays = dict(arrays)
-        self._next = 0
 
     def __repr__(self) -> str:
-        return f"PairSource(party={self.party}, {self.remaining} of {len(self._program)} correlations left)"
+        return f"PairSource(party={self.party}, {self.remaining} of {len(self._order.correlations)} correlations left)"
 
     @property
     def remaining(self) -> int:
         """Correlations not drawn yet."""
-        return len(self._program) - self._next
+        return self._order.remaining
 
     def draw(self, correlation: Correlation) -> Drawn:
         """This party's words of the next correlation, which must be the one that the program asks for."""
-        index = self._next
-        if index >= len(self._program):
-            raise RandomnessExhausted(f"the program asks for more than the {index} correlations prepared for it")
-        if self._program[index] != correlation:
-            raise ForeignRandomness(
-                f"correlation {index} was prepared as {type(self._program[index]).__name__} for another program; "
-                f"this one asks for {type(correlation).__name__} of other dimensions"
-            )
-        self._next += 1
+        index = self._order.take(correlation)
         match correlation:
             case Mask(shape=shape):
                 return Drawn(index, (expand(self._seed, index, math.prod(shape)),))
