@@ -3,10 +3,10 @@
 python benchmarks/accuracy.py run ENCODER GLUE WORK --task MRPC [--seed 1] [--epochs 3] [--results DIR]
 python benchmarks/accuracy.py tables [DIR]
 
-The recipe: fine-tune the encoder unmodified; unify that into the certified form and fine-tune it through 4 steps of the
-protocol, distilled from the unmodified one; go on through 3 steps; then evaluate with 0 to 4 steps, by minimax and by
-plain Newton from the paper's constant. A stage whose result exists is skipped, one that broke off is resumed.
-Needs the extra [train]. Results are one JSON file per stage.
+The recipe: fine-tune the encoder unmodified; unify that into the certified form and fine-tune it through the protocol's
+own steps (3 by default), distilled from the unmodified one, or with --no-distil without it; then evaluate the same
+weights with 0 to 4 steps, by minimax and by plain Newton from the paper's constant. A stage whose result exists is
+skipped, one that broke off is resumed. Needs the extra [train]. Results are one JSON file per stage.
 """
 
 from __future__ import annotations
@@ -44,15 +44,21 @@ def run(
     task: str = "MRPC",
     seed: int = 1,
     epochs: float = 3.0,
+    unified_epochs: float = 4.0,
     rate: float = 1e-4,
     unified_rate: float = 2e-4,
     batch: int = 32,
+    steps: Annotated[int, typer.Option(help="Steps of activations and scores.")] = 3,
+    limit: Annotated[int | None, typer.Option(help="Take only so many training rows.")] = None,
+    distil: Annotated[bool, typer.Option(help="Learn from the unmodified model too, not from labels alone.")] = True,
+    sweep: Annotated[bool, typer.Option(help="Evaluate with 0 to 4 steps as well.")] = True,
     results: Path = RESULTS,
 ) -> None:
     """Every stage of one task's recipe."""
     label = f"{encoder.name}-{task.lower()}-seed{seed}"
     base = work / label
     common = ["--task", task, "--data", glue, "--seed", seed, "--batch", batch]
+    common += [] if limit is None else ["--limit", limit]
 
     def stage(name: str, *arguments: object) -> Path:
         path = results / f"{label}-{name}.json"
@@ -65,22 +71,20 @@ def run(
     plain = stage(
         "unmodified", "finetune", base / "start", base / "unmodified", *common, "--epochs", epochs, "--rate", rate
     )
-    if not (base / "unified" / "config.json").exists():
-        command("unify", plain, base / "unified", "--steps", 4)
-    distil = [*common, "--teacher", plain, "--dropout", 0]  # noise would only hide the teacher's hidden states
-    four = stage(
-        "certified-4", "finetune", base / "unified", base / "certified-4", *distil,
-        "--epochs", epochs, "--rate", unified_rate,
-    )  # fmt: skip
-    three = stage(
-        "certified-3", "finetune", four, base / "certified-3", *distil,
-        "--epochs", max(1.0, epochs - 1), "--rate", rate, "--steps", 3,
-    )  # fmt: skip
-    for model in (four, three):
-        for rule in ("minimax", "newton"):
-            for steps in range(5):
-                name = f"{model.name}-eval-{rule}-{steps}"
-                stage(name, "eval", model, "--task", task, "--data", glue, "--rule", rule, "--steps", steps)
+    name = f"certified-{steps}" + ("" if distil else "-undistilled")
+    start = base / f"unified-{steps}"
+    if not (start / "config.json").exists():
+        command("unify", plain, start, "--steps", steps)
+    teacher = ["--teacher", plain, "--dropout", 0] if distil else []  # noise would only hide the teacher's states
+    model = stage(
+        name, "finetune", start, base / name, *common, *teacher, "--epochs", unified_epochs, "--rate", unified_rate
+    )
+    if not sweep:
+        return
+    for rule in ("minimax", "newton"):
+        for count in range(5):
+            other = f"{name}-eval-{rule}-{count}"
+            stage(other, "eval", model, "--task", task, "--data", glue, "--rule", rule, "--steps", count)
 
 
 @app.command()
