@@ -17,13 +17,13 @@ from safetensors.numpy import load_file, save_file
 from comet_mpc.bounds import activation_bounds, attention_norm_top, embedding_norm_top, head_bounds, output_norm_top
 from comet_mpc.certificates import certify, check_certificates, in_form, normalised_neurons, normalised_queries
 from comet_mpc.checkpoint import (
-    CheckpointError,
     fingerprint,
     load_checkpoint,
     load_hugging_face,
     save_checkpoint,
     tensor_shapes,
 )
+from comet_mpc.errors import CheckpointError
 from small_models import CERTIFIED, UNMODIFIED, small_model
 
 Generator = np.random.Generator

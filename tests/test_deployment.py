@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from comet_mpc.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from comet_mpc.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.deployment import PublicModel, Query, ServedModel
-from comet_mpc.errors import ConfigurationError, ShapeError
+from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from toy_model import make_checkpoint, some_texts
 from two_parties import run_two_parties, together, twin_value
 

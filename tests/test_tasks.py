@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from comet_mpc.tasks import TASKS, TaskDataError, find_task, read_split
+from comet_mpc.errors import TaskDataError
+from comet_mpc.tasks import TASKS, find_task, read_split
 
 ROWS = {"RTE": (2490, 277), "MRPC": (3668, 408), "STS-B": (5749, 1500), "CoLA": (8551, 1043), "SST-2": (67349, 872)}
 

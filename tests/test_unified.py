@@ -26,9 +26,10 @@ from comet_mpc.checkpoint import (  # noqa: E402
     load_hugging_face,
 )
 from comet_mpc.deployment import ServedModel  # noqa: E402
+from comet_mpc.errors import NotFinite  # noqa: E402
 from comet_mpc.rules import minimax_rule  # noqa: E402
 from comet_mpc.tasks import TASKS  # noqa: E402
-from comet_mpc.training import Encoded, NotFinite, Recipe, evaluate, finetune  # noqa: E402
+from comet_mpc.training import Encoded, Recipe, evaluate, finetune  # noqa: E402
 from comet_mpc.unified import UnifiedModel, inverse_sqrt, newton_rule, smu  # noqa: E402
 from small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402

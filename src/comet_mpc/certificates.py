@@ -39,12 +39,11 @@ from comet_mpc.bounds import (
 from comet_mpc.checkpoint import (
     ActivationChoice,
     AttentionChoice,
-    CheckpointError,
     CometConfig,
     Site,
     tensor_shapes,
 )
-from comet_mpc.errors import RuleError
+from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.inverse_sqrt import InverseSqrtRule, overshoot
 from comet_mpc.normalization import layer_norm_rule
 from comet_mpc.rules import MinimaxRule, minimax_rule

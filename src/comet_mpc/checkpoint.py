@@ -19,13 +19,12 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import CheckpointError
 from comet_mpc.rules import MinimaxRule
 
 __all__ = [
     "ActivationChoice",
     "AttentionChoice",
-    "CheckpointError",
     "CometConfig",
     "Encoder",
     "Site",
@@ -42,10 +41,6 @@ Tensors = dict[str, Tensor]
 
 _SCALE = ".scale"
 _FLOATS = ("F16", "F32")
-
-
-class CheckpointError(ConfigurationError):
-    """A checkpoint is not what it should be: foreign, incomplete, damaged, or not certified."""
 
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 
 from comet_mpc.activation import Smu
 from comet_mpc.certificates import attention_rules, check_certificates
-from comet_mpc.checkpoint import CheckpointError, CometConfig, fingerprint, load_checkpoint
-from comet_mpc.errors import ConfigurationError, ShapeError
+from comet_mpc.checkpoint import CometConfig, fingerprint, load_checkpoint
+from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.folding import check_fixed, fold, plain_logits
 from comet_mpc.plan import Plan, plan_program
 from comet_mpc.session import Session, Weight

@@ -7,6 +7,9 @@
     ├── RuleError             an approximation that cannot be built as asked        (also a ValueError)
     ├── LeakError             a protocol that is known to leak was asked for where privacy is promised
     ├── ConfigurationError    a mistake in this party's own set-up (files, ports, options)
+    │   ├── CheckpointError       a checkpoint that is foreign, incomplete, damaged or not certified
+    │   └── TaskDataError         a data set that is missing, empty or malformed
+    ├── NotFinite             training met a number that is not finite, and stopped
     ├── RandomnessError       correlated randomness that must not or cannot be used
     │   ├── RandomnessExhausted   the program asks for more than was prepared
     │   ├── ForeignRandomness     prepared for another program, model or peer
@@ -27,11 +30,13 @@ a weight or a text.
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointError",
     "CometError",
     "ConfigurationError",
     "ForeignRandomness",
     "LeakError",
     "NotAuthenticated",
+    "NotFinite",
     "PeerClosed",
     "PeerError",
     "PeerTimeout",
@@ -44,6 +49,7 @@ __all__ = [
     "ScaleError",
     "ServerBusy",
     "ShapeError",
+    "TaskDataError",
     "WrongSize",
     "WrongVersion",
 ]
@@ -75,6 +81,18 @@ class LeakError(CometError):
 
 class ConfigurationError(CometError):
     """This party's own set-up is wrong: a file, a port, an option."""
+
+
+class CheckpointError(ConfigurationError):
+    """A checkpoint is not what it should be: foreign, incomplete, damaged, or not certified."""
+
+
+class TaskDataError(ConfigurationError):
+    """A data set is missing, empty or malformed; names the row and the reason."""
+
+
+class NotFinite(CometError):
+    """Training met a number that is not finite. The last good checkpoint is kept."""
 
 
 class RandomnessError(CometError):

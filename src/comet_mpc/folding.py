@@ -16,7 +16,8 @@ import numpy.typing as npt
 from comet_mpc.activation import Smu
 from comet_mpc.bounds import SLACK, activation_bounds, power_of_two_above
 from comet_mpc.certificates import normalised_neurons, normalised_queries
-from comet_mpc.checkpoint import CheckpointError, CometConfig, Tensors
+from comet_mpc.checkpoint import CometConfig, Tensors
+from comet_mpc.errors import CheckpointError
 from comet_mpc.session import Weight
 from comet_mpc.transformer import EncoderRules, EncoderShape
 

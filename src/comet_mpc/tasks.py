@@ -12,15 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import TaskDataError
 
-__all__ = ["TASKS", "Example", "Task", "TaskDataError", "find_task", "read_split"]
+__all__ = ["TASKS", "Example", "Task", "find_task", "read_split"]
 
 Reals = npt.NDArray[np.float64]
-
-
-class TaskDataError(ConfigurationError):
-    """A task's file is missing, empty or malformed; names the row and the reason."""
 
 
 @dataclass(frozen=True)

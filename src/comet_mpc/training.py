@@ -25,14 +25,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from comet_mpc.checkpoint import CometConfig, load_checkpoint, save_checkpoint
-from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.tasks import Example, Task
 from comet_mpc.unified import Mode, UnifiedModel
 
 __all__ = [
     "Batch",
     "Encoded",
-    "NotFinite",
     "Recipe",
     "encode",
     "evaluate",
@@ -43,10 +42,6 @@ __all__ = [
     "predict",
     "quantiles",
 ]
-
-
-class NotFinite(CometError):
-    """Training met a loss that is not finite. The last good checkpoint is kept."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from comet_mpc.bounds import activation_bounds, head_bounds
 from comet_mpc.certificates import activation_rule, attention_rules, certify
-from comet_mpc.checkpoint import CheckpointError, CometConfig, tensor_shapes
+from comet_mpc.checkpoint import CometConfig, tensor_shapes
+from comet_mpc.errors import CheckpointError
 from comet_mpc.rules import CubicStep, MinimaxRule
 
 __all__ = ["Mode", "UnifiedModel", "inverse_sqrt", "newton_rule", "smu"]

@@ -22,7 +22,6 @@ from comet_mpc.certificates import calibrated, certify, check_certificates, in_f
 from comet_mpc.checkpoint import (
     ActivationChoice,
     AttentionChoice,
-    CheckpointError,
     CometConfig,
     fingerprint,
     load_checkpoint,
@@ -31,7 +30,7 @@ from comet_mpc.checkpoint import (
     save_config,
 )
 from comet_mpc.deployment import ServedModel
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.secure_eval import evaluate_securely
 from comet_mpc.tasks import Task, find_task, read_split
 from comet_mpc.units import human_bytes, human_seconds

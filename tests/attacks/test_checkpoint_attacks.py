@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from comet_mpc.certificates import certify, check_certificates
-from comet_mpc.checkpoint import CheckpointError, CometConfig, Tensors, load_checkpoint, save_checkpoint
+from comet_mpc.checkpoint import CometConfig, Tensors, load_checkpoint, save_checkpoint
 from comet_mpc.dealing import mask_weight, weight_key, weights_digest
 from comet_mpc.deployment import Query, ServedModel
+from comet_mpc.errors import CheckpointError
 from comet_mpc.folding import check_fixed
 from comet_mpc.session import Weight
 from comet_mpc.transformer import encode_weights
