@@ -20,7 +20,7 @@ from comet_mpc.errors import CometError
 from comet_mpc.fetching import fetch_to_memory
 from comet_mpc.keys import Role, TlsIdentity
 from comet_mpc.share import CLIENT, SERVER
-from comet_mpc.sockets import connect
+from comet_mpc.sockets import TlsChannel, connect
 from comet_mpc.store import new_bundle_id
 
 Identities = dict[Role, TlsIdentity]
@@ -98,6 +98,14 @@ def dealer_process(keys: Path) -> Iterator[tuple[subprocess.Popen[str], Address]
 
 def dial(address: Address, identity: TlsIdentity, timeout: float = 20.0) -> Channel:
     return connect(*address, identity.client_context(), timeout)
+
+
+def send_raw(channel: Channel, data: bytes) -> None:
+    """Bytes that are no frame, over TLS."""
+    assert isinstance(channel, TlsChannel)
+    channel._tls.seal(bytearray(data))
+    channel._socket.setblocking(True)
+    channel._socket.sendall(channel._tls.collect())
 
 
 def fetch(

@@ -17,12 +17,15 @@ import pytest
 
 from comet_mpc.bench import demo, operations
 from comet_mpc.bench.cases import OPERATIONS, Case, build, choose
+from comet_mpc.bench.models import ModelCase
 from comet_mpc.bench.operations import Record, measure, plan_case
-from comet_mpc.bench.tables import operations_table
+from comet_mpc.bench.profile import ProfileCase, ProfileRecord, profile_query
+from comet_mpc.bench.tables import operations_table, profile_tables
 from comet_mpc.bench.truncation import check_truncation
 from comet_mpc.bench.workers import Crew
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
 from comet_mpc.share import decode
+from comet_mpc.transformer import EncoderShape
 from comet_mpc.twin import TwinSession
 from comet_mpc.units import human_bytes, human_seconds
 
@@ -169,3 +172,15 @@ def test_records_survive_json(crew: Crew) -> None:
     record = measure(crew, Case("activation", "quad", tokens=1))
     assert msgspec.json.decode(msgspec.json.encode(record), type=Record) == record
     assert operations_table([record]).renderables
+
+
+def test_a_profile_accounts_for_every_byte_round_and_second(crew: Crew) -> None:
+    """That bytes and rounds are the planned ones is checked by the measurement itself, in both parties."""
+    record = profile_query(crew, ProfileCase(random=ModelCase("tiny", EncoderShape(1, 16, 2, 16, 2), 4, 2)), repeat=2)
+    assert sum(cost.online_bytes for cost in record.operations) == record.online_bytes
+    assert sum(cost.rounds for cost in record.operations) == record.rounds
+    assert 0.0 < max(record.compute_seconds) <= record.lockstep_seconds + 0.01
+    assert record.seconds > record.start_seconds + max(record.compute_seconds) > 0.0
+    assert record.ratio > 1.0
+    assert msgspec.json.decode(msgspec.json.encode(record), type=ProfileRecord) == record
+    assert [group.renderables for group in profile_tables(record)]

@@ -34,7 +34,7 @@ from comet_mpc.errors import (
     WrongVersion,
 )
 from comet_mpc.keys import Role, TlsIdentity, make_test_set
-from comet_mpc.sockets import TcpChannel, TlsChannel, connect, listen
+from comet_mpc.sockets import TcpChannel, TlsChannel, _secure, connect, listen
 
 SHORT = 0.1
 LARGE = 32 << 20
@@ -91,10 +91,10 @@ def channel_and_socket(
         inward = identities["server"].server_context(require_client=True)
         outward = identities["client"].client_context()
         secured, theirs = both(
-            lambda: inward.wrap_socket(mine, server_side=True),
+            lambda: _secure(mine, inward, None, 20.0),
             lambda: outward.wrap_socket(theirs, server_hostname="localhost"),
         )
-        channel = TlsChannel(secured, 20.0)
+        channel = TlsChannel(mine, secured, 20.0)
     with channel, theirs:
         yield channel, theirs
 

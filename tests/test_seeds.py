@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comet_mpc.seeds import SEED_BYTES, derive_seed, expand, expand_bits, new_seed
+from comet_mpc.seeds import SEED_BYTES, Streams, derive_seed, expand, new_seed
 
 SEED = bytes(range(16))
 
@@ -59,12 +59,12 @@ def test_bits_are_those_of_the_words_lowest_first(chunk: int, count: int) -> Non
     offset = 128 * chunk
     stream = expand(SEED, 5, (offset + count + 63) // 64).view(np.uint8)
     bits = np.unpackbits(stream, bitorder="little")[offset : offset + count]
-    packed = expand_bits(SEED, 5, count, offset)
+    packed = Streams(SEED).bits(5, count, offset)
     assert np.array_equal(packed, np.packbits(bits, bitorder="little"))
 
 
 def test_padding_bits_are_zero() -> None:
-    assert all(expand_bits(SEED, stream, 3)[-1] < 8 for stream in range(64))
+    assert all(Streams(SEED).bits(stream, 3)[-1] < 8 for stream in range(64))
 
 
 def test_streams_and_seeds_have_nothing_in_common() -> None:

@@ -29,9 +29,9 @@ from comet_mpc.errors import ConfigurationError, PeerClosed, ProtocolMismatch, S
 from comet_mpc.keys import TlsIdentity, make_test_set
 from comet_mpc.protocol import Programs, Ready, Run, Welcome, expect, introduce, say
 from comet_mpc.secure_eval import evaluate_securely
-from comet_mpc.sockets import TlsChannel, connect
+from comet_mpc.sockets import connect
 from comet_mpc.tasks import Example
-from dealer_service import dealer_process
+from dealer_service import dealer_process, send_raw
 from server_process import ServerProcess, server_process
 from toy_model import WORDS, make_checkpoint, some_texts, twin_logits
 
@@ -161,9 +161,7 @@ def test_a_client_asks_for_something_senseless(world: World, cache: Path) -> Non
 
 def half_a_frame(channel: Channel) -> None:
     """The beginning of a message, and nothing after it."""
-    assert isinstance(channel, TlsChannel)
-    channel._socket.setblocking(True)
-    channel._socket.sendall((100).to_bytes(8, "little") + b"{")
+    send_raw(channel, (100).to_bytes(8, "little") + b"{")
 
 
 _KILLED = """

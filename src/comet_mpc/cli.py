@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,10 +20,12 @@ from comet_mpc.bench import cases
 from comet_mpc.bench.demo import SENTENCES, demo_model, run_demo
 from comet_mpc.bench.models import ModelCase, measure_model
 from comet_mpc.bench.operations import measure
+from comet_mpc.bench.profile import ProfileCase, profile_query
 from comet_mpc.bench.tables import (
     demo_tables,
     model_tables,
     operations_table,
+    profile_tables,
     to_json,
     truncation_table,
     write_json,
@@ -150,6 +153,13 @@ def bench_ops(
     _report(records, json, operations_table(records, _console().width))
 
 
+def _shape(name: str, layers: int | None) -> EncoderShape:
+    if name not in SHAPES:
+        raise typer.BadParameter(f"unknown shape {name!r}: choose one of {', '.join(SHAPES)}", param_hint="--shape")
+    full = SHAPES[name]
+    return EncoderShape(layers or full.layers, full.hidden, full.heads, full.intermediate, full.labels)
+
+
 @bench.command("model")
 def bench_model(
     shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "bert-base",
@@ -162,18 +172,35 @@ def bench_model(
     json: JsonOption = None,
 ) -> None:
     """A whole model with random weights, end to end, between a dealer, a server and a client."""
-    if shape not in SHAPES:
-        raise typer.BadParameter(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}", param_hint="--shape")
+    size = _shape(shape, layers)
     if source not in ("dealer", "pair"):
         raise typer.BadParameter(f"unknown source {source!r}: choose dealer or pair", param_hint="--source")
-    full = SHAPES[shape]
-    size = EncoderShape(layers or full.layers, full.hidden, full.heads, full.intermediate, full.labels)
     link = Network.parse(network) if network else None
     console = Console(stderr=True)
     status = console.status(f"{shape} between three processes") if console.is_terminal else contextlib.nullcontext()
     with status, _crew() as crew:
         record = measure_model(crew, ModelCase(shape, size, tokens, steps, batch, link, source=source))
     _report([record], json, *model_tables(record))
+
+
+@bench.command("profile")
+def bench_profile(
+    model: Annotated[Path | None, typer.Option(help="A Comet checkpoint; else the bundled one.")] = None,
+    shape: Annotated[str | None, typer.Option(help=f"Random weights of this shape: {', '.join(SHAPES)}.")] = None,
+    tokens: Annotated[int, typer.Option(min=2, max=1024, help="Tokens per text, with --shape.")] = 128,
+    layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers, with --shape.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt, with --shape.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, max=100, help="Queries; the fastest counts.")] = 5,
+    json: JsonOption = None,
+) -> None:
+    """Where the time of a query goes, its randomness prepared: bytes at the channel's rate, compute, latency."""
+    if model is not None and shape is not None:
+        raise typer.BadParameter("name either a checkpoint or a shape", param_hint="--shape")
+    random = ModelCase(shape, _shape(shape, layers), tokens, steps) if shape is not None else None
+    case = ProfileCase(None if model is None else str(model), random)
+    with _crew() as crew:
+        record = profile_query(crew, case, repeat)
+    _report([{**msgspec.to_builtins(record), "ratio": record.ratio}], json, *profile_tables(record))
 
 
 @bench.command("truncation")

@@ -35,7 +35,7 @@ from comet_mpc.correlations import (
 )
 from comet_mpc.drawing import Drawn, InOrder
 from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
-from comet_mpc.seeds import derive_seed, expand, expand_bits, new_seed
+from comet_mpc.seeds import Streams, derive_seed, expand, new_seed
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER, Words, word_bytes
 
@@ -114,7 +114,7 @@ class DealtSource:
     def __init__(self, bundle: Bundle, weights: Mapping[str, Weight] | None = None) -> None:
         bundle.claim()
         self.party = bundle.party
-        self._seed = bundle.seed
+        self._streams = Streams(bundle.seed)
         self._order = InOrder(bundle.correlations)
         self._corrections = bundle.corrections
         self._weights = dict(weights or {})
@@ -139,13 +139,13 @@ class DealtSource:
         index = self._order.take(correlation)
         match correlation:
             case Mask(shape=shape):
-                return Drawn(index, (expand(self._seed, _stream(index, 0), math.prod(shape)),))
+                return Drawn(index, (self._streams.words(_stream(index, 0), math.prod(shape)),))
             case ClientMask(shape=shape):
                 if self.party == SERVER:
                     return Drawn(index)
-                return Drawn(index, (expand(self._seed, _stream(index, 0), math.prod(shape)),))
+                return Drawn(index, (self._streams.words(_stream(index, 0), math.prod(shape)),))
             case BitProducts(count=count):
-                bits = expand_bits(self._seed, _stream(index, 0), count)
+                bits = self._streams.bits(_stream(index, 0), count)
                 return Drawn(index, (bits, *self._shares(index, correlation)))  # type: ignore[arg-type]
             case WeightProduct() | WeightScale() if self.party == CLIENT:
                 words = self._prepared.pop(index, None)
@@ -157,7 +157,7 @@ class DealtSource:
         arrays = []
         for array, (count, width) in enumerate(correction_widths(correlation), start=1):
             if self._corrections is None:
-                arrays.append(expand(self._seed, _stream(index, array), count))
+                arrays.append(self._streams.words(_stream(index, array), count))
             else:
                 size = word_bytes(width)
                 data = self._corrections.read(count * size)
@@ -173,7 +173,7 @@ class DealtSource:
             raise ForeignRandomness(f"the masked weight {correlation.weight} is missing: set up the model first")
         (own,) = self._shares(index, correlation)
         inputs = weight.shape[-1]
-        a = expand(self._seed, _stream(correlation.mask, 0), correlation.rows * inputs)
+        a = self._streams.words(_stream(correlation.mask, 0), correlation.rows * inputs)
         a = a.reshape(correlation.rows, inputs)
         if isinstance(correlation, WeightScale):
             return own.reshape(a.shape) + a * weight.masked
@@ -193,6 +193,7 @@ class Dealing:
         """
         self.correlations = tuple(correlations)
         self.client_seed, self.server_seed = seeds or (new_seed(), new_seed())
+        self._client, self._server = Streams(self.client_seed), Streams(self.server_seed)
         self._key = key
 
     @property
@@ -205,16 +206,16 @@ class Dealing:
             for array, (_, width) in enumerate(correction_widths(correlation), start=1):
                 place = 0
                 for value in self._values(index, correlation, array - 1):
-                    own = expand(self.client_seed, _stream(index, array), value.size, place)
+                    own = self._client.words(_stream(index, array), value.size, place)
                     yield kernels.pack_words(value - own, word_bytes(width)).data
                     place += value.size
 
     def _mask(self, index: int, start: int, stop: int) -> Words:
         """Elements start … stop-1 of a mask, both parties' parts added."""
         stream = _stream(index, 0)
-        words = expand(self.client_seed, stream, stop - start, start)
+        words = self._client.words(stream, stop - start, start)
         if isinstance(self.correlations[index], Mask):
-            words = words + expand(self.server_seed, stream, stop - start, start)
+            words = words + self._server.words(stream, stop - start, start)
         return words
 
     def _values(self, index: int, correlation: Correlation, array: int) -> Iterator[Words]:
@@ -223,9 +224,10 @@ class Dealing:
             case BitProducts(count=count):
                 for start in range(0, count, CHUNK):
                     length = min(CHUNK, count - start)
-                    seeds = (self.client_seed, self.server_seed)
-                    packed = [expand_bits(seed, _stream(index, 0), length, start) for seed in seeds]
-                    both = np.unpackbits(packed[0] & packed[1], count=length, bitorder="little")
+                    client, server = (
+                        own.bits(_stream(index, 0), length, start) for own in (self._client, self._server)
+                    )
+                    both = np.unpackbits(client & server, count=length, bitorder="little")
                     yield both.astype(np.uint64)
             case Monomials(masks=masks, shape=shape, terms=terms):
                 yield from self._monomial(masks, shape, terms[array].powers, terms[array].carries)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product as cartesian
 
 import numpy as np
@@ -42,7 +43,7 @@ from comet_mpc.session import (
 )
 from comet_mpc.share import Share, Words
 
-__all__ = ["DrawingSession", "Drawn", "InOrder", "MaskTerm", "demand", "mask_expansion"]
+__all__ = ["DrawingSession", "Drawn", "Expansions", "InOrder", "MaskTerm", "demand"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,62 +100,64 @@ def demand(request: Request) -> Correlation | None:
 
 @dataclass(frozen=True)
 class MaskTerm:
-    """One term of a mask monomial: coefficient · Π sign_i (i in signs) · Π u_i^powers[i] · top_i^carries[i]."""
+    """One term of a mask monomial: coefficient · Π sign_i (i in signs) · Π u_i^power · top_i^carry.
+
+    places  the operands that occur, by mask; powers and carries are theirs
+    """
 
     coefficient: int
     signs: tuple[int, ...]
+    places: tuple[int, ...]
     powers: Exponents
     carries: Exponents
 
+    def name(self, operands: Sequence[Opened]) -> MonomialKey:
+        """The monomial's name, free of operands that do not occur in it."""
+        return tuple([operands[place].mask for place in self.places]), self.powers, self.carries
 
-def mask_expansion(monomial: Exponents, operands: Sequence[Opened]) -> list[MaskTerm]:
+
+MonomialKey = tuple[tuple[int, ...], Exponents, Exponents]
+Expansions = dict[Exponents, tuple[MaskTerm, ...]]
+
+
+def _mask_expansion(monomial: Exponents, rings: Sequence[tuple[int, int]], order: Sequence[int]) -> Iterator[MaskTerm]:
     """Π m_i^E_i in terms of what a source can share.
 
     An ordinary mask is m = u. One that truncates is m = u - s·2^step·top, with a public sign s and the secret top
     bit of the opening's mask (top² = top), hence m^E = u^E + top·Σ_{j<E} C(E,j)·(-s·2^step)^(E-j)·u^j.
     Terms whose coefficient vanishes in the ring are left out.
     """
-    width = min(operand.width for operand, power in zip(operands, monomial, strict=True) if power)
+    width = min(width for (width, _), power in zip(rings, monomial, strict=True) if power)
     choices = []
-    for operand, power in zip(operands, monomial, strict=True):
+    for (_, step), power in zip(rings, monomial, strict=True):
         options = [(1, 0, False, power, 0)]
-        if operand.step:
+        if step:
             for j in range(power):
                 rest = power - j
-                options.append((math.comb(power, j) * (-1) ** rest, rest * operand.step, rest % 2 == 1, j, 1))
+                options.append((math.comb(power, j) * (-1) ** rest, rest * step, rest % 2 == 1, j, 1))
         choices.append(options)
-    terms = []
     for combination in cartesian(*choices):
         exponent = sum(option[1] for option in combination)
         if exponent < width:
-            terms.append(
-                MaskTerm(
-                    math.prod(option[0] for option in combination) * 2**exponent,
-                    tuple(i for i, option in enumerate(combination) if option[2]),
-                    tuple(option[3] for option in combination),
-                    tuple(option[4] for option in combination),
-                )
+            places = tuple(i for i in order if combination[i][3] or combination[i][4])
+            yield MaskTerm(
+                math.prod(option[0] for option in combination) * 2**exponent,
+                tuple(i for i, option in enumerate(combination) if option[2]),
+                places,
+                tuple(combination[i][3] for i in places),
+                tuple(combination[i][4] for i in places),
             )
-    return terms
 
 
-MonomialKey = tuple[tuple[int, ...], Exponents, Exponents]
+@lru_cache(maxsize=1024)
+def _expansions(
+    exponents: tuple[Exponents, ...], rings: tuple[tuple[int, int], ...], order: tuple[int, ...]
+) -> Expansions:
+    """For every mask monomial of a polynomial, its terms. A program asks for few different ones, in every run again.
 
-
-def _key(term: MaskTerm, operands: Sequence[Opened]) -> tuple[MonomialKey, list[Opened]]:
-    """A monomial's name, free of operands that do not occur in it; and those that do, by mask."""
-    used = [
-        (operand, power, carry)
-        for operand, power, carry in zip(operands, term.powers, term.carries, strict=True)
-        if power or carry
-    ]
-    used.sort(key=lambda entry: entry[0].mask)
-    key = (
-        tuple(entry[0].mask for entry in used),
-        tuple(entry[1] for entry in used),
-        tuple(entry[2] for entry in used),
-    )
-    return key, [entry[0] for entry in used]
+    rings  (width, step) of each operand;  order  the operands, by mask
+    """
+    return {monomial: tuple(_mask_expansion(monomial, rings, order)) for monomial in needed_monomials(exponents)}
 
 
 class DrawingSession(Session):
@@ -179,8 +182,12 @@ class DrawingSession(Session):
     def _evaluate(
         self, terms: list[tuple[int, Exponents]], operands: list[Opened], shape: tuple[int, ...]
     ) -> Words | None:
-        monomials = needed_monomials([exponents for _, exponents in terms])
-        expansions = {monomial: mask_expansion(monomial, operands) for monomial in monomials}
+        order = sorted(range(len(operands)), key=lambda place: operands[place].mask)
+        expansions = _expansions(
+            tuple([exponents for _, exponents in terms]),
+            tuple([(operand.width, operand.step) for operand in operands]),
+            tuple(order),
+        )
         self._draw_monomials([term for expansion in expansions.values() for term in expansion], operands)
         return self._masked_polynomial(terms, operands, expansions, shape)
 
@@ -188,9 +195,9 @@ class DrawingSession(Session):
         """Draws shares of the mask monomials that are not known yet, one correlation per set of masks."""
         wanted: dict[tuple[int, ...], dict[MonomialKey, list[Opened]]] = {}
         for term in terms:
-            key, used = _key(term, operands)
-            if key not in used[-1].known:
-                wanted.setdefault(key[0], {})[key] = used
+            key = term.name(operands)
+            if key not in operands[term.places[-1]].known:
+                wanted.setdefault(key[0], {})[key] = [operands[place] for place in term.places]
         for masks, entries in sorted(wanted.items()):
             used = next(iter(entries.values()))
             width = min(operand.width for operand in used)
@@ -208,15 +215,14 @@ class DrawingSession(Session):
 
     @staticmethod
     def _known(term: MaskTerm, operands: Sequence[Opened]) -> Words:
-        key, used = _key(term, operands)
-        return used[-1].known[key]
+        return operands[term.places[-1]].known[term.name(operands)]
 
     @abstractmethod
     def _masked_polynomial(
         self,
         terms: list[tuple[int, Exponents]],
         operands: list[Opened],
-        expansions: dict[Exponents, list[MaskTerm]],
+        expansions: Expansions,
         shape: tuple[int, ...],
     ) -> Words | None: ...
 

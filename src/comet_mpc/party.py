@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from comet_mpc import kernels
 from comet_mpc.channel import Channel, Traffic
 from comet_mpc.correlations import Correlation
-from comet_mpc.drawing import DrawingSession, Drawn, MaskTerm
+from comet_mpc.drawing import DrawingSession, Drawn, Expansions, MaskTerm
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
@@ -202,7 +202,7 @@ class PartySession(DrawingSession):
         step = np.uint64(2 ** (width - 1 - shift))
         public = (low >> np.uint64(shift)) + np.uint64(offset % 2**WORD) - top * step
         result = opened(request, index, public)
-        return Opened(**{**vars(result), "flipped": top.astype(np.bool_)})
+        return replace(result, sign=np.uint64(1) - np.uint64(2) * top)
 
     def _finish_truncate(
         self, request: Truncate, bits: Packed, mine: Packed, product: Words, data: memoryview
@@ -220,12 +220,12 @@ class PartySession(DrawingSession):
         self,
         terms: list[tuple[int, Exponents]],
         operands: list[Opened],
-        expansions: dict[Exponents, list[MaskTerm]],
+        expansions: Expansions,
         shape: tuple[int, ...],
     ) -> Words | None:
         def spread(words: Words | None) -> Words:
             assert words is not None
-            return np.ascontiguousarray(np.broadcast_to(words, shape)).reshape(-1)
+            return np.ascontiguousarray(words if words.shape == shape else np.broadcast_to(words, shape)).reshape(-1)
 
         monomials = {
             monomial: spread(self._monomial(expansion, operands)) for monomial, expansion in expansions.items()
@@ -233,17 +233,17 @@ class PartySession(DrawingSession):
         publics = [spread(operand.public) for operand in operands]
         return kernels.evaluate(terms, publics, monomials, self._leader).reshape(shape)
 
-    def _monomial(self, expansion: list[MaskTerm], operands: Sequence[Opened]) -> Words:
+    def _monomial(self, expansion: Sequence[MaskTerm], operands: Sequence[Opened]) -> Words:
         """A share of a mask monomial, put together from what was drawn."""
         total: Words | None = None
         for term in expansion:
             words = self._known(term, operands)
-            if term.coefficient != 1 or term.signs:
+            if term.coefficient != 1:
                 words = words * np.uint64(term.coefficient % 2**WORD)
             for i in term.signs:
-                flipped = operands[i].flipped
-                assert flipped is not None
-                words = np.where(flipped, np.uint64(0) - words, words)
+                sign = operands[i].sign
+                assert sign is not None
+                words = words * sign
             total = words if total is None else total + words
         assert total is not None
         return total

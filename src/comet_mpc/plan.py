@@ -10,7 +10,7 @@ import numpy as np
 
 from comet_mpc.channel import FRAME_HEADER
 from comet_mpc.correlations import Correlation, correction_bytes, program_digest
-from comet_mpc.drawing import DrawingSession, Drawn, MaskTerm
+from comet_mpc.drawing import DrawingSession, Drawn, Expansions
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
     Give,
@@ -122,7 +122,7 @@ class PlanSession(DrawingSession):
         self,
         terms: list[tuple[int, Exponents]],
         operands: list[Opened],
-        expansions: dict[Exponents, list[MaskTerm]],
+        expansions: Expansions,
         shape: tuple[int, ...],
     ) -> Words | None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product as cartesian
 
@@ -30,13 +30,16 @@ class Polynomial:
         return Polynomial({key: value for key, value in total.items() if value})
 
     def __mul__(self, other: Polynomial | float) -> Polynomial:
-        total = Polynomial({})
-        for (left, a), (right, b) in cartesian(self.terms.items(), Polynomial.of(other).terms.items()):
+        if not isinstance(other, Polynomial):
+            return Polynomial({key: value * other for key, value in self.terms.items() if value * other})
+        total: dict[tuple[tuple[str, int], ...], float] = {}
+        for (left, a), (right, b) in cartesian(self.terms.items(), other.terms.items()):
             powers = dict(left)
             for name, power in right:
                 powers[name] = powers.get(name, 0) + power
-            total = total + Polynomial({tuple(sorted(powers.items())): a * b})
-        return total
+            key = tuple(sorted(powers.items()))
+            total[key] = total.get(key, 0.0) + a * b
+        return Polynomial({key: value for key, value in total.items() if value})
 
     def __neg__(self) -> Polynomial:
         return self * -1.0
@@ -45,8 +48,8 @@ class Polynomial:
         return self + -Polynomial.of(other)
 
     def __pow__(self, power: int) -> Polynomial:
-        total = Polynomial.of(1.0)
-        for _ in range(power):
+        total = Polynomial.of(1.0) if power == 0 else self
+        for _ in range(power - 1):
             total = total * self
         return total
 
@@ -87,7 +90,7 @@ def variables(names: str) -> tuple[Polynomial, ...]:
     return tuple(Polynomial({((name, 1),): 1.0}) for name in names.split())
 
 
-def needed_monomials(exponents: list[Exponents]) -> list[Exponents]:
+def needed_monomials(exponents: Iterable[Exponents]) -> list[Exponents]:
     """Every monomial of the masks (but 1) that occurs when v = P + m is put into terms of these exponents."""
     found = {below for term in exponents for below in cartesian(*(range(power + 1) for power in term))}
     return sorted(monomial for monomial in found if any(monomial))

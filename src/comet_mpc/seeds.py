@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from comet_mpc.share import Words
 
-__all__ = ["SEED_BYTES", "derive_seed", "expand", "expand_bits", "new_seed"]
+__all__ = ["SEED_BYTES", "Streams", "derive_seed", "expand", "new_seed"]
 
 SEED_BYTES = 16
 _BLOCK = 16
@@ -34,30 +34,37 @@ def derive_seed(secret: bytes, *labels: str) -> bytes:
     return HKDF(algorithm=hashes.SHA256(), length=SEED_BYTES, salt=None, info=info).derive(secret)
 
 
-def _expand_bytes(seed: bytes, stream: int, size: int, start_block: int) -> npt.NDArray[np.uint8]:
-    counter = stream.to_bytes(8, "big") + start_block.to_bytes(8, "big")
-    encryptor = Cipher(algorithms.AES(seed), modes.CTR(counter)).encryptor()
-    out = np.empty(size + _BLOCK, dtype=np.uint8)  # update_into asks for a block of slack
-    view = out.data
-    for start in range(0, size, len(_ZEROS)):
-        length = min(len(_ZEROS), size - start)
-        encryptor.update_into(_ZEROS[:length] if length < len(_ZEROS) else _ZEROS, view[start:])
-    return out[:size]
+class Streams:
+    """The streams of one seed. Kept by whoever reads many: setting AES up costs more than a small tensor's words."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(_BLOCK))).encryptor()
+
+    def words(self, stream: int, count: int, offset: int = 0) -> Words:
+        """Words offset … offset+count-1 of a stream (two words make a block)."""
+        words = self._bytes(stream, (count + offset % 2) * 8, offset // 2).view(np.uint64)
+        return words[offset % 2 :]
+
+    def bits(self, stream: int, count: int, offset: int = 0) -> npt.NDArray[np.uint8]:
+        """Bits offset … offset+count-1 of a stream, packed eight a byte, lowest first; offset is a multiple of 128.
+
+        Padding bits of the last byte are zero.
+        """
+        packed = self._bytes(stream, (count + 7) // 8, offset // 128).copy()
+        if count % 8:
+            packed[-1] &= (1 << (count % 8)) - 1
+        return packed
+
+    def _bytes(self, stream: int, size: int, start_block: int) -> npt.NDArray[np.uint8]:
+        self._encryptor.reset_nonce(stream.to_bytes(8, "big") + start_block.to_bytes(8, "big"))
+        out = np.empty(size + _BLOCK, dtype=np.uint8)  # update_into asks for a block of slack
+        view = out.data
+        for start in range(0, size, len(_ZEROS)):
+            length = min(len(_ZEROS), size - start)
+            self._encryptor.update_into(_ZEROS[:length] if length < len(_ZEROS) else _ZEROS, view[start:])
+        return out[:size]
 
 
 def expand(seed: bytes, stream: int, count: int, offset: int = 0) -> Words:
-    """Words offset … offset+count-1 of a stream (two words make a block)."""
-    first = offset // 2
-    words = _expand_bytes(seed, stream, (count + offset % 2) * 8, first).view(np.uint64)
-    return words[offset % 2 :]
-
-
-def expand_bits(seed: bytes, stream: int, count: int, offset: int = 0) -> npt.NDArray[np.uint8]:
-    """Bits offset … offset+count-1 of a stream, packed eight a byte, lowest first; offset is a multiple of 128.
-
-    Padding bits of the last byte are zero.
-    """
-    packed = _expand_bytes(seed, stream, (count + 7) // 8, offset // 128).copy()
-    if count % 8:
-        packed[-1] &= (1 << (count % 8)) - 1
-    return packed
+    """As `Streams.words`, of a seed that is read once."""
+    return Streams(seed).words(stream, count, offset)

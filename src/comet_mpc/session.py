@@ -133,7 +133,8 @@ class Deferred(Generic[Result]):
 class Opened:
     """A secret tensor v = public + m whose `public` part both parties know; m is a mask nobody knows.
 
-    masks   shares of monomials of m and of others' that were drawn already, by (masks, powers, carries)
+    sign    ±1 by element, for a mask that truncates (`drawing._mask_expansion`)
+    known   shares of monomials of m and of others' that were drawn already, by (masks, powers, carries)
     """
 
     shape: tuple[int, ...]
@@ -142,7 +143,7 @@ class Opened:
     width: int
     mask: int
     public: Words | None = field(default=None, repr=False)
-    flipped: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
+    sign: Words | None = field(default=None, repr=False)
     step: int = 0
     known: dict[tuple[object, ...], Words] = field(default_factory=dict, repr=False)
 

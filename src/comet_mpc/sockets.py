@@ -1,8 +1,8 @@
 """Channels over TCP and TLS 1.3: connect, listen, and one loop that sends and receives at once.
 
 Both parties send many megabytes in the same round, so neither may wait for its own sending to finish
-before it reads. One thread per channel does both on a non-blocking socket; payloads are neither joined
-before sending nor copied after receiving.
+before it reads. One thread per channel does both on a non-blocking socket. TLS encrypts and decrypts in
+memory, many records per system call: a record has 16 kB, and calls and wake-ups cost more than AES does.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ HANDSHAKE_TIMEOUT = 10.0
 
 _MOST_PIECES = 64  # per sendmsg; far below IOV_MAX
 _TLS_RECORD = 1 << 14
+_TLS_BATCH = 1 << 18  # bytes per system call
 _RETRY_PAUSE = 0.05
 _PARTING_SECONDS = 0.3
 
@@ -79,20 +80,30 @@ class _Incoming:
 
 
 class _SocketChannel(Channel):
-    """The loop that TCP and TLS share; a sibling says how pieces are written."""
+    """The loop that TCP and TLS share; a sibling says how a part of a frame is sent and received."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         super().__init__(timeout)
         self._socket = connection
         self._socket.setblocking(False)
+        self._poll = select.poll()
         # Buffer sizes stay with the kernel: a fixed SO_SNDBUF or SO_RCVBUF would switch off its tuning, which
         # is what fills a long fat line.
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    @property
+    def _backlogged(self) -> bool:
+        """Bytes of the frame wait to be sent although none are left in it."""
+        return False
+
     @abstractmethod
-    def _write(self, pieces: deque[memoryview]) -> int:
-        """Sends what it can of the pieces in order; raises as a non-blocking socket does if none."""
+    def _send_some(self, sending: _Outgoing) -> None:
+        """Sends what it can of the frame; raises `BlockingIOError` if the socket takes nothing."""
+
+    @abstractmethod
+    def _receive_some(self, receiving: _Incoming) -> bool:
+        """Receives what there is of the frame; False at the end of the connection, `BlockingIOError` if nothing."""
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         sending = None if outgoing is None else _Outgoing(outgoing)
@@ -106,60 +117,46 @@ class _SocketChannel(Channel):
         return memoryview(b"") if receiving is None else receiving.finish()
 
     def _pump(self, sending: _Outgoing | None, receiving: _Incoming | None, deadline: float) -> None:
-        # Each direction works until the socket refuses, then notes the event it waits for. With TLS, that
-        # may be the other direction's event. Bytes that TLS has decrypted already never wait for the
-        # socket, because a read is tried before every wait.
-        awaits_out = awaits_in = 0
-        poll: select.poll | None = None
+        # Each direction works until the socket refuses, then waits for its event. Bytes that TLS has decrypted
+        # already never wait for the socket, because a read is tried before every wait.
+        awaited = 0
         moved = time.monotonic()
         while True:
-            writing = sending is not None and bool(sending.pieces)
+            writing = sending is not None and (bool(sending.pieces) or self._backlogged)
             reading = receiving is not None and bool(receiving.free)
             if not writing and not reading:
                 return
-            if writing and not awaits_out:
+            if writing and not awaited & select.POLLOUT:
                 assert sending is not None
                 try:
-                    sending.advance(self._write(sending.pieces))
+                    self._send_some(sending)
                     moved = time.monotonic()
-                    awaits_in &= ~select.POLLOUT
-                except (BlockingIOError, ssl.SSLWantWriteError):
-                    awaits_out = select.POLLOUT
-                except ssl.SSLWantReadError:
-                    awaits_out = select.POLLIN
-            if reading and not awaits_in:
+                except BlockingIOError:
+                    awaited |= select.POLLOUT
+            if reading and not awaited & select.POLLIN:
                 assert receiving is not None
                 try:
-                    count = self._socket.recv_into(receiving.free)
-                    if not count:
+                    if not self._receive_some(receiving):
                         raise PeerClosed(f"the peer closed the connection: {_state(sending, receiving)}")
-                    receiving.advance(count)
                     moved = time.monotonic()
-                    awaits_out &= ~select.POLLIN
-                except (BlockingIOError, ssl.SSLWantReadError):
-                    awaits_in = select.POLLIN
-                except ssl.SSLWantWriteError:
-                    awaits_in = select.POLLOUT
-            if (writing and not awaits_out) or (reading and not awaits_in):
+                except BlockingIOError:
+                    awaited |= select.POLLIN
+            wanted = (select.POLLOUT if writing else 0) | (select.POLLIN if reading else 0)
+            if awaited & wanted != wanted:
                 continue
             until = min(moved + self.timeout, deadline)
-            if poll is None:
-                poll = select.poll()
-            poll.register(self._socket, (awaits_out if writing else 0) | (awaits_in if reading else 0))
-            ready = poll.poll(max(0.0, until - time.monotonic()) * 1000)
+            self._poll.register(self._socket, wanted)
+            ready = self._poll.poll(max(0.0, until - time.monotonic()) * 1000)
             if not ready:
                 raise PeerTimeout(f"no progress for {time.monotonic() - moved:.3g} s: {_state(sending, receiving)}")
             events = ready[0][1]
-            if events & ~(select.POLLIN | select.POLLOUT):  # an error or a hang-up: the next call says which
-                awaits_out = awaits_in = 0
-            awaits_out &= ~events
-            awaits_in &= ~events
+            if events & ~wanted:  # an error or a hang-up: the next call says which
+                awaited = 0
+            awaited &= ~events
 
     def _release(self) -> None:
-        # The plain shutdown also for TLS: SSLSocket.shutdown drops the encryption first, and a thread in the
-        # middle of a write would go on in the clear.
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
@@ -169,18 +166,59 @@ class TcpChannel(_SocketChannel):
     def __init__(self, connection: socket.socket, timeout: float = DEFAULT_TIMEOUT) -> None:
         super().__init__(connection, timeout)
 
-    def _write(self, pieces: deque[memoryview]) -> int:
-        return self._socket.sendmsg(islice(pieces, _MOST_PIECES))
+    def _send_some(self, sending: _Outgoing) -> None:
+        sending.advance(self._socket.sendmsg(islice(sending.pieces, _MOST_PIECES)))
+
+    def _receive_some(self, receiving: _Incoming) -> bool:
+        count = self._socket.recv_into(receiving.free)
+        receiving.advance(count)
+        return count > 0
+
+
+class _Tls:
+    """TLS between bytes in memory: what is sealed is collected, what is fed in is opened."""
+
+    def __init__(self, context: ssl.SSLContext, host: str | None) -> None:
+        self._arrived, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.session = context.wrap_bio(self._arrived, self._sealed, server_side=host is None, server_hostname=host)
+
+    @property
+    def sealed_bytes(self) -> int:
+        return self._sealed.pending
+
+    def collect(self) -> bytes:
+        """What is to go over the line."""
+        return self._sealed.read()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """What has come over the line."""
+        self._arrived.write(data)
+
+    def seal(self, data: bytearray | memoryview) -> int:
+        """Encrypts a record; returns how much of the data is in it."""
+        return self.session.write(data)
+
+    def open(self, target: memoryview) -> int:
+        """Decrypts into `target`, at most a record; 0 if more has to come in first."""
+        if not self._arrived.pending and not self.session.pending():
+            return 0  # an exception costs more than asking
+        try:
+            return self.session.read(len(target), target)  # type: ignore[return-value]
+        except ssl.SSLWantReadError:
+            return 0
 
 
 class TlsChannel(_SocketChannel):
-    """A channel over a TLS 1.3 socket after its handshake, which it owns from now on."""
+    """A channel over a stream socket, which it owns from now on, and TLS 1.3 after its handshake."""
 
-    def __init__(self, connection: ssl.SSLSocket, timeout: float = DEFAULT_TIMEOUT) -> None:
-        if connection.version() != "TLSv1.3":
-            raise PeerError(f"a channel needs TLSv1.3, the connection has {connection.version()}")
+    def __init__(self, connection: socket.socket, tls: _Tls, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if tls.session.version() != "TLSv1.3":
+            raise PeerError(f"a channel needs TLSv1.3, the connection has {tls.session.version()}")
         super().__init__(connection, timeout)
-        certificate = connection.getpeercert() or {}
+        self._tls = tls
+        self._backlog = memoryview(b"")
+        self._buffer = memoryview(bytearray(_TLS_BATCH))
+        certificate = tls.session.getpeercert() or {}
         self._peer_name = _subject(certificate, "commonName")
         self._peer_role = _subject(certificate, "organizationalUnitName")
 
@@ -192,17 +230,44 @@ class TlsChannel(_SocketChannel):
     def peer_role(self) -> str | None:
         return self._peer_role
 
-    def _write(self, pieces: deque[memoryview]) -> int:
-        # Small pieces (the header!) share a record. Pieces do not change until a write succeeds, so a retry
-        # offers the same bytes, as TLS demands.
-        if len(pieces) == 1 or len(pieces[0]) >= _TLS_RECORD:
-            return self._socket.send(pieces[0])
-        record = bytearray()
-        for piece in pieces:
-            record += piece[: _TLS_RECORD - len(record)]
-            if len(record) == _TLS_RECORD:
-                break
-        return self._socket.send(record)
+    @property
+    def _backlogged(self) -> bool:
+        return bool(self._backlog)
+
+    def _send_some(self, sending: _Outgoing) -> None:
+        if not self._backlog:
+            while sending.pieces and self._tls.sealed_bytes < _TLS_BATCH:
+                sending.advance(self._tls.seal(_record(sending.pieces)))
+            self._backlog = memoryview(self._tls.collect())
+        self._backlog = self._backlog[self._socket.send(self._backlog) :]
+
+    def _receive_some(self, receiving: _Incoming) -> bool:
+        moved = False
+        while receiving.free:
+            count = self._tls.open(receiving.free)
+            if count:
+                receiving.advance(count)
+                moved = True
+                continue
+            if moved:
+                return True
+            arrived = self._socket.recv_into(self._buffer)
+            if not arrived:
+                return False
+            self._tls.feed(self._buffer[:arrived])
+        return True
+
+
+def _record(pieces: deque[memoryview]) -> bytearray | memoryview:
+    """The next bytes to be sealed: small pieces (the header!) share a record."""
+    if len(pieces) == 1 or len(pieces[0]) >= _TLS_RECORD:
+        return pieces[0][:_TLS_RECORD]
+    record = bytearray()
+    for piece in pieces:
+        record += piece[: _TLS_RECORD - len(record)]
+        if len(record) == _TLS_RECORD:
+            break
+    return record
 
 
 def _subject(certificate: Mapping[str, Any], attribute: str) -> str | None:
@@ -229,21 +294,45 @@ def _tls_failure(error: ssl.SSLError, during: str) -> PeerError:
     return PeerError(f"TLS {during} failed: {reason}")
 
 
-def _secure(plain: socket.socket, tls: ssl.SSLContext, host: str | None, seconds: float) -> ssl.SSLSocket:
+def _secure(plain: socket.socket, context: ssl.SSLContext, host: str | None, seconds: float) -> _Tls:
     """The handshake, within `seconds` in all. The socket is closed if it fails."""
-    plain.settimeout(seconds)
-    secured: ssl.SSLSocket | None = None
+    until = time.monotonic() + seconds
+    tls = _Tls(context, host)
     try:
-        secured = tls.wrap_socket(plain, server_side=host is None, server_hostname=host, do_handshake_on_connect=False)
-        secured.do_handshake()
-    except OSError as error:
-        _part(secured or plain)
+        while not _shake_hands(plain, tls, until):
+            plain.settimeout(max(1e-3, until - time.monotonic()))
+            data = plain.recv(_TLS_RECORD)
+            if not data:
+                raise PeerClosed("the peer closed the connection during the TLS handshake")
+            tls.feed(data)
+    except (OSError, PeerClosed) as error:
+        _part(plain)
         if isinstance(error, ssl.SSLError):
             raise _tls_failure(error, "handshake") from error
         if isinstance(error, TimeoutError):
             raise PeerTimeout(f"the TLS handshake did not finish within {seconds:g} s") from error
-        raise PeerClosed(f"the peer broke off the TLS handshake ({error.strerror})") from error
-    return secured
+        if isinstance(error, OSError):
+            raise PeerClosed(f"the peer broke off the TLS handshake ({error.strerror})") from error
+        raise
+    return tls
+
+
+def _shake_hands(plain: socket.socket, tls: _Tls, until: float) -> bool:
+    """One step; True if this side is done. What it has to say, also the alert of a failure, is sent."""
+    if time.monotonic() >= until:
+        raise TimeoutError
+    plain.settimeout(max(1e-3, until - time.monotonic()))
+    try:
+        tls.session.do_handshake()
+        done = True
+    except ssl.SSLWantReadError:
+        done = False
+    except ssl.SSLError:
+        with contextlib.suppress(OSError):
+            plain.sendall(tls.collect())
+        raise
+    plain.sendall(tls.collect())
+    return done
 
 
 def _part(connection: socket.socket) -> None:
@@ -251,9 +340,9 @@ def _part(connection: socket.socket) -> None:
     and a reset overtakes the alert that tells the peer why."""
     until = time.monotonic() + _PARTING_SECONDS
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_WR)
+        connection.shutdown(socket.SHUT_WR)
         connection.settimeout(_PARTING_SECONDS)
-        while time.monotonic() < until and socket.socket.recv(connection, 1 << 16):
+        while time.monotonic() < until and connection.recv(1 << 16):
             pass
     connection.close()
 
@@ -296,7 +385,7 @@ class Listener:
             raise PeerError(f"a connection was lost before it was accepted ({error.strerror})") from error
         if self._tls is None:
             return TcpChannel(connection, channel_timeout)
-        return TlsChannel(_secure(connection, self._tls, None, handshake_timeout), channel_timeout)
+        return TlsChannel(connection, _secure(connection, self._tls, None, handshake_timeout), channel_timeout)
 
     def fileno(self) -> int:
         """For `select`: readable while somebody waits to be accepted."""
@@ -367,7 +456,7 @@ def connect(
         time.sleep(_RETRY_PAUSE)
     if tls is None:
         return TcpChannel(connection, timeout)
-    return TlsChannel(_secure(connection, tls, host, connect_timeout), timeout)
+    return TlsChannel(connection, _secure(connection, tls, host, connect_timeout), timeout)
 
 
 def _name(host: str, port: int) -> str:

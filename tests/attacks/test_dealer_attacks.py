@@ -51,6 +51,7 @@ from dealer_service import (
     fetch_both,
     outcome,
     running_dealer,
+    send_raw,
 )
 
 LARGE: tuple[Correlation, ...] = (BitProducts(4_000_000, 64),)
@@ -301,7 +302,7 @@ def vanish_before_the_program(dealer: Dealer, identities: Identities, name: str)
 def vanish_in_the_program(dealer: Dealer, identities: Identities, name: str) -> None:
     with greeted(dealer, identities, "server") as channel:
         assert isinstance(ask(channel, ask_for(LARGE, SERVER, name)), Proceed)
-        channel._socket.send((100).to_bytes(8, "little") + b"[")  # type: ignore[attr-defined]
+        send_raw(channel, (100).to_bytes(8, "little") + b"[")
 
 
 def vanish_before_the_corrections(dealer: Dealer, identities: Identities, name: str) -> None:
@@ -396,12 +397,10 @@ def test_a_party_that_confirms_too_early_is_not_believed(dealer: Dealer, identit
 
 def test_dripping_bytes_does_not_hold_the_line(dealer: Dealer, identities: Identities) -> None:
     with greeted(dealer, identities, "client") as channel:
-        raw = channel._socket  # type: ignore[attr-defined]
-        raw.setblocking(True)
         started = time.monotonic()
         with pytest.raises(OSError):  # noqa: PT011, PT012
             for byte in (4000).to_bytes(8, "little") + bytes(4000):
-                raw.send(bytes([byte]))
+                send_raw(channel, bytes([byte]))
                 time.sleep(0.05)
         assert time.monotonic() - started < 5
 

@@ -7,5 +7,6 @@ tables       what was measured, for people and for machines
 truncation   exactness of the truncation on many values
 demo         private predictions by the bundled model
 models       whole models with random weights
+profile      where the time of a query goes
 network      a slower network, in user space
 """

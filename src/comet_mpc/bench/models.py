@@ -40,7 +40,17 @@ from comet_mpc.transformer import (
 )
 from comet_mpc.twin import TwinSession
 
-__all__ = ["ModelCase", "ModelRecord", "OperationCost", "measure_model", "random_weights"]
+__all__ = [
+    "ModelCase",
+    "ModelRecord",
+    "OperationCost",
+    "case_weights",
+    "measure_model",
+    "plan_case",
+    "random_weights",
+    "run_case",
+    "set_up",
+]
 
 Reals = npt.NDArray[np.float64]
 
@@ -140,6 +150,11 @@ def random_weights(shape: EncoderShape, generator: np.random.Generator) -> dict[
     return values
 
 
+def case_weights(case: ModelCase) -> dict[str, Weight]:
+    """The server's weights, drawn from the case's seed."""
+    return encode_weights(case.shape, random_weights(case.shape, np.random.default_rng(case.seed)))
+
+
 def _inputs(case: ModelCase) -> tuple[Reals, Reals]:
     """Normalised rows and a mask with some padding, the client's."""
     generator = np.random.default_rng(case.seed + 1)
@@ -150,7 +165,7 @@ def _inputs(case: ModelCase) -> tuple[Reals, Reals]:
     return rows, mask.astype(np.float64)
 
 
-def _program(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
+def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
     size = (case.batch, case.tokens, case.shape.hidden)
     rows, mask = _inputs(case) if session.holds(CLIENT) else (None, None)
     rules = certified_rules(case.shape, case.steps)
@@ -161,7 +176,7 @@ def _program(case: ModelCase, session: Session, weights: dict[str, Weight]) -> S
 
 def plan_case(case: ModelCase) -> Plan:
     fused = case.source == "dealer"
-    return plan_program(lambda session: _program(case, session, public_weights(case.shape)), fused=fused)
+    return plan_program(lambda session: run_case(case, session, public_weights(case.shape)), fused=fused)
 
 
 def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
@@ -179,9 +194,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
     for party, side in enumerate(sides):
         if (side.sent, side.received, side.rounds) != (plan.sent(party), plan.sent(1 - party), plan.rounds):
             raise CometError(f"the {PARTY_ROLES[party]} measured other bytes or rounds than were planned")
-    twin = TwinSession()
-    weights = encode_weights(case.shape, random_weights(case.shape, np.random.default_rng(case.seed)))
-    logits = _program(case, twin, weights)
+    logits = run_case(case, TwinSession(), case_weights(case))
     expected = decode(logits.flat(), logits.fraction, logits.width).reshape(logits.shape)
     return ModelRecord(
         model=case.name,
@@ -253,7 +266,8 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
         agree(mine, greet(channel, mine, timeout=120.0), ("program",))
         start = time.perf_counter()
         key = new_seed() if party == SERVER else None
-        weights = _set_up(party, channel, case, key)
+        masked = case.source == "dealer"  # a pair multiplies with the weights themselves, homomorphically
+        weights = set_up(channel, case.shape, case_weights(case) if party == SERVER else None, key, masked=masked)
         setup, setup_seconds = channel.traffic, time.perf_counter() - start
         start, cpu = time.perf_counter(), time.process_time()
         source: DealtSource | PairSource
@@ -272,7 +286,7 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
         session = PartySession(party, channel, source, fused=case.source == "dealer")
         channel.exchange([b"ready"], 5)
         before, cpu, start = channel.traffic, time.process_time(), time.perf_counter()
-        share = _program(case, session, weights)
+        share = run_case(case, session, weights)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         online: Traffic = channel.traffic - before
         peak = peak_memory()
@@ -304,17 +318,22 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
     )
 
 
-def _set_up(party: int, channel: Channel, case: ModelCase, key: bytes | None) -> dict[str, Weight]:
-    """The server's weights; at the client, the masked ones, downloaded once per model."""
-    public = public_weights(case.shape)
-    masked = case.source == "dealer"  # a pair multiplies with the weights themselves, homomorphically
+def set_up(
+    channel: Channel,
+    shape: EncoderShape,
+    values: dict[str, Weight] | None,
+    key: bytes | None,
+    *,
+    masked: bool = True,
+) -> dict[str, Weight]:
+    """The server's weights, `values`; at the client, the masked ones, downloaded once per model."""
+    public = public_weights(shape)
     needed = [name for name in public if masked and name.endswith(("weight", "gamma"))]
-    if party == SERVER:
+    if values is not None:
         assert key is not None
-        weights = encode_weights(case.shape, random_weights(case.shape, np.random.default_rng(case.seed)))
         for name in needed:
-            channel.exchange([mask_weight(key, weights[name])], 0)
-        return weights
+            channel.exchange([mask_weight(key, values[name])], 0)
+        return values
     for name in needed:
         weight = public[name]
         data = channel.exchange([], 8 * math.prod(weight.shape))

@@ -16,6 +16,7 @@ from rich.text import Text
 from comet_mpc.bench.demo import TextResult
 from comet_mpc.bench.models import ModelRecord
 from comet_mpc.bench.operations import Record
+from comet_mpc.bench.profile import ProfileRecord
 from comet_mpc.bench.truncation import TruncationRecord
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.units import human_bytes, human_seconds
@@ -24,6 +25,7 @@ __all__ = [
     "demo_tables",
     "model_tables",
     "operations_table",
+    "profile_tables",
     "to_json",
     "truncation_table",
     "write_json",
@@ -207,4 +209,47 @@ def model_tables(record: ModelRecord) -> list[Group]:
     return [
         _table(f"{title}, {record.weights} weights, {record.source}{where}", ("", "measured", "planned"), rows),
         _table("By operation", ("", "online", "rounds", "time", "CPU client / server"), operations),
+    ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000.0:.1f} ms"
+
+
+def profile_tables(record: ProfileRecord) -> list[Group]:
+    """What a query's time consists of, and the operations that its compute is for."""
+    uneven = record.lockstep_seconds - max(record.compute_seconds)
+    accounted = record.needed_seconds + uneven + record.latency_seconds + record.start_seconds
+    rates = f"{record.rate / 1e9:.2f} GB/s both ways, in frames of {human_bytes(record.frame_bytes)}"
+    compute = " / ".join(map(_milliseconds, record.compute_seconds))
+    rows = [
+        ("bytes at the channel's rate", f"{human_bytes(record.online_bytes)}, {rates}", record.bytes_seconds),
+        ("compute, busier party", f"client / server {compute} of CPU", max(record.compute_seconds)),
+        ("= needed", "", record.needed_seconds),
+        ("waiting for the slower party", "compute of the slower one in every round, beyond that", uneven),
+        (
+            "latency of the rounds",
+            f"{record.rounds} rounds of {record.round_trip * 1e6:.0f} µs",
+            record.latency_seconds,
+        ),
+        ("starting", "request, and the server's bundle consumed durably", record.start_seconds),
+        ("= accounted for", "", accounted),
+        ("measured", f"fastest of {record.runs} runs", record.seconds),
+        ("", "the same frames without computing", record.replay_seconds),
+    ]
+    operations = [
+        (
+            cost.operation,
+            human_bytes(cost.online_bytes),
+            str(cost.rounds),
+            _milliseconds(cost.seconds),
+            " / ".join(map(_milliseconds, cost.compute_seconds)),
+        )
+        for cost in record.operations
+    ]
+    title = f"A query to {record.model}, {record.layers} layers, {record.tokens} tokens, over TLS on loopback"
+    ratio = f"measured / needed = {record.ratio:.2f}"
+    return [
+        _table(f"{title}: {ratio}", ("", "", "time"), [(a, b, _milliseconds(c)) for a, b, c in rows], left=2),
+        _table("By operation", ("", "online", "rounds", "time", "compute client / server"), operations),
     ]
