@@ -305,12 +305,11 @@ class Conversation:
         plan = self._plan(message)
         if not self._service.fetches.acquire(blocking=False):
             raise PeerError(f"{self._limits.fetches} bundles are being prepared already; try again")
-        try:
-            channel = self._service.reach_dealer()
-        except BaseException:
-            self._service.fetches.release()
-            raise
-        say(self.channel, Accepted())
+        with contextlib.ExitStack() as undo:  # if the client is gone before it could be told
+            undo.callback(self._service.fetches.release)
+            channel = undo.enter_context(self._service.reach_dealer())
+            say(self.channel, Accepted())
+            undo.pop_all()
         threading.Thread(target=self._fetch, args=(channel, message, plan), name="fetch", daemon=True).start()
 
     def _fetch(self, channel: Channel, message: Prepare, plan: Plan) -> None:
