@@ -19,11 +19,11 @@ from comet_mpc.certificates import certify, check_certificates, in_form, normali
 from comet_mpc.checkpoint import (
     fingerprint,
     load_checkpoint,
-    load_hugging_face,
     save_checkpoint,
     tensor_shapes,
 )
 from comet_mpc.errors import CheckpointError
+from comet_mpc.hugging_face import load_hugging_face
 from small_models import CERTIFIED, UNMODIFIED, small_model
 
 Generator = np.random.Generator

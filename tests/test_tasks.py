@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from comet_mpc.errors import TaskDataError
-from comet_mpc.tasks import TASKS, find_task, read_split
+from comet_mpc.tasks import TASKS, find_task, own_task, read_split, with_labels
 
 ROWS = {"RTE": (2490, 277), "MRPC": (3668, 408), "STS-B": (5749, 1500), "CoLA": (8551, 1043), "SST-2": (67349, 872)}
 
@@ -63,6 +63,43 @@ def test_tasks_are_found_by_any_spelling() -> None:
     assert find_task("sst2").name == find_task("SST-2").name == "SST-2"
     with pytest.raises(TaskDataError, match="QNLI"):
         find_task("QNLI")
+
+
+def test_labels_of_a_model_in_another_order_and_case(tmp_path: Path) -> None:
+    task = TASKS["SST-2"]
+    rows = read_split(write(tmp_path, "SST-2", "sentence1\tlabel\na\t1\nb\t0\n"), task, "dev")
+    for labels, expected in [
+        (("0", "1"), [1, 0]),
+        (("LABEL_0", "LABEL_1"), [1, 0]),
+        (("NEGATIVE", "POSITIVE"), [1, 0]),
+        (("positive", "negative"), [0, 1]),
+    ]:
+        assert [row.label for row in with_labels(rows, task, labels)] == expected
+    others: list[tuple[str, ...]] = [
+        ("spam", "ham"),
+        ("negative", "neutral", "positive"),
+        ("LABEL_1", "LABEL_0"),
+        ("0",),
+    ]
+    for other in others:
+        with pytest.raises(TaskDataError, match=f"the model's labels are {', '.join(other)}, SST-2's are 0, 1"):
+            with_labels(rows, task, other)
+
+
+def test_a_data_set_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\tham\nc\td\tspam\n")
+    task = own_task(tmp_path, ("spam", "ham"))
+    assert (task.pairs, task.metric) == (True, "accuracy")
+    assert [row.label for row in read_split(tmp_path, task, "dev")] == [1, 0]
+    with pytest.raises(TaskDataError, match="row 3: the label is not one of ham, eggs"):
+        read_split(tmp_path, own_task(tmp_path, ("ham", "eggs")), "dev")
+    (tmp_path / "dev.tsv").write_text("sentence1\tscore\na\t-7.5\nb\tinf\n")
+    task = own_task(tmp_path, ("mood",))
+    assert read_split(tmp_path, task, "dev", 1)[0].label == -7.5
+    with pytest.raises(TaskDataError, match="row 3: the score is not a number"):
+        read_split(tmp_path, task, "dev")
+    with pytest.raises(TaskDataError, match="neither"):
+        own_task(tmp_path / "absent", ("a", "b"))
 
 
 def test_metrics_agree_with_scipy() -> None:

@@ -18,19 +18,19 @@ pytest.importorskip("tokenizers", reason="the extra [train] is not installed (to
 
 from comet_mpc.attention import plain_attention  # noqa: E402
 from comet_mpc.bounds import activation_bounds  # noqa: E402
-from comet_mpc.certificates import activation_rule, attention_rules, check_certificates  # noqa: E402
+from comet_mpc.certificates import activation_rule, attention_rules, calibrated, certify, check_certificates  # noqa: E402
 from comet_mpc.checkpoint import (  # noqa: E402
     ActivationChoice,
     AttentionChoice,
     load_checkpoint,
-    load_hugging_face,
 )
 from comet_mpc.deployment import ServedModel  # noqa: E402
-from comet_mpc.errors import NotFinite  # noqa: E402
+from comet_mpc.errors import CheckpointError, ConfigurationError, NotFinite  # noqa: E402
+from comet_mpc.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.rules import minimax_rule  # noqa: E402
 from comet_mpc.tasks import TASKS  # noqa: E402
-from comet_mpc.training import Encoded, Recipe, evaluate, finetune  # noqa: E402
-from comet_mpc.unified import UnifiedModel, inverse_sqrt, newton_rule, smu  # noqa: E402
+from comet_mpc.training import Encoded, Recipe, evaluate, finetune, observe, predict, quantiles  # noqa: E402
+from comet_mpc.unified import UnifiedModel, inverse_sqrt, newton_rule, other_rules, smu  # noqa: E402
 from small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
 
@@ -228,7 +228,7 @@ def test_training_learns_and_resumes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         finetune(config, tensors, task, data, data, tmp_path, recipe, say=interrupted)
     result = finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append)
-    assert any(line.startswith("resumed at step 42") for line in lines)
+    assert any(line.startswith("resumed at step 48") for line in lines)
     assert result["best"] >= 90.0
     best, loaded = load_checkpoint(tmp_path)
     check_certificates(best, loaded)
@@ -238,12 +238,82 @@ def test_training_learns_and_resumes(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     config, tensors = small_model()
     data, task = toy_data(32), TASKS["SST-2"]
-    finetune(config, tensors, task, data, data, tmp_path, Recipe(epochs=1, batch=16), say=lambda _: None)
+    wanted = np.zeros((32, 2), np.float32)
+    wanted[np.argmax([len(row) for row in data.ids])] = np.nan
+    broken = replace(data, wanted=wanted)
+    seen: list[int] = []
+    recipe = Recipe(epochs=1, batch=1, evaluations=32)
+    with pytest.raises(NotFinite, match="loss is nan") as caught:
+        finetune(
+            config, tensors, task, broken, data, tmp_path, recipe,
+            say=lambda _: None, tick=lambda done, total, note: seen.append(done),
+        )  # fmt: skip
+    assert f"at step {seen[-1]}:" in str(caught.value)
+    assert 0 < seen[-1] < 32, "some step before the broken row was taken"
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+    check_certificates(*load_checkpoint(tmp_path))
+
+
+def test_a_finished_run_is_not_run_again_and_another_is_refused(tmp_path: Path) -> None:
+    config, tensors = small_model()
+    data, task = toy_data(32), TASKS["SST-2"]
+    recipe, lines = Recipe(epochs=1, batch=16), list[str]()
+    first = finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append)
     before = (tmp_path / "model.safetensors").read_bytes()
-    broken = replace(data, wanted=np.full((32, 2), np.nan, np.float32))
-    with pytest.raises(NotFinite, match="step 0"):
-        finetune(config, tensors, task, broken, data, tmp_path, Recipe(epochs=1, batch=16), say=lambda _: None)
+    assert not (tmp_path / "state.pt").exists()
+    assert finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append) == first
+    assert "finished run of 2 steps" in lines[-1]
     assert (tmp_path / "model.safetensors").read_bytes() == before
+    with pytest.raises(ConfigurationError, match=r"other settings \(rate, training data\)"):
+        finetune(config, tensors, task, toy_data(16), data, tmp_path, replace(recipe, rate=1e-3), say=lines.append)
+    tensors["pooler.bias"][0] += 1.0
+    with pytest.raises(ConfigurationError, match=r"other settings \(model\)"):
+        finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append)
+    (tmp_path / "training.json").unlink()
+    with pytest.raises(ConfigurationError, match="something else"):
+        finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append)
+
+
+def test_alpha_and_mu_are_learnt_saved_and_loaded(tmp_path: Path) -> None:
+    forms = (
+        msgspec.structs.replace(SMU, trainable=True),
+        msgspec.structs.replace(RELU, kind="smu", mu=0.1, trainable=True),
+    )
+    config, tensors = small_model((*forms, "tanh"))
+    for name in tensors:
+        if name.endswith((".mu", ".alpha")):
+            tensors[name] = np.full_like(tensors[name], 0.0 if name.endswith("alpha") else 0.3)
+    data, task = toy_data(32), TASKS["SST-2"]
+    sites = quantiles(observe(UnifiedModel.from_tensors(config, tensors), data))
+    config = calibrated(config, tensors, sites, margin=2.0)
+    assert config.sites.keys() == {f"layers.{i}.{part}" for i in range(2) for part in ("activation", "scores")}
+    finetune(config, tensors, task, data, data, tmp_path, Recipe(epochs=2, batch=8, rate=1e-2), say=lambda _: None)
+    best, loaded = load_checkpoint(tmp_path)
+    for name in ("activation.alpha", "activation.mu", "attention.mu"):
+        assert loaded[f"layers.1.{name}"] != tensors[f"layers.1.{name}"], "learnt through the steps themselves"
+    scores = [
+        evaluate(UnifiedModel.from_tensors(best, loaded).use(mode), data, task)["accuracy"]
+        for mode in ("exact", "steps")
+    ]
+    assert all(math.isfinite(score) for score in scores)
+    with pytest.raises(CheckpointError, match="certified form"):
+        certify(best, loaded)
+
+
+def test_other_steps_replace_the_rules_of_every_form() -> None:
+    config, tensors = small_model(FORMS["smu-softmax"])
+    with pytest.raises(ConfigurationError, match="calibrate"):
+        other_rules(config, "newton", 2)
+    data = toy_data(16)
+    config = calibrated(config, tensors, quantiles(observe(UnifiedModel.from_tensors(config, tensors), data)))
+    model = UnifiedModel.from_tensors(config, tensors)
+    exact = predict(model.use("exact"), data)
+    errors = [
+        np.abs(predict(model.use("served", other_rules(config, "minimax", n)), data) - exact).max() for n in (0, 2, 8)
+    ]
+    assert errors[0] > errors[1] > errors[2]
+    assert not np.array_equal(predict(model.use("served", other_rules(config, "newton", 1)), data), exact)
 
 
 def test_a_teacher_of_the_same_size_pulls_hidden_states(tmp_path: Path) -> None:

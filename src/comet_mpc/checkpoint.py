@@ -28,9 +28,13 @@ __all__ = [
     "CometConfig",
     "Encoder",
     "Site",
+    "Tensors",
+    "account_for",
+    "check_finite",
     "fingerprint",
     "load_checkpoint",
-    "load_hugging_face",
+    "read_json",
+    "read_tensors",
     "save_checkpoint",
     "save_config",
     "tensor_shapes",
@@ -188,7 +192,8 @@ def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _account_for(got: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
+def account_for(got: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
+    """Every tensor is expected, every expected one is there and has its shape."""
     missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
     if missing or extra:
         raise CheckpointError(f"{where}: tensors do not fit the model: missing {_few(missing)}; unknown {_few(extra)}")
@@ -201,7 +206,7 @@ def _few(names: list[str]) -> str:
     return "none" if not names else ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _read_tensors(path: Path) -> Tensors:
+def read_tensors(path: Path) -> Tensors:
     """All tensors as float32."""
     try:
         with safe_open(path, framework="np") as file:
@@ -221,13 +226,17 @@ def _read_tensors(path: Path) -> Tensors:
                 tensors[name] = raw[name].astype(np.float32)
         elif kind != "I64":  # Hugging Face stores position ids
             raise CheckpointError(f"{path}: {name} has type {kind}; float32, float16 or int8 with scales are read")
-    for name, value in tensors.items():
-        if not np.all(np.isfinite(value)):
-            raise CheckpointError(f"{path}: {name} has values that are not finite")
+    check_finite(path, tensors)
     return tensors
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def check_finite(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    for name, value in tensors.items():
+        if not np.all(np.isfinite(value)):
+            raise CheckpointError(f"{path}: {name} has values that are not finite")
+
+
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -240,7 +249,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
     """The configuration and all tensors as float32. Certificates are checked by `certificates.check`."""
     path = Path(directory) / "config.json"
-    content = _read_json(path)
+    content = read_json(path)
     if "comet" not in content:
         raise CheckpointError(f"{path} has no section `comet`: make a Comet checkpoint of it with `comet unify`")
     try:
@@ -248,8 +257,8 @@ def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path}: section `comet`: {error}") from error
     weights = path.with_name("model.safetensors")
-    tensors = _read_tensors(weights)
-    _account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
+    tensors = read_tensors(weights)
+    account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
     return config, tensors
 
 
@@ -263,10 +272,10 @@ def save_checkpoint(
 ) -> None:
     """Writes both files; an interrupted save leaves the old ones. `half`: float16; `int8` names matrices for int8."""
     expected = tensor_shapes(config)
-    _account_for({name: value.shape for name, value in tensors.items()}, expected, directory)
+    account_for({name: value.shape for name, value in tensors.items()}, expected, directory)
     stored: dict[str, npt.NDArray[Any]] = {}
     for name in expected:
-        value = np.ascontiguousarray(tensors[name], dtype=np.float32)
+        value = np.asarray(tensors[name], dtype=np.float32, order="C")
         if not np.all(np.isfinite(value)):
             raise CheckpointError(f"{name} has values that are not finite: not saved")
         if name in int8:
@@ -300,103 +309,3 @@ def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]]) ->
         digest.update(f"{name}{value.shape}".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-# Hugging Face --------------------------------------------------------------------------------------------
-
-_PREFIX = {"bert": "bert.", "roberta": "roberta.", "mpnet": "mpnet."}
-_EMBEDDINGS = {
-    "embeddings.words": "embeddings.word_embeddings.weight",
-    "embeddings.positions": "embeddings.position_embeddings.weight",
-    "embeddings.types": "embeddings.token_type_embeddings.weight",
-    "embeddings.norm.weight": "embeddings.LayerNorm.weight",
-    "embeddings.norm.bias": "embeddings.LayerNorm.bias",
-    "relative_positions": "encoder.relative_attention_bias.weight",
-}
-_LAYER = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention_output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
-_LAYER_MPNET = _LAYER | {
-    "query": "attention.attn.q",
-    "key": "attention.attn.k",
-    "value": "attention.attn.v",
-    "attention_output": "attention.attn.o",
-    "attention_norm": "attention.LayerNorm",
-}
-_HEAD = ("pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias")
-
-
-def _foreign_name(name: str, architecture: str) -> str:
-    """Our name of a tensor -> Hugging Face's, without the prefix of a model with a head."""
-    if name in _EMBEDDINGS:
-        return _EMBEDDINGS[name]
-    first, *rest = name.split(".")
-    if first == "layers":
-        parts = _LAYER_MPNET if architecture == "mpnet" else _LAYER
-        return f"encoder.layer.{rest[0]}.{parts[rest[1]]}.{rest[2]}"
-    if architecture == "bert":
-        return {"pooler": "pooler.dense.", "classifier": "classifier."}[first] + rest[0]
-    return {"pooler": "classifier.dense.", "classifier": "classifier.out_proj."}[first] + rest[0]
-
-
-def load_hugging_face(directory: Path) -> tuple[CometConfig, Tensors, tuple[str, ...]]:
-    """A BERT, RoBERTa or MPNet checkpoint in its unmodified form; and the names of head tensors it has not got.
-
-    Those must be made anew and trained. RoBERTa's and MPNet's own pooler has no part in classification.
-    """
-    directory = Path(directory)
-    path = directory / "config.json"
-    foreign = _read_json(path)
-    architecture = foreign.get("model_type")
-    if architecture not in _PREFIX:
-        raise CheckpointError(f"{path}: model_type is {architecture!r}, expected one of {', '.join(_PREFIX)}")
-    if foreign.get("hidden_act", "gelu") != "gelu":
-        raise CheckpointError(f"{path}: hidden_act is {foreign['hidden_act']!r}, expected 'gelu'")
-    if foreign.get("position_embedding_type", "absolute") != "absolute":
-        raise CheckpointError(f"{path}: only absolute position embeddings are read")
-    tensors = _read_tensors(directory / "model.safetensors")
-    prefix = _PREFIX[architecture]
-    bare = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    names = foreign.get("id2label") or {}
-    labels = tuple(names[key] for key in sorted(names, key=int)) if names else ("0", "1")
-    head = bare.get(_foreign_name("classifier.weight", architecture))
-    if head is not None and len(head) != len(labels):
-        labels = tuple(str(i) for i in range(len(head)))
-    try:
-        encoder = Encoder(
-            architecture=architecture,
-            vocabulary=foreign["vocab_size"],
-            positions=foreign["max_position_embeddings"],
-            types=0 if architecture == "mpnet" else foreign["type_vocab_size"],
-            hidden=foreign["hidden_size"],
-            layers=foreign["num_hidden_layers"],
-            heads=foreign["num_attention_heads"],
-            intermediate=foreign["intermediate_size"],
-            epsilon=foreign["layer_norm_eps"],
-            padding=foreign.get("pad_token_id", 0 if architecture == "bert" else 1),
-            buckets=foreign.get("relative_attention_num_buckets", 32) if architecture == "mpnet" else 0,
-            labels=labels,
-        )
-    except KeyError as error:
-        raise CheckpointError(f"{path}: {error} is missing") from error
-    config = CometConfig(
-        encoder=encoder,
-        activation=ActivationChoice(kind="gelu", normalised=False),
-        attention=AttentionChoice(kind="softmax", power=1, cosine=False),
-        pooler="tanh",
-    )
-    shapes = tensor_shapes(config)
-    known = {_foreign_name(name, architecture): name for name in shapes}
-    ignored = {"pooler.dense.weight", "pooler.dense.bias"} if architecture != "bert" else set()
-    ours = {known.get(name, name): value for name, value in bare.items() if name not in ignored}
-    absent = tuple(name for name in _HEAD if name not in ours)
-    expected = {name: shape for name, shape in shapes.items() if name not in absent}
-    _account_for({name: value.shape for name, value in ours.items()}, expected, directory)
-    return config, {name: ours[name] for name in expected}, absent

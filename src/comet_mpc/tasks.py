@@ -1,12 +1,14 @@
-"""GLUE tasks: reading their files, and their metrics as the paper reports them. No torch.
+"""Labelled data sets: reading their files, and their metrics as the paper reports GLUE's. No torch.
 
-A directory has one folder per task with train.tsv and dev.tsv: a header row, then `sentence1 [sentence2] label`, split
-on tabs only, no quoting, UTF-8.
+A data set is a directory with train.tsv and dev.tsv: a header row, then `sentence1 [sentence2] label`, split on tabs
+only, no quoting, UTF-8. GLUE's are found by name, each in a folder of its own; anybody's own has the labels of the
+model it is for, or, for a regression, a column `score` instead of `label`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy.typing as npt
 
 from comet_mpc.errors import TaskDataError
 
-__all__ = ["TASKS", "Example", "Task", "find_task", "read_split"]
+__all__ = ["TASKS", "Example", "Task", "find_task", "own_task", "read_split", "with_labels"]
 
 Reals = npt.NDArray[np.float64]
 
@@ -38,10 +40,25 @@ class Task:
     """Tokens after which recipes cut texts."""
     words: tuple[str, ...] = ()
     """What the labels mean, where the file has only numbers; a model may use these names instead."""
+    scores: tuple[float, float] = (-math.inf, math.inf)
+    """The ends of a regression's labels."""
+    own: bool = False
+    """Not one of GLUE's: its files are in the directory itself."""
 
     @property
     def regression(self) -> bool:
         return len(self.labels) == 1
+
+    @property
+    def columns(self) -> list[str]:
+        return [
+            "sentence1",
+            *(["sentence2"] if self.pairs else []),
+            "score" if self.own and self.regression else "label",
+        ]
+
+    def file(self, directory: Path, split: str) -> Path:
+        return Path(directory) / ("" if self.own else self.name) / f"{split}.tsv"
 
     def score(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
         """All of the task's numbers, in per cent. The first is the one that the paper reports.
@@ -69,8 +86,8 @@ TASKS = {
     task.name: task
     for task in (
         Task("RTE", True, ("entailment", "not_entailment"), "accuracy", 128),
-        Task("MRPC", True, ("0", "1"), "accuracy", 64, ("different", "paraphrase")),
-        Task("STS-B", True, ("score",), "pearson_spearman", 64),
+        Task("MRPC", True, ("0", "1"), "accuracy", 64, ("not_equivalent", "equivalent")),
+        Task("STS-B", True, ("score",), "pearson_spearman", 64, scores=(0.0, 5.0)),
         Task("CoLA", False, ("0", "1"), "matthews", 32, ("unacceptable", "acceptable")),
         Task("SST-2", False, ("0", "1"), "accuracy", 64, ("negative", "positive")),
     )
@@ -86,19 +103,55 @@ def find_task(name: str) -> Task:
     raise TaskDataError(f"unknown task {name!r}: choose one of {', '.join(TASKS)}")
 
 
+def own_task(directory: Path, labels: tuple[str, ...]) -> Task:
+    """A data set of one's own, in `directory` itself, for a model with these labels (one: a regression)."""
+    regression = len(labels) == 1
+    metric = "pearson_spearman" if regression else "accuracy"
+    task = Task(Path(directory).resolve().name, False, labels, metric, 128, own=True)
+    for split in ("train", "dev"):
+        path = task.file(directory, split)
+        if path.exists():
+            header, _, _ = path.read_bytes().partition(b"\n")
+            return replace(task, pairs=b"sentence2" in header)
+    raise TaskDataError(
+        f"{directory} has neither train.tsv nor dev.tsv: give the directory of a data set, or --task for one of GLUE's"
+    )
+
+
+def with_labels(examples: list[Example], task: Task, labels: tuple[str, ...]) -> list[Example]:
+    """The examples with their labels' indices in a model's `labels`, which may be in another order or upper case.
+
+    Labels that say nothing (0, 1, … or LABEL_0, LABEL_1, …) are taken in the task's order.
+    """
+    count = len(task.labels)
+    names = [name.lower() for name in labels]
+    if count == len(labels) and (
+        task.regression or names == [str(i) for i in range(count)] or names == [f"label_{i}" for i in range(count)]
+    ):
+        return examples
+    for known in (task.labels, task.words):
+        if sorted(names) == sorted(name.lower() for name in known):
+            place = [float(names.index(name.lower())) for name in known]
+            return [replace(example, label=place[int(example.label)]) for example in examples]
+    expected = ", ".join(task.labels) + (f" ({', '.join(task.words)})" if task.words else "")
+    raise TaskDataError(
+        f"the model's labels are {', '.join(labels)}, {task.name}'s are {expected}: "
+        f"make a new head with `comet unify --task {task.name}`"
+    )
+
+
 def read_split(directory: Path, task: Task, split: str, limit: int | None = None) -> list[Example]:
     """The rows of one file. A malformed row raises TaskDataError with its number; the header is row 1."""
-    path = Path(directory) / task.name / f"{split}.tsv"
+    path = task.file(directory, split)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise TaskDataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise TaskDataError(f"{path} is not UTF-8: byte {error.start}") from error
-    columns = ["sentence1", *(["sentence2"] if task.pairs else []), "label"]
     header, *rows = text.removesuffix("\n").split("\n")
-    if header.rstrip("\r").split("\t") != columns:
-        raise TaskDataError(f"{path}: row 1: expected the columns {', '.join(columns)}")
+    if header.rstrip("\r").split("\t") != task.columns:
+        raise TaskDataError(f"{path}: row 1: expected the columns {', '.join(task.columns)}")
     if not rows:
         raise TaskDataError(f"{path}: there are no rows below the header")
     return [_example(path, number, row, task) for number, row in enumerate(rows[:limit], start=2)]
@@ -117,8 +170,10 @@ def _example(path: Path, number: int, row: str, task: Task) -> Example:
             value = float(label)
         except ValueError:
             value = float("nan")
-        if not 0.0 <= value <= 5.0:
-            raise TaskDataError(f"{path}: row {number}: the label is not a number from 0 to 5")
+        low, high = task.scores
+        if not (math.isfinite(value) and low <= value <= high):
+            within = f" from {low:g} to {high:g}" if math.isfinite(high) else ""
+            raise TaskDataError(f"{path}: row {number}: the {task.columns[-1]} is not a number{within}")
     elif label in task.labels:
         value = float(task.labels.index(label))
     else:

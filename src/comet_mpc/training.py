@@ -2,21 +2,22 @@
 
 Training goes through what will be served: activations and scores by the protocol's coefficients (`mode="steps"`), the
 task's loss, optionally a teacher's logits and hidden states, and for forms that are not certified a penalty on
-arguments near the top of their interval. After every evaluation interval the state is saved and the best checkpoint
-kept, so that a crash loses at most one interval; a loss that is not finite stops the run and leaves both as they were.
+arguments near the top of their interval. After every evaluation interval the best checkpoint is kept and the state
+saved, so that a crash loses at most one interval; a number that is not finite stops the run and leaves both as they
+were. `training.json` says what a directory's run is: only the same one is resumed, a finished one is not run again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,7 +25,8 @@ import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from comet_mpc.checkpoint import CometConfig, load_checkpoint, save_checkpoint
+from comet_mpc.bars import Tick
+from comet_mpc.checkpoint import CometConfig, fingerprint, load_checkpoint, save_checkpoint
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.tasks import Example, Task
 from comet_mpc.unified import Mode, UnifiedModel
@@ -36,8 +38,9 @@ __all__ = [
     "encode",
     "evaluate",
     "finetune",
+    "first_rows",
     "load_model",
-    "load_tokenizer",
+    "make_tokenizer",
     "observe",
     "predict",
     "quantiles",
@@ -89,6 +92,11 @@ class Encoded:
         return len(self.ids)
 
 
+def first_rows(data: Encoded, count: int) -> Encoded:
+    wanted = None if data.wanted is None else data.wanted[:count]
+    return replace(data, ids=data.ids[:count], types=data.types[:count], labels=data.labels[:count], wanted=wanted)
+
+
 @dataclass(frozen=True)
 class Batch:
     ids: Tensor
@@ -106,11 +114,9 @@ class _Progress:
     seconds: float = 0.0
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    path = Path(directory) / "tokenizer.json"
-    if not path.exists():
-        raise ConfigurationError(f"{path} is missing: a checkpoint needs its tokenizer")
-    tokenizer = Tokenizer.from_file(str(path))
+def make_tokenizer(content: bytes) -> Tokenizer:
+    """From a tokenizer.json."""
+    tokenizer = Tokenizer.from_str(content.decode())
     tokenizer.no_padding()
     return tokenizer
 
@@ -148,22 +154,30 @@ def _epoch(data: Encoded, size: int, generator: np.random.Generator) -> list[lis
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def predict(model: UnifiedModel, data: Encoded, *, size: int = 64) -> npt.NDArray[np.float64]:
+def _silent(done: int, total: int, note: str) -> None:
+    """A Tick that tells nobody."""
+
+
+def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = _silent) -> npt.NDArray[np.float64]:
     """Logits of all examples, in their order, in the model's present mode."""
     padding, was = model.config.encoder.padding, model.training
     order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
     out = np.empty((len(data), len(model.config.encoder.labels)))
     model.eval()
+    tick(0, len(order), "")
     with torch.no_grad():
         for at in range(0, len(order), size):
             rows = order[at : at + size]
             batch = _batch(data, rows, padding)
             out[rows] = model(batch.ids, batch.mask, _types(model, batch))[0].double().numpy()
+            tick(min(at + size, len(order)), len(order), "")
     model.train(was)
     return out
 
 
-def observe(model: UnifiedModel, data: Encoded, *, most: int = 20_000) -> dict[str, npt.NDArray[np.float64]]:
+def observe(
+    model: UnifiedModel, data: Encoded, *, most: int = 20_000, tick: Tick = _silent
+) -> dict[str, npt.NDArray[np.float64]]:
     """What every inverse square root is taken of, site by site: a sample per batch, its extremes always included."""
     seen: dict[str, list[npt.NDArray[np.float64]]] = {}
 
@@ -173,7 +187,7 @@ def observe(model: UnifiedModel, data: Encoded, *, most: int = 20_000) -> dict[s
         seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
 
     model.probe = look
-    predict(model, data)
+    predict(model, data, tick=tick)
     model.probe = None
     return {site: np.concatenate(parts) for site, parts in seen.items()}
 
@@ -258,10 +272,143 @@ def _hide(batch: Batch, part: float) -> Batch:
     return replace(batch, mask=batch.mask * kept)
 
 
-def _rates(recipe: Recipe, steps: int) -> Iterator[float]:
+def _rate(recipe: Recipe, step: int, steps: int) -> float:
     warm = max(1, int(recipe.warmup * steps))
-    for step in range(steps):
-        yield recipe.rate * min((step + 1) / warm, max(0.0, (steps - step) / max(1, steps - warm)))
+    return recipe.rate * min((step + 1) / warm, max(0.0, (steps - step) / max(1, steps - warm)))
+
+
+def _settings(
+    recipe: Recipe,
+    config: CometConfig,
+    tensors: dict[str, npt.NDArray[np.float32]],
+    train: Encoded,
+    teacher: UnifiedModel | None,
+) -> dict[str, Any]:
+    """All that a run depends on."""
+    rows = hashlib.sha256(json.dumps([train.ids, train.types, train.labels.tolist()]).encode())
+    rows.update(b"" if train.wanted is None else train.wanted.tobytes())
+    return asdict(recipe) | {
+        "model": fingerprint(config, tensors),
+        "teacher": None if teacher is None else fingerprint(teacher.config, teacher.tensors()),
+        "training data": rows.hexdigest(),
+    }
+
+
+@dataclass
+class _Run:
+    """A run in its directory."""
+
+    model: UnifiedModel
+    task: Task
+    train: Encoded
+    dev: Encoded
+    out: Path
+    recipe: Recipe
+    teacher: UnifiedModel | None
+    tokenizer: bytes
+    settings: dict[str, Any]
+    progress: _Progress = field(default_factory=_Progress)
+
+    def __post_init__(self) -> None:
+        self.optimiser = _optimiser(self.model, self.recipe)
+        self.per_epoch = math.ceil(len(self.train) / self.recipe.batch)
+        self.steps = math.ceil(self.per_epoch * self.recipe.epochs)
+        self.every = max(1, self.per_epoch // self.recipe.evaluations)
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result if this very run was finished before. Takes possession of the directory otherwise."""
+        path = self.out / "training.json"
+        if not path.exists():
+            if (self.out / "config.json").exists():
+                raise ConfigurationError(f"{self.out} holds a checkpoint of something else: choose another directory")
+            self._note(None)
+            return None
+        found = json.loads(path.read_text())
+        before = found["settings"]
+        other = sorted(name for name in before.keys() | self.settings if before.get(name) != self.settings.get(name))
+        if other:
+            raise ConfigurationError(
+                f"{self.out} belongs to a run with other settings ({', '.join(other)}): choose another directory"
+            )
+        result: dict[str, Any] | None = found["result"]
+        return result
+
+    def _note(self, result: dict[str, Any] | None) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        partial = self.out / ".training.partial"
+        partial.write_text(json.dumps({"settings": self.settings, "result": result}, indent=1) + "\n")
+        partial.replace(self.out / "training.json")
+
+    def resume(self) -> bool:
+        path = self.out / "state.pt"
+        if not path.exists():
+            return False
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        torch.set_rng_state(state["random"])
+        self.progress = _Progress(**json.loads(state["progress"]))
+        return True
+
+    def update(self, rows: list[int]) -> float:
+        """One step of the optimiser; the loss before it."""
+        recipe, step = self.recipe, self.progress.step
+        for group in self.optimiser.param_groups:
+            group["lr"] = _rate(recipe, step, self.steps) * group["factor"]
+        batch = _batch(self.train, rows, self.model.config.encoder.padding)
+        batch = _hide(batch, recipe.token_dropout) if recipe.token_dropout else batch
+        loss = _loss(self.model, self.teacher, batch, self.task, recipe)
+        self._check_finite("loss", loss.item())
+        self.optimiser.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._check_finite("gradient's norm", norm.item())
+        self.optimiser.step()
+        self.progress.step += 1
+        return loss.item()
+
+    def _check_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise NotFinite(
+                f"the {what} is {value} at step {self.progress.step}: stopped. {self.out} keeps the best checkpoint "
+                "so far, if there is one; train anew into another directory with a smaller rate"
+            )
+
+    def evaluate(self) -> dict[str, float]:
+        """Scores as served; keeps the best checkpoint, and what is needed to resume."""
+        model, progress, mode = self.model, self.progress, self.recipe.mode
+        certifiable = model.config.activation.normalised and model.config.attention.cosine
+        scores = evaluate(model.use("served" if certifiable and mode != "exact" else mode), self.dev, self.task)
+        model.use(mode)
+        main = next(iter(scores.values()))
+        self._check_finite(f"{self.task.metric} on the dev set", main)
+        progress.history.append({"epoch": round(progress.step / self.per_epoch, 2), **scores})
+        if main > progress.best:
+            progress.best = main
+            save_checkpoint(self.out, model.certified_config() if certifiable else model.config, model.tensors())
+            if self.tokenizer:
+                (self.out / "tokenizer.json").write_bytes(self.tokenizer)
+        self._save_state()
+        return scores
+
+    def _save_state(self) -> None:
+        partial = self.out / ".state.partial"
+        state = {
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "random": torch.get_rng_state(),
+            "progress": json.dumps(asdict(self.progress)),
+        }
+        torch.save(state, partial)
+        partial.replace(self.out / "state.pt")
+
+    def finish(self) -> dict[str, Any]:
+        progress = self.progress
+        seconds = round(progress.seconds, 1)
+        result = {"best": progress.best, "history": progress.history, "seconds": seconds, "steps": self.steps}
+        self._note(result)
+        (self.out / "state.pt").unlink(missing_ok=True)
+        return result
 
 
 def finetune(
@@ -276,106 +423,41 @@ def finetune(
     teacher: UnifiedModel | None = None,
     tokenizer: bytes = b"",
     say: Callable[[str], None] = print,
+    tick: Tick = _silent,
 ) -> dict[str, Any]:
-    """Trains, evaluates as it is served, and keeps the best checkpoint in `out`. Resumes from out/state.pt.
+    """Trains, evaluates as it is served, and keeps the best checkpoint in `out`.
 
+    The same run in the same directory goes on where it was broken off, or, if it was finished, gives its result.
     Returns the best score, the history and the time taken.
     """
     torch.manual_seed(recipe.seed)
     model = UnifiedModel.from_tensors(config, tensors, dropout=recipe.dropout).use(recipe.mode)
     if teacher is not None:
         teacher.eval().use("exact")
-    optimiser, progress = _optimiser(model, recipe), _Progress()
-    per_epoch = math.ceil(len(train) / recipe.batch)
-    steps = math.ceil(per_epoch * recipe.epochs)
-    rates = list(_rates(recipe, steps))
-    every = max(1, per_epoch // recipe.evaluations)
-    out.mkdir(parents=True, exist_ok=True)
-    state_path = out / "state.pt"
-    settings = json.dumps([asdict(recipe), msgspec.to_builtins(config), len(train), teacher is not None])
-    if state_path.exists():
-        state = torch.load(state_path, weights_only=True)
-        if state["settings"] != settings:
-            raise ConfigurationError(f"{state_path} belongs to a run with other settings: remove it to start anew")
-        model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
-        torch.set_rng_state(state["random"])
-        progress = _Progress(**json.loads(state["progress"]))
-        say(f"resumed at step {progress.step} of {steps}")
-    began, done = time.monotonic() - progress.seconds, progress.step
+    settings = _settings(recipe, config, tensors, train, teacher)
+    run = _Run(model, task, train, dev, out, recipe, teacher, tokenizer, settings)
+    before = run.finished()
+    if before is not None:
+        say(f"{out} is a finished run of {before['steps']} steps, best {before['best']:.2f}: not trained again")
+        return before
+    if run.resume():
+        say(f"resumed at step {run.progress.step} of {run.steps}")
+    progress = run.progress
+    began, done, running = time.monotonic() - progress.seconds, progress.step, 0.0
+    tick(progress.step, run.steps, "")
     model.train()
-    running = 0.0
-    while progress.step < steps:
-        epoch, at = divmod(progress.step, per_epoch)
+    while progress.step < run.steps:
+        epoch, at = divmod(progress.step, run.per_epoch)
         batches = _epoch(train, recipe.batch, np.random.default_rng([recipe.seed, epoch]))
-        for rows in batches[at : at + steps - progress.step]:
-            for group in optimiser.param_groups:
-                group["lr"] = rates[progress.step] * group["factor"]
-            batch = _batch(train, rows, config.encoder.padding)
-            batch = _hide(batch, recipe.token_dropout) if recipe.token_dropout else batch
-            loss = _loss(model, teacher, batch, task, recipe)
-            value = loss.item()
-            if not math.isfinite(value):
-                raise NotFinite(
-                    f"the loss is {value} at step {progress.step}: stopped; {out} keeps the last good state"
-                )
-            optimiser.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            progress.step += 1
-            running += (value - running) / min(progress.step - done, 50)
+        for rows in batches[at : at + run.steps - progress.step]:
+            running += (run.update(rows) - running) / min(progress.step - done, 50)
             progress.seconds = time.monotonic() - began
-            left = progress.seconds / progress.step * (steps - progress.step)
-            if progress.step % max(1, per_epoch // 10) == 0:
-                say(f"step {progress.step}/{steps} loss {running:.3f} {progress.seconds:.0f} s, {left:.0f} s left")
-            if progress.step % every == 0 or progress.step == steps:
-                _checkpoint(
-                    model, optimiser, progress, task, dev, out, settings, tokenizer, say, per_epoch, recipe.mode
-                )
-    result = {"best": progress.best, "history": progress.history, "seconds": round(progress.seconds, 1), "steps": steps}
-    state_path.unlink(missing_ok=True)
-    return result
-
-
-def _checkpoint(
-    model: UnifiedModel,
-    optimiser: torch.optim.AdamW,
-    progress: _Progress,
-    task: Task,
-    dev: Encoded,
-    out: Path,
-    settings: str,
-    tokenizer: bytes,
-    say: Callable[[str], None],
-    per_epoch: int,
-    mode: Mode,
-) -> None:
-    """Evaluates as served, keeps the best, saves what is needed to resume."""
-    certifiable = model.config.activation.normalised and model.config.attention.cosine
-    scores = evaluate(model.use("served" if certifiable and mode != "exact" else mode), dev, task)
-    model.use(mode)
-    main = next(iter(scores.values()))
-    progress.history.append({"epoch": round(progress.step / per_epoch, 2), **scores})
-    say(f"epoch {progress.step / per_epoch:.2f}: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
-    if math.isfinite(main) and main > progress.best:
-        progress.best = main
-        config = model.certified_config() if certifiable else model.config
-        save_checkpoint(out, config, model.tensors())
-        if tokenizer:
-            (out / "tokenizer.json").write_bytes(tokenizer)
-    partial = out / ".state.partial"
-    torch.save(
-        {
-            "settings": settings,
-            "model": model.state_dict(),
-            "optimiser": optimiser.state_dict(),
-            "random": torch.get_rng_state(),
-            "progress": json.dumps(asdict(progress)),
-        },
-        partial,
-    )
-    partial.replace(out / "state.pt")
+            tick(progress.step, run.steps, f"loss {running:.3f}")
+            if progress.step % run.every == 0 or progress.step == run.steps:
+                scores = run.evaluate()
+                epochs = progress.step / run.per_epoch
+                say(f"epoch {epochs:.2f}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+    return run.finish()
 
 
 def load_model(directory: Path) -> UnifiedModel:

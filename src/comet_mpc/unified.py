@@ -26,18 +26,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from comet_mpc.activation import Smu, smu_rule
 from comet_mpc.bounds import activation_bounds, head_bounds
 from comet_mpc.certificates import activation_rule, attention_rules, certify
 from comet_mpc.checkpoint import CometConfig, tensor_shapes
-from comet_mpc.errors import CheckpointError
-from comet_mpc.rules import CubicStep, MinimaxRule
+from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.rules import CubicStep, MinimaxRule, minimax_rule
 
-__all__ = ["Mode", "UnifiedModel", "inverse_sqrt", "newton_rule", "smu"]
+__all__ = ["Mode", "UnifiedModel", "inverse_sqrt", "newton_rule", "other_rules", "smu"]
 
 Mode = Literal["exact", "steps", "served"]
 Probe = Callable[[str, Tensor], None]
 
 _SHORTEST = 16  # texts are served padded to powers of two from here on, and denominators divided by that length
+_PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
 _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
 
 
@@ -45,6 +47,41 @@ def newton_rule(constant: float, iterations: int, low: float, high: float) -> Mi
     """Plain Newton y <- y·(3/2 - t·y²/2) from a public constant, as a rule: what the paper's guess amounts to."""
     step = CubicStep(1.5, 1, 43, math.inf)
     return MinimaxRule(low, high, 0.0, 0, 14, 14, (constant,), 40, math.inf, (step,) * iterations, 1.0, math.inf)
+
+
+def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: int) -> dict[str, MinimaxRule]:
+    """Rules of activations and scores by another number of steps: an experiment, not a certificate.
+
+    Quantities of which there is one per row keep their rules.
+    """
+    mus = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
+    universal = config.activation.normalised and config.attention.cosine
+    if universal:
+        intervals = {name: (mu**2, 1.0 + mu**2) for name, mu in mus.items()}
+    else:
+        sites = {name: site.rule for name, site in config.sites.items() if name.endswith(tuple(mus))}
+        intervals = {name: (rule.low, rule.high) for name, rule in sites.items()}
+    if not intervals:
+        raise ConfigurationError(
+            "a rule and its steps are for models with smu whose intervals are known: "
+            "this one is unmodified, or needs `comet calibrate` first"
+        )
+    if kind == "newton":
+        return {name: newton_rule(_PAPER_START, steps, *interval) for name, interval in intervals.items()}
+    if steps == 0:
+        ends = {name: (math.sqrt(low), math.sqrt(high)) for name, (low, high) in intervals.items()}
+        return {name: newton_rule(2.0 / sum(ends[name]), 0, *interval) for name, interval in intervals.items()}
+    if universal:
+        alphas = {"activation": config.activation.alpha, "scores": 0.0}
+        rules = {
+            name: smu_rule(Smu(mu, alphas[name]), 1.0 + 2.0**-8, steps, emphasis=config.emphasis)
+            for name, mu in mus.items()
+        }
+        return {name: rule for name, rule in rules.items() if isinstance(rule, MinimaxRule)}
+    return {
+        name: minimax_rule(*interval, steps, root=True, emphasis=config.emphasis)
+        for name, interval in intervals.items()
+    }
 
 
 def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:
@@ -101,10 +138,11 @@ class _SmuByRule(torch.autograd.Function):
 
 
 def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: MinimaxRule | None = None) -> Tensor:
-    """The smooth maximum unit, exact or by a rule for t = φ·x² + μ²."""
+    """The smooth maximum unit, exact or by a rule for t = φ·x² + μ². μ and α learn from either."""
     if rule is not None:
         if isinstance(mu, Tensor) or isinstance(alpha, Tensor):
-            mu, alpha = float(mu), float(alpha)
+            t = (1.0 - alpha) ** 2 * x * x + mu * mu
+            return 0.5 * (1.0 + alpha) * x + 0.5 * t * inverse_sqrt(t, rule)
         result: Tensor = _SmuByRule.apply(x, mu, alpha, rule)
         return result
     if isinstance(mu, float) and mu == 0.0 and isinstance(alpha, float):

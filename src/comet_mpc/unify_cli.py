@@ -6,9 +6,7 @@ import contextlib
 import json
 import math
 import platform
-import shutil
 import sys
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,8 +14,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from comet_mpc.activation import Smu, smu_rule
+from comet_mpc.bars import bar
 from comet_mpc.certificates import calibrated, certify, check_certificates, in_form
 from comet_mpc.checkpoint import (
     ActivationChoice,
@@ -25,35 +25,27 @@ from comet_mpc.checkpoint import (
     CometConfig,
     fingerprint,
     load_checkpoint,
-    load_hugging_face,
     save_checkpoint,
     save_config,
 )
 from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.hugging_face import fetch, load_hugging_face, need, tokenizer_json
 from comet_mpc.secure_eval import evaluate_securely
-from comet_mpc.tasks import Task, find_task, read_split
+from comet_mpc.tasks import Example, Task, find_task, own_task, read_split, with_labels
 from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["register"]
 
+_CALIBRATION_ROWS = 256
+
 Form = Literal["certified", "paper", "unmodified"]
-TaskName = Annotated[str, typer.Option("--task", help="RTE, MRPC, STS-B, CoLA or SST-2.")]
-Data = Annotated[Path, typer.Option("--data", help="Directory with one folder of TSV files per task.")]
-Limit = Annotated[int | None, typer.Option(help="Take only so many rows.")]
+Rule = Literal["minimax", "newton"]
+Mode = Literal["exact", "steps", "served"]
+TaskName = Annotated[str | None, typer.Option("--task", help="RTE, MRPC, STS-B, CoLA or SST-2; else your own data.")]
+Data = Annotated[Path, typer.Option("--data", help="Directory of train.tsv and dev.tsv, or of GLUE's tasks.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Take only so many rows.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file ('-': standard output).")]
-
-
-def _layer(name: str) -> Any:
-    """A module that needs torch. Imported late, since only these commands need it and it may be absent."""
-    try:
-        return import_module(f"comet_mpc.{name}")
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("comet_mpc"):
-            raise
-        raise ConfigurationError(
-            f"this command needs {error.name}, which is not installed: pip install 'comet-mpc[train]'"
-        ) from error
 
 
 def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, AttentionChoice, str]:
@@ -81,29 +73,15 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
     return activation, attention, pooler
 
 
-def _source(name: str) -> Path:
-    """A local directory, or a name on the Hugging Face hub."""
-    path = Path(name)
-    if path.is_dir():
-        return path
-    if path.exists() or name.count("/") > 1:
-        raise CheckpointError(f"{name} is not a directory with a checkpoint")
-    try:
-        hub = import_module("huggingface_hub")
-        return Path(hub.snapshot_download(name, allow_patterns=["config.json", "model.safetensors", "tokenizer*"]))
-    except Exception as error:
-        raise CheckpointError(f"{name} is neither a directory nor to be had from the hub: {error}") from error
-
-
 def unify(
     source: Annotated[str, typer.Argument(help="Directory or hub name of a BERT, RoBERTa or MPNet.")],
     out: Annotated[Path, typer.Argument(help="Directory for the Comet checkpoint.")],
     form: Annotated[Form, typer.Option(help="certified (served), paper, or unmodified.")] = "certified",
     task: Annotated[str | None, typer.Option(help="Makes a new head for this GLUE task's labels.")] = None,
     labels: Annotated[str | None, typer.Option(help="Makes a new head for these labels, separated by commas.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of activations and scores.")] = 4,
-    activation: Annotated[str | None, typer.Option(help="gelu or smu.")] = None,
-    attention: Annotated[str | None, typer.Option(help="softmax, relu or smu.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of activations and scores.")] = 4,
+    activation: Annotated[Literal["gelu", "smu"] | None, typer.Option(help="gelu or smu.")] = None,
+    attention: Annotated[Literal["softmax", "relu", "smu"] | None, typer.Option(help="softmax, relu or smu.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Slope of smu on the negative side.")] = None,
     mu: Annotated[float | None, typer.Option(help="Smoothness of the activation.")] = None,
     attention_mu: Annotated[float | None, typer.Option(help="Smoothness of attention.")] = None,
@@ -113,7 +91,7 @@ def unify(
     seed: Annotated[int, typer.Option(help="For a new head.")] = 0,
 ) -> None:
     """Makes a Comet checkpoint of a Hugging Face (or Comet) one, with other non-linear steps."""
-    directory = _source(source)
+    directory = fetch(source)
     config, tensors = _load_any(directory)
     if task and labels:
         raise ConfigurationError("give --task or --labels, not both")
@@ -122,23 +100,38 @@ def unify(
         "activation": activation, "attention": attention, "alpha": alpha, "mu": mu, "attention_mu": attention_mu,
         "floor": floor, "power": power, "trainable": trainable,
     }  # fmt: skip
+    if form == "certified" and trainable:
+        raise ConfigurationError(
+            "α and μ that are learnt layer by layer cannot be certified, since one public rule serves all layers: "
+            "use --form paper, or fix them with --alpha, --mu and --attention-mu"
+        )
     chosen, attends, pooler = _choices(form, options)
     config, made = in_form(
         config, tensors, activation=chosen, attention=attends, pooler=pooler, labels=names, steps=steps, seed=seed  # type: ignore[arg-type]
     )  # fmt: skip
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)
-    head = ("pooler.weight", "classifier.weight")
-    new = [name for name in head if name not in tensors or not np.array_equal(tensors[name], made[name])]
+    new = [part for part in ("pooler", "classifier") if not _same(tensors, made, f"{part}.weight")]
     if form == "certified":
         config = certify(config, made)
     save_checkpoint(out, config, made)
-    _copy_tokenizer(directory, out)
-    typer.echo(f"wrote {out}, fingerprint {fingerprint(config, made)[:16]}")
+    if directory.resolve() != out.resolve():
+        (out / "tokenizer.json").write_bytes(tokenizer_json(directory))
+    e = config.encoder
+    typer.echo(
+        f"wrote {out}: {e.architecture}, {e.layers} layers, hidden {e.hidden}, {form} form, "
+        f"labels {', '.join(e.labels)}; fingerprint {fingerprint(config, made)[:16]}"
+    )
     if new:
-        typer.echo(f"made anew, to be trained: {', '.join(new)}")
+        typer.echo(f"made anew, to be trained: {' and '.join(new)}")
+    typer.echo(f"next: comet finetune {out} OUT --data DIR" + (f" --task {config.task}" if config.task else ""))
+
+
+def _same(tensors: Any, made: Any, name: str) -> bool:
+    return name in tensors and np.array_equal(tensors[name], made[name])
 
 
 def _load_any(directory: Path) -> tuple[CometConfig, dict[str, Any]]:
+    """A Comet checkpoint, or a Hugging Face one, unmodified, perhaps without a head."""
     content = directory / "config.json"
     if content.exists() and b'"comet"' in content.read_bytes():
         return load_checkpoint(directory)
@@ -146,20 +139,19 @@ def _load_any(directory: Path) -> tuple[CometConfig, dict[str, Any]]:
     return config, tensors
 
 
-def _copy_tokenizer(source: Path, out: Path) -> None:
-    tokenizer = source / "tokenizer.json"
-    if tokenizer.exists() and source.resolve() != out.resolve():
-        shutil.copyfile(tokenizer, out / "tokenizer.json")
+def _task(name: str | None, data: Path, config: CometConfig) -> Task:
+    return find_task(name) if name else own_task(data, config.encoder.labels)
+
+
+def _examples(config: CometConfig, data: Path, task: Task, split: str, limit: int | None) -> list[Example]:
+    return with_labels(read_split(data, task, split, limit), task, config.encoder.labels)
 
 
 def _rows(model: Path, config: CometConfig, data: Path, task: Task, split: str, limit: int | None, length: int) -> Any:
-    if config.encoder.labels not in (task.labels, task.words):
-        raise ConfigurationError(
-            f"the model's labels are {', '.join(config.encoder.labels)}, {task.name}'s are {', '.join(task.labels)}"
-        )
-    training = _layer("training")
+    examples = _examples(config, data, task, split, limit)
+    training = need("comet_mpc.training")
     longest = min(length or config.length or task.length, config.encoder.longest)
-    rows = training.encode(training.load_tokenizer(model), read_split(data, task, split, limit), longest)
+    rows = training.encode(training.make_tokenizer(tokenizer_json(model)), examples, longest)
     if rows.truncated:
         typer.echo(f"{split}: {rows.truncated} of {len(rows)} texts are longer than {longest} tokens: cut", err=True)
     return rows
@@ -167,38 +159,59 @@ def _rows(model: Path, config: CometConfig, data: Path, task: Task, split: str, 
 
 def calibrate(
     model: Annotated[Path, typer.Argument(help="Comet checkpoint; its configuration is rewritten.")],
-    task: TaskName,
     data: Data,
-    limit: Limit = 256,
-    margin: Annotated[float, typer.Option(help="Forms without certificate: top over the largest value seen.")] = 1.2,
-    picture: Annotated[Path | None, typer.Option(help="Write the distributions as a picture.")] = None,
+    task: TaskName = None,
+    limit: Limit = _CALIBRATION_ROWS,
+    margin: Annotated[
+        float, typer.Option(min=1.0, help="Forms without certificate: top over the largest value seen.")
+    ] = 1.2,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the distributions beside their intervals (.png, .svg or .pdf).")
+    ] = None,
 ) -> None:
-    """Sets intervals: certified tops from the weights, low ends (and what was seen) from data."""
-    config, tensors = load_checkpoint(model)
-    chosen = find_task(task)
-    rows = _rows(model, config, data, chosen, "train", limit, 0)
-    training, unified = _layer("training"), _layer("unified")
-    values = training.observe(unified.UnifiedModel.from_tensors(config, tensors).use("exact"), rows)
-    config = calibrated(config, tensors, training.quantiles(values), margin=margin)
-    save_config(model, config)
-    for site, entry in config.sites.items():
-        rule, q = entry.rule, entry.seen or (math.nan,) * 5
-        typer.echo(
-            f"{site:26} [{rule.low:9.3g}, {rule.high:9.3g}]{' certified' if entry.certified_high else '          '} "
-            f"seen {q[0]:9.3g} … {q[2]:9.3g} … {q[4]:9.3g}  error {rule.error:.2g}"
-        )
+    """Sets intervals: tops proved from the weights, low ends (and what was seen) from data."""
+    drawing = None
     if picture is not None:
-        _draw(values, picture)
+        drawing = need("comet_mpc.picture")
+        if picture.suffix not in (".png", ".svg", ".pdf"):
+            raise ConfigurationError(f"{picture}: a picture is a .png, .svg or .pdf")
+    config, tensors = load_checkpoint(model)
+    chosen = _task(task, data, config)
+    rows = _rows(model, config, data, chosen, "train", limit, 0)
+    config, values = _calibrated(config, tensors, rows, margin)
+    save_config(model, config)
+    _show_sites(config, values)
+    if drawing is not None and picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        drawing.draw(values, config, picture, f"{model.name}: {len(rows)} texts of {chosen.name}")
+        typer.echo(f"drew {picture}")
 
 
-def _draw(values: dict[str, Any], path: Path) -> None:
-    plot = import_module("matplotlib.pyplot")
-    figure, axes = plot.subplots(-(-len(values) // 4), 4, figsize=(14, 2.2 * -(-len(values) // 4)))
-    for axis, (site, found) in zip(axes.flat, values.items(), strict=False):
-        axis.hist(np.log2(np.maximum(found, 1e-9)), bins=60)
-        axis.set_title(f"log2 t, {site}", fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
+def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = 1.2) -> tuple[CometConfig, Any]:
+    """The configuration with calibrated intervals, and what was seen. Certificates are proved before it is returned."""
+    if "smu" not in (config.activation.kind, config.attention.kind):
+        raise ConfigurationError("nothing to calibrate: the model is unmodified (see `comet unify`)")
+    training, unified = need("comet_mpc.training"), need("comet_mpc.unified")
+    with bar("calibrating") as tick:
+        net = unified.UnifiedModel.from_tensors(config, tensors).use("exact")
+        values = training.observe(net, rows, tick=tick)
+    config = calibrated(config, tensors, training.quantiles(values), margin=margin)
+    if config.certified:
+        check_certificates(config, tensors)
+    return config, values
+
+
+def _show_sites(config: CometConfig, values: dict[str, Any]) -> None:
+    """Every interval beside what was seen. A value below its interval only costs accuracy."""
+    table = Table("site", "low", "top", "top is", "seen least", "median", "most", "below low", "rule's error", box=None)
+    for name, entry in config.sites.items():
+        rule, q = entry.rule, entry.seen or (math.nan,) * 5
+        found = np.concatenate([v for site, v in values.items() if name in (site, site.rsplit(".", 1)[-1])])
+        table.add_row(
+            name, f"{rule.low:.3g}", f"{rule.high:.3g}", "certified" if entry.certified_high else "calibrated",
+            f"{q[0]:.3g}", f"{q[2]:.3g}", f"{q[4]:.3g}", f"{np.mean(found < rule.low):.2%}", f"{rule.error:.2g}",
+        )  # fmt: skip
+    Console(width=140).print(table)
 
 
 def _versions() -> dict[str, str]:
@@ -211,7 +224,7 @@ def _versions() -> dict[str, str]:
 
 
 def _write(result: dict[str, Any], path: Path | None) -> None:
-    text = json.dumps(result, indent=1)
+    text = json.dumps(msgspec.to_builtins(result), indent=1, allow_nan=False)
     if path is None:
         return
     if str(path) == "-":
@@ -227,29 +240,33 @@ def _command() -> str:
 
 
 def finetune(
-    model: Annotated[Path, typer.Argument(help="Comet checkpoint to start from.")],
+    model: Annotated[Path, typer.Argument(help="Comet checkpoint to start from (see `comet unify`).")],
     out: Annotated[Path, typer.Argument(help="Directory for the best checkpoint; a broken-off run is resumed.")],
-    task: TaskName,
     data: Data,
-    teacher: Annotated[Path | None, typer.Option(help="Comet checkpoint to distil from.")] = None,
-    epochs: float = 3.0,
-    batch: int = 32,
-    rate: float = 1e-4,
-    seed: int = 1,
+    task: TaskName = None,
+    teacher: Annotated[Path | None, typer.Option(help="Comet or Hugging Face classifier to distil from.")] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the training rows.")] = 3.0,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 32,
+    rate: Annotated[float, typer.Option(help="Largest learning rate.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of the order of rows and of dropout.")] = 1,
     limit: Limit = None,
-    length: Annotated[int, typer.Option(help="Cut texts after so many tokens (0: the task's default).")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Steps of activations and scores, if not the model's.")] = None,
-    dropout: float = 0.1,
+    length: Annotated[int, typer.Option(min=0, help="Cut texts after so many tokens (0: the task's default).")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of activations and scores, if not the model's.")
+    ] = None,
+    dropout: Annotated[float, typer.Option(help="0 is best with a teacher.")] = 0.1,
     hidden_weight: Annotated[float, typer.Option(help="Weight of the teacher's hidden states.")] = 1.0,
     logit_weight: Annotated[float, typer.Option(help="Weight of the teacher's logits.")] = 1.0,
-    evaluations: Annotated[int, typer.Option(help="Per epoch.")] = 1,
+    temperature: Annotated[float, typer.Option(help="Softens the teacher's logits.")] = 1.0,
+    embedding_rate: Annotated[float, typer.Option(help="Factor of the rate for embeddings; 0 keeps them.")] = 1.0,
+    evaluations: Annotated[int, typer.Option(min=1, help="Per epoch; a crash loses what came after the last.")] = 1,
     exact: Annotated[bool, typer.Option(help="Train with exact functions instead of the protocol's steps.")] = False,
     result: Json = None,
 ) -> None:
-    """Fine-tunes through the very steps that are served; keeps the best checkpoint."""
-    training = _layer("training")
+    """Fine-tunes through the very steps that are served; keeps the best checkpoint, calibrated, and says its cost."""
+    training = need("comet_mpc.training")
     config, tensors = load_checkpoint(model)
-    chosen = find_task(task)
+    chosen = _task(task, data, config)
     train, dev = (
         _rows(model, config, data, chosen, split, rows, length) for split, rows in (("train", limit), ("dev", None))
     )
@@ -258,87 +275,146 @@ def finetune(
         config = msgspec.structs.replace(config, steps=steps, sites={})
     recipe = training.Recipe(
         epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=dropout, hidden_weight=hidden_weight,
-        logit_weight=logit_weight, evaluations=evaluations, mode="exact" if exact else "steps",
+        logit_weight=logit_weight, temperature=temperature, embedding_rate=embedding_rate, evaluations=evaluations,
+        mode="exact" if exact else "steps",
     )  # fmt: skip
-    tutor = None if teacher is None else training.load_model(teacher)
-    tokenizer = (model / "tokenizer.json").read_bytes()
-    found = training.finetune(
-        config, tensors, chosen, train, dev, out, recipe, teacher=tutor, tokenizer=tokenizer, say=typer.echo
-    )
-    typer.echo(f"best {found['best']:.2f} after {found['seconds']:.0f} s")
+    tutor = None if teacher is None else _tutor(teacher, config)
+
+    def say(line: str) -> None:
+        typer.echo(line, err=str(result) == "-")
+
+    try:
+        with bar("fine-tuning") as tick:
+            found = training.finetune(
+                config, tensors, chosen, train, dev, out, recipe,
+                teacher=tutor, tokenizer=tokenizer_json(model), say=say, tick=tick,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command goes on from {out}'s last evaluation", err=True)
+        raise typer.Exit(130) from None
+    scores = _finish(out, train, dev, chosen)
     summary = {
-        "task": chosen.name, "metric": chosen.metric, "best": found["best"], "history": found["history"],
-        "seconds": found["seconds"], "updates": found["steps"], "seed": seed, "rows": len(train),
-        "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
-        "steps": config.steps, "distilled": teacher is not None, "command": _command(), "versions": _versions(),
+        "task": chosen.name, "metric": chosen.metric, "best": found["best"], "scores": scores,
+        "history": found["history"], "seconds": found["seconds"], "updates": found["steps"], "seed": seed,
+        "rows": len(train), "activation": msgspec.to_builtins(config.activation),
+        "attention": msgspec.to_builtins(config.attention), "steps": config.steps, "distilled": teacher is not None,
+        "command": _command(), "versions": _versions(),
     }  # fmt: skip
+    say(f"best {found['best']:.2f} in {found['seconds']:.0f} s; as it stands in {out}: {_shown(scores)}")
+    if tutor is not None:
+        with bar("evaluating the teacher") as tick:
+            outputs = training.predict(tutor.use("exact"), dev, tick=tick)
+        summary["teacher_scores"] = chosen.score(outputs, dev.labels)
+        cost = summary["teacher_scores"][chosen.metric] - scores[chosen.metric]
+        say(f"the teacher: {_shown(summary['teacher_scores'])}; the cost of the new form: {cost:.2f} points")
+    say(_next(load_checkpoint(out)[0], out, data, task))
     _write(summary, result)
 
 
+def _next(config: CometConfig, out: Path, data: Path, task: str | None) -> str:
+    if config.certified:
+        return f"next: comet serve {out}"
+    if "smu" in (config.activation.kind, config.attention.kind):
+        return f"{out} is not in the certified form: for experiments, not for serving"
+    words = f"--data {data}" + (f" --task {task}" if task else "")
+    return f"next: comet unify {out} UNIFIED, then comet finetune UNIFIED OUT {words} --teacher {out} --dropout 0"
+
+
+def _tutor(teacher: Path, config: CometConfig) -> Any:
+    """A classifier with the student's labels, in its own form."""
+    theirs, tensors = _load_any(teacher)
+    if theirs.encoder.labels != config.encoder.labels or "classifier.weight" not in tensors:
+        raise ConfigurationError(
+            f"{teacher} has the labels {', '.join(theirs.encoder.labels)}, "
+            f"a teacher of this model needs {', '.join(config.encoder.labels)}"
+        )
+    if theirs.encoder.vocabulary != config.encoder.vocabulary:
+        raise ConfigurationError(f"{teacher} has another vocabulary: teacher and student read the same tokens")
+    return need("comet_mpc.unified").UnifiedModel.from_tensors(theirs, tensors)
+
+
+def _finish(out: Path, train: Any, dev: Any, task: Task) -> dict[str, float]:
+    """Calibrates the best checkpoint if it is not yet; its scores as it stands now."""
+    training, unified = need("comet_mpc.training"), need("comet_mpc.unified")
+    config, tensors = load_checkpoint(out)
+    smu = "smu" in (config.activation.kind, config.attention.kind)
+    if smu and not any(site.seen for site in config.sites.values()):
+        config, _ = _calibrated(config, tensors, training.first_rows(train, _CALIBRATION_ROWS))
+        save_config(out, config)
+    with bar("evaluating") as tick:
+        net = unified.UnifiedModel.from_tensors(config, tensors).use("served")
+        scores: dict[str, float] = task.score(training.predict(net, dev, tick=tick), dev.labels)
+    return scores
+
+
+def _shown(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+
+
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Comet checkpoint.")],
-    task: TaskName,
+    model: Annotated[Path, typer.Argument(help="Comet checkpoint, or a Hugging Face classifier.")],
     data: Data,
+    task: TaskName = None,
     limit: Limit = None,
-    mode: Annotated[str, typer.Option(help="exact, steps, or served (all rules in force).")] = "served",
-    rule: Annotated[str, typer.Option(help="minimax, or newton: plain steps from the paper's constant.")] = "minimax",
-    steps: Annotated[int | None, typer.Option(help="Steps of activations and scores, if not the model's.")] = None,
+    mode: Annotated[Mode, typer.Option(help="exact, steps, or served (all rules in force).")] = "served",
+    rule: Annotated[
+        Rule | None, typer.Option(help="Instead of the model's: minimax, or newton from the paper's constant.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=0, max=16, help="Steps of activations and scores, if not the model's.")
+    ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Inside the protocol, between real processes; needs no torch.")
     ] = False,
     result: Json = None,
 ) -> None:
-    """GLUE metrics on the dev set; with --secure, inside the protocol, beside the plaintext model."""
+    """Metrics on the dev set; with --secure, inside the protocol, beside the plaintext model."""
+    config, tensors = _load_any(model)
+    chosen = _task(task, data, config)
     if secure:
-        _evaluate_securely(model, find_task(task), data, limit, result)
+        _evaluate_securely(model, chosen, _examples(config, data, chosen, "dev", limit), result)
         return
-    training, unified = _layer("training"), _layer("unified")
-    config, tensors = load_checkpoint(model)
-    chosen = find_task(task)
+    if "classifier.weight" not in tensors:
+        raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
+    training, unified = need("comet_mpc.training"), need("comet_mpc.unified")
     if config.certified:
         check_certificates(config, tensors)
     rows = _rows(model, config, data, chosen, "dev", limit, 0)
-    count = config.steps if steps is None else steps
-    rules: dict[str, Any] = {}
-    if rule == "newton" or count == 0:
-        form = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
-        constants = {
-            name: 2 / (mu + math.sqrt(1 + mu**2)) if rule == "minimax" else 0.4833 for name, mu in form.items()
-        }
-        rules = {name: unified.newton_rule(constant, count, 0.0, 1.0) for name, constant in constants.items()}
-    elif count != config.steps:  # an experiment, not a certificate: row quantities keep their rules
-        forms = {
-            "activation": Smu(config.activation.mu, config.activation.alpha),
-            "scores": Smu(config.attention.mu / 2),
-        }
-        rules = {name: smu_rule(form, 1.0 + 2.0**-8, count, emphasis=config.emphasis) for name, form in forms.items()}
-    net = unified.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
-    scores = chosen.score(training.predict(net, rows), rows.labels)
-    typer.echo(f"{chosen.name} ({len(rows)} rows, {mode}): " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
+    kind, count = rule or "minimax", config.steps if steps is None else steps
+    other = rule == "newton" or count != config.steps
+    if other and mode == "exact":
+        raise ConfigurationError("--mode exact takes no steps: leave out --rule and --steps")
+    rules = unified.other_rules(config, kind, count) if other else {}
+    with bar("evaluating") as tick:
+        net = unified.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
+        scores = chosen.score(training.predict(net, rows, tick=tick), rows.labels)
+    typer.echo(f"{chosen.name} ({len(rows)} rows, {mode}): {_shown(scores)}", err=str(result) == "-")
     summary = {
-        "task": chosen.name, "rows": len(rows), "mode": mode, "rule": rule, "steps": count,
+        "task": chosen.name, "metric": chosen.metric, "rows": len(rows), "mode": mode, "rule": kind, "steps": count,
         "scores": scores, "fingerprint": fingerprint(config, tensors), "command": _command(), "versions": _versions(),
     }  # fmt: skip
     _write(summary, result)
 
 
-def _evaluate_securely(model: Path, task: Task, data: Path, limit: int | None, result: Path | None) -> None:
-    examples = read_split(data, task, "dev")
+def _evaluate_securely(model: Path, task: Task, examples: list[Example], result: Path | None) -> None:
     report = evaluate_securely(
         ServedModel.load(model),
         examples,
-        limit=limit,
         task=task,
         progress=lambda done, total: typer.echo(f"{done} of {total}", err=True),
     )
-    scores, plain = (", ".join(f"{k} {v:.2f}" for k, v in report[name].items()) for name in ("scores", "plain_scores"))
-    typer.echo(f"{task.name}, {report['examples']} rows inside the protocol: {scores}; in the clear: {plain}")
+    scores, plain = _shown(report["scores"]), _shown(report["plain_scores"])
+    hidden = str(result) == "-"
+    typer.echo(
+        f"{task.name}, {report['examples']} rows inside the protocol: {scores}; in the clear: {plain}", err=hidden
+    )
     typer.echo(
         f"labels agree on {report['agreement']:.1%}, "
         f"logits differ by at most {report['largest_logit_difference']:.4f}; "
         f"{human_bytes(report['online_bytes'] / report['examples'])} online, "
         f"{human_bytes(report['offline_bytes'] / report['examples'])} offline, "
-        f"{human_seconds(report['online_seconds'] / report['examples'])} online per row"
+        f"{human_seconds(report['online_seconds'] / report['examples'])} online per row",
+        err=hidden,
     )
     _write({"task": task.name, **report, "command": _command(), "versions": _versions()}, result)
 
