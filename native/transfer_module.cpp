@@ -83,27 +83,24 @@ void py_correlate_receiver(const In &words, const BytesIn &chosen, const BytesIn
 }
 
 void py_tables_sender(const BytesIn &hash_key, u64 first, unsigned index_bits, const In &zeros, const In &ones,
-                      const BytesIn &flips, const In &entries, const BytesOut &message, unsigned width,
-                      const std::string &isa_name) {
+                      const Out &words, const std::string &isa_name) {
     const TransferIsa &isa = transfer_isa(isa_name);
-    const Tables t{hash_key.data(), first, entries.shape(0) >> index_bits, index_bits, width};
-    const u64 *m0 = zeros.data(), *m1 = ones.data(), *values = entries.data();
-    const u8 *swaps = flips.data();
-    u8 *sent = message.data();
+    const Tables t{hash_key.data(), first, words.shape(0) >> index_bits, index_bits};
+    const u64 *m0 = zeros.data(), *m1 = ones.data();
+    u64 *target = words.data();
     nb::gil_scoped_release release;
-    tables_sender(t, m0, m1, swaps, values, sent, isa);
+    tables_sender(t, m0, m1, target, isa);
 }
 
 void py_tables_receiver(const BytesIn &hash_key, u64 first, unsigned index_bits, const In &known,
-                        const BytesIn &choices, const BytesIn &chosen, const BytesIn &message, const Out &out,
-                        unsigned width, const std::string &isa_name) {
+                        const BytesIn &choices, const Out &words, const std::string &isa_name) {
     const TransferIsa &isa = transfer_isa(isa_name);
-    const Tables t{hash_key.data(), first, out.shape(0), index_bits, width};
+    const Tables t{hash_key.data(), first, words.shape(0), index_bits};
     const u64 *keys = known.data();
-    const u8 *random = choices.data(), *wanted = chosen.data(), *received = message.data();
-    u64 *target = out.data();
+    const u8 *random = choices.data();
+    u64 *target = words.data();
     nb::gil_scoped_release release;
-    tables_receiver(t, keys, random, wanted, received, target, isa);
+    tables_receiver(t, keys, random, target, isa);
 }
 
 std::vector<Block> blocks_of(const BytesIn &data) {

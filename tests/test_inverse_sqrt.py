@@ -8,15 +8,25 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from comet_mpc.errors import LeakError, RangeError, RuleError
 from comet_mpc.flooding import Flooding, constant_guess, flooded_guess_not_private
-from comet_mpc.inverse_sqrt import RULES, NewtonRule, inverse_sqrt, make_rule, open_argument, square_root
+from comet_mpc.inverse_sqrt import (
+    RULES,
+    InverseSqrtRule,
+    inverse_sqrt,
+    make_rule,
+    open_argument,
+    square_root,
+)
 from comet_mpc.plan import plan_program
-from comet_mpc.rules import MinimaxRule, minimax_rule
+from comet_mpc.rules import MinimaxRule, TableRule, minimax_rule
 from comet_mpc.session import Session, Weight
-from comet_mpc.share import CLIENT, SERVER, Share
+from comet_mpc.share import CLIENT, SERVER, Share, decode
 from comet_mpc.twin import TwinSession
+from test_pair import run_as_a_pair
 from two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]
@@ -29,6 +39,7 @@ DOMAINS = {
     "exponential": (0.1, 10.0, 0.001),
     "taylor7": (0.4, 1.6, 0.0005),
     "taylor2": (0.4, 2.0, 0.0005),
+    "table": (0.1, 400.0, 0.00015),
 }
 
 
@@ -36,7 +47,7 @@ def points(low: float, high: float, count: int = 96) -> Reals:
     return np.rint(np.geomspace(1.001 * low, 0.999 * high, count) * 2.0**20) * 2.0**-20
 
 
-def of_secret(t: Reals, high: float, rule: MinimaxRule | NewtonRule) -> Program[Share]:
+def of_secret(t: Reals, high: float, rule: InverseSqrtRule) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         half = session.private(CLIENT, t.shape, 20, high, t / 2.0)
         return inverse_sqrt(session, (half + session.private(SERVER, t.shape, 20, high, t / 2.0)).bounded(high), rule)
@@ -68,7 +79,9 @@ def test_every_rule_gives_the_inverse_root_inside_its_domain(name: str, fused: b
     real = together(run_two_parties(program, fused=fused, permits_leaks=name == "paper"))
     assert np.max(np.abs(twin / exact - 1.0)) <= error
     assert np.max(np.abs(real / exact - 1.0)) <= error
-    if isinstance(rule, MinimaxRule):  # each is within `rounding` of the same rule in real arithmetic
+    if isinstance(rule, TableRule):  # a place one further makes another guess, which a step squares away
+        allowed = (rule.error + 2.0 * rule.rounding) * exact
+    elif isinstance(rule, MinimaxRule):  # each is within `rounding` of the same rule in real arithmetic
         allowed = 2.0 * rule.rounding * exact
     else:  # a unit of t moves y by y³/2 units, twice in case t is opened twice; one of y is squared away
         allowed = 2.0**-rule.fraction_t * exact**3 + 2.0**-rule.fraction_y
@@ -134,6 +147,65 @@ def test_minimax_costs_a_round_for_t_and_one_for_every_later_y() -> None:
         rule = minimax_rule(2.0**-8, 1.0, steps)
         plan = plan_program(partial(inverse_sqrt, t=Share((64,), 20, 1.0), rule=rule))
         assert plan.rounds == 1 + len(rule.steps)
+
+
+# By look-ups -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def table_cases(draw: st.DrawFn) -> tuple[TableRule, Reals, int]:
+    """An interval, points all over it and where digits or powers of two change, and the fraction bits they come in."""
+    low = 2.0 ** draw(st.floats(-12.0, 6.0))
+    high = low * 2.0 ** draw(st.floats(0.5, 16.0))
+    rule = TableRule(low, high)
+    fraction = draw(st.integers(rule.fraction_t, rule.fraction_t + 6))
+    unit = 2.0**-fraction
+    seams = 2.0 ** np.arange(np.floor(np.log2(low)), np.ceil(np.log2(high)) + 1.0)
+    drawn = draw(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
+    t = np.concatenate([seams - unit, seams, seams + unit, low * (high / low) ** np.array(drawn)])
+    t = np.clip(np.rint(t / unit), np.ceil(low / unit), np.floor(high / unit)) * unit
+    return rule, t, fraction
+
+
+@given(table_cases(), st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_tables_err_no_more_than_certified_over_their_whole_interval(
+    case: tuple[TableRule, Reals, int], seed: int
+) -> None:
+    rule, t, fraction = case
+    whole = np.rint(t * 2.0**fraction).astype(np.int64).view(np.uint64)
+    server = np.random.default_rng(seed).integers(0, 2**64, t.shape, np.uint64)  # any sharing whatsoever
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        words = [whole - server if session.holds(CLIENT) else np.zeros_like(server)]
+        words.append(server if session.holds(SERVER) else np.zeros_like(server))
+        planned = not (session.holds(CLIENT) or session.holds(SERVER))
+        share = Share(t.shape, fraction, rule.high, values=None if planned else words[0] + words[1])
+        return inverse_sqrt(session, share, rule)
+
+    real, twin = together(run_two_parties(program)), twin_value(program)
+    for value in (real, twin):
+        assert np.max(np.abs(value * np.sqrt(t) - 1.0)) <= rule.error + rule.rounding
+
+
+def test_tables_prepared_by_the_parties_alone_do_the_same() -> None:
+    rule = TableRule(1 / 16, 16.0)
+    t = points(1 / 16, 16.0, 300)
+    program = of_secret(t, 16.0, rule)
+    client, server = run_as_a_pair(program, {}, {})
+    assert client.values is not None
+    assert server.values is not None
+    real = decode(client.values + server.values, client.fraction, client.width)
+    assert np.max(np.abs(real * np.sqrt(t) - 1.0)) <= rule.error + rule.rounding
+
+
+def test_a_table_rule_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(RuleError, match="too wide for tables"):
+        make_rule("table", 2.0**-12, 2.0**12)
+    with pytest.raises(RuleError, match="takes one step"):
+        make_rule("table", 0.1, 1.0, 2)
+    with pytest.raises(RangeError, match="tables end at"):
+        plan_program(lambda session: inverse_sqrt(session, Share((4,), 20, 2.0), make_rule("table", 0.1, 1.0)))
 
 
 # The paper's guess --------------------------------------------------------------------------------------------

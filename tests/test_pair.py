@@ -19,6 +19,7 @@ from comet_mpc.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
 )
@@ -28,6 +29,8 @@ from comet_mpc.errors import (
     RandomnessError,
     RandomnessExhausted,
 )
+from comet_mpc.kernels import unpack_words
+from comet_mpc.lookup import pick
 from comet_mpc.pair import PairSource, prepare_bundle
 from comet_mpc.pair_costs import preparation_traffic
 from comet_mpc.party import PartySession
@@ -71,6 +74,7 @@ def correlations() -> list[Correlation]:
         MatrixProduct(0, 13, 2, 3, 4, 3, False, 32),
         SquareSums(2, 10, 4, 40),
         Monomials((1,), (2, 3, 1), (term(1, width=64),)),
+        TableTransfers(11, 16, (1, 3)),
     ]
 
 
@@ -110,6 +114,13 @@ def test_every_correlation_is_what_it_says() -> None:
                     for name, power in zip(names, term.powers, strict=True):
                         expected = expected * masks[name] ** np.uint64(power)
                     assert same(mine[place] + theirs[place], expected.reshape(-1), term.width)
+            case TableTransfers(count=count, entries=entries, sizes=sizes):
+                places, own, pads = theirs[0], mine[: len(sizes)], mine[len(sizes) :]
+                assert places.max() < entries
+                for column, size in enumerate(sizes):
+                    known = pick(pads[column].view(np.uint8), places, size)
+                    assert same(known - own[column], theirs[1 + column], 8 * size)
+                    assert len(np.unique(unpack_words(pads[column].view(np.uint8), size, count * entries))) > entries
             case SquareSums(mask=mask, rows=rows, width=width):
                 rectangle = masks[mask].reshape(rows, -1)
                 assert same(mine[0] + theirs[0], (rectangle * rectangle).sum(axis=1, dtype=np.uint64), width)

@@ -21,6 +21,7 @@ from comet_mpc.correlations import (
     MatrixProduct,
     Monomials,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
 )
@@ -29,24 +30,25 @@ from comet_mpc.drawing import Drawn
 from comet_mpc.errors import CometError
 from comet_mpc.flooding import Flooding, flooded_guess_not_private, flooded_shares
 from comet_mpc.inverse_sqrt import inverse_sqrt
+from comet_mpc.lookup import Column, Table
 from comet_mpc.party import PartySession
 from comet_mpc.plan import PlanSession, plan_program
 from comet_mpc.polynomial import variables
 from comet_mpc.rules import minimax_rule
 from comet_mpc.seeds import derive_seed, expand
 from comet_mpc.session import (
+    Choose,
     Give,
-    Given,
     Open,
-    Opened,
     Request,
+    Result,
     Session,
     Truncate,
     TruncateOpen,
     Weight,
     wire_bytes,
 )
-from comet_mpc.share import CLIENT, SERVER, Share, Words, decode, encode
+from comet_mpc.share import CLIENT, SERVER, Words, decode, encode
 from comet_mpc.twin import TwinSession
 from test_transcripts import recording_pair
 from two_parties import KEY, Program, run_two_parties
@@ -56,6 +58,7 @@ Bytes = npt.NDArray[np.uint8]
 
 X, Y = variables("x y")
 RULE = minimax_rule(2.0**-6, 2.0, 3)
+TABLE = Table((Column(tuple(range(256)), 8), Column(tuple(range(0, -512, -2)), 24)))
 ROWS, COLUMNS = 8, 16  # counts are multiples of eight, so that packed bits have no padding
 
 
@@ -80,6 +83,7 @@ def everything(x: Reals, y: Reals) -> Program[object]:
         t = session.add_constant(session.evaluate(X**2, {"x": a}, bound=1.0), 0.25)
         session.open(session.truncate_to(inverse_sqrt(session, t, RULE), 12))
         session.open(session.square_sum(a), session.mean(second))
+        session.open(*session.look_up(second.digit_sum(1, 7), TABLE))
         linear = session.linear(session.give(first), weights["matrix"])
         session.open(session.scale(session.give(linear), weights["vector"]))
         return narrow
@@ -174,7 +178,7 @@ def test_every_place_of_the_transcript_is_uniform(party: int) -> None:
 
 @pytest.mark.parametrize("owner", [CLIENT, SERVER])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("message", ["truncate", "truncate and open", "open", "give"])
+@pytest.mark.parametrize("message", ["truncate", "truncate and open", "open", "look up", "give"])
 def test_even_shares_that_are_not_uniform_are_hidden(owner: int, sign: float, message: str) -> None:
     """A private value is its owner's whole share: what it sends of it is uniform all the same."""
     count = 1 << 16
@@ -188,6 +192,8 @@ def test_even_shares_that_are_not_uniform_are_hidden(owner: int, sign: float, me
                 return session.truncate_open(x, 8)
             case "open":
                 return session.open(x)
+            case "look up":
+                return session.look_up(x.digit_sum(2, 7), TABLE)
             case _:
                 return session.give(x)
 
@@ -309,9 +315,7 @@ class WatchfulPlan(PlanSession):
         super().__init__(fused=fused)
         self.uses: list[tuple[int, Correlation, Request]] = []
 
-    def _carry_out(
-        self, requests: Sequence[Request], drawn: Sequence[Drawn | None]
-    ) -> list[Share | Opened | Given | Words | None]:
+    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
         for request, entry in zip(requests, drawn, strict=True):
             if entry is not None:
                 self.uses.append((entry.index, self.correlations[entry.index], request))
@@ -347,6 +351,8 @@ def test_a_mask_is_used_for_one_opening_and_correlations_refer_backwards(fused: 
             assert (correlation.shape, correlation.width) == (request.share.shape, request.share.width)
         elif isinstance(request, Give):
             assert isinstance(correlation, ClientMask)
+        elif isinstance(request, Choose):
+            assert isinstance(correlation, TableTransfers)
         else:
             assert isinstance(request, Truncate)
     for place, correlation in enumerate(session.correlations):

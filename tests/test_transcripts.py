@@ -15,6 +15,7 @@ import pytest
 
 from comet_mpc.channel import Channel, memory_pair
 from comet_mpc.inverse_sqrt import inverse_sqrt
+from comet_mpc.lookup import Column, Table
 from comet_mpc.polynomial import variables
 from comet_mpc.rules import CubicStep, MinimaxRule
 from comet_mpc.session import Open, Session, Truncate, TruncateOpen, Weight
@@ -124,6 +125,11 @@ def _inverse_sqrt(session: Session, _: Mapping[str, Weight]) -> object:
     return session.open(session.truncate_to(inverse_sqrt(session, t, rule), 12))
 
 
+def _look_up(session: Session, _: Mapping[str, Weight]) -> object:
+    table = Table((Column(tuple(range(16)), 8), Column(tuple(range(0, -32, -2)), 24, 4)))
+    return session.open(*session.look_up(_input(session).digit_sum(2, 3), table))
+
+
 PROTOCOLS: dict[str, Program[object]] = {
     "open": _open,
     "open in a narrow ring": _open_narrow,
@@ -139,6 +145,7 @@ PROTOCOLS: dict[str, Program[object]] = {
     "mean": _mean,
     "reveal": _reveal,
     "inverse square root": _inverse_sqrt,
+    "look-up": _look_up,
 }
 CASES = [(name, fused) for name in PROTOCOLS for fused in (True, False)]
 

@@ -81,30 +81,10 @@ def correlate_sender(
 ) -> None: ...
 def correlate_receiver(words: Words, chosen: Bytes, message: Bytes, shares: Words, width: int, /) -> None: ...
 def tables_sender(
-    hash_key: Bytes,
-    first: int,
-    index_bits: int,
-    zeros: Words,
-    ones: Words,
-    flips: Bytes,
-    entries: Words,
-    message: Bytes,
-    width: int,
-    isa: str,
-    /,
+    hash_key: Bytes, first: int, index_bits: int, zeros: Words, ones: Words, words: Words, isa: str, /
 ) -> None: ...
 def tables_receiver(
-    hash_key: Bytes,
-    first: int,
-    index_bits: int,
-    known: Words,
-    choices: Bytes,
-    chosen: Bytes,
-    message: Bytes,
-    out: Words,
-    width: int,
-    isa: str,
-    /,
+    hash_key: Bytes, first: int, index_bits: int, known: Words, choices: Bytes, words: Words, isa: str, /
 ) -> None: ...
 def transfer_aes(key: Bytes, data: Bytes, out: Bytes, isa: str, /) -> None: ...
 def transfer_transpose(planes: Words, rows: Bytes, isa: str, /) -> None: ...

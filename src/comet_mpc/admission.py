@@ -17,6 +17,7 @@ from comet_mpc.correlations import (
     MatrixProduct,
     Monomials,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
     correction_widths,
@@ -24,6 +25,7 @@ from comet_mpc.correlations import (
 )
 from comet_mpc.dealing import CHUNK, Dealing
 from comet_mpc.errors import ForeignRandomness
+from comet_mpc.lookup import MOST_ENTRIES
 from comet_mpc.share import WORD
 
 __all__ = ["ProgramLimits", "admit_program"]
@@ -58,6 +60,8 @@ def _sizes(entry: Correlation) -> tuple[int, ...]:
             return rows, inputs, outputs
         case WeightScale(rows=rows, size=size):
             return rows, size
+        case TableTransfers(count=count, entries=entries, sizes=sizes):
+            return count, entries, *sizes
 
 
 def _held(entry: Correlation, program: Sequence[Correlation]) -> int:
@@ -117,6 +121,9 @@ def _check_references(correlations: Sequence[Correlation]) -> None:
                 mask(index, place, ClientMask, rows * inputs)
             case WeightScale(mask=index, rows=rows, size=size):
                 mask(index, place, ClientMask, rows * size)
+            case TableTransfers(entries=entries, sizes=sizes):
+                if not 2 <= entries <= MOST_ENTRIES or entries & (entries - 1) or not 1 <= sum(sizes) <= WORD // 8:
+                    raise ForeignRandomness(f"correlation {place} has tables that cannot be")
 
 
 def admit_program(data: bytes | bytearray, key: bytes, limits: ProgramLimits) -> Dealing:

@@ -27,6 +27,7 @@ __all__ = [
     "MonomialTerm",
     "Monomials",
     "SquareSums",
+    "TableTransfers",
     "WeightProduct",
     "WeightScale",
     "correction_bytes",
@@ -123,7 +124,29 @@ class WeightScale(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     width: int
 
 
-Correlation = Mask | ClientMask | BitProducts | Monomials | SquareSums | MatrixProduct | WeightProduct | WeightScale
+class TableTransfers(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """1-of-M transfers of random words, for look-ups in tables of `entries` places and columns of `sizes` bytes.
+
+    For each of `count` tables and each column the client knows a word at every place, the server the word at one
+    uniform place and no other, less a word of the client's that becomes its share of what is looked up.
+    """
+
+    count: int
+    entries: int
+    sizes: tuple[int, ...]
+
+
+Correlation = (
+    Mask
+    | ClientMask
+    | BitProducts
+    | Monomials
+    | SquareSums
+    | MatrixProduct
+    | WeightProduct
+    | WeightScale
+    | TableTransfers
+)
 
 
 def correction_widths(correlation: Correlation) -> list[tuple[int, int]]:
@@ -143,6 +166,8 @@ def correction_widths(correlation: Correlation) -> list[tuple[int, int]]:
             return [(rows * outputs, width)]
         case WeightScale(rows=rows, size=size, width=width):
             return [(rows * size, width)]
+        case TableTransfers(count=count, sizes=sizes):
+            return [(count, 8 * size) for size in sizes]
 
 
 def correction_bytes(correlation: Correlation) -> int:

@@ -15,6 +15,7 @@ from comet_mpc.correlations import (
     MatrixProduct,
     Monomials,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
     correction_bytes,
@@ -98,6 +99,7 @@ def by_layer(plan: Plan) -> list[Cost]:
 _WORD = 12e-9  # an opened element: expand, mask, pack, send, receive, unpack, add
 _TERM = 6e-9  # one mask monomial of an element: expand or unpack, multiply, add
 _BIT = 6e-9
+_ENTRY = 6e-9  # one of a table that is given: expand, add, pack, send
 _MAC = 1.0 / 6e9
 _MAC_INT32 = 1.0 / 9e9
 
@@ -119,6 +121,8 @@ def _seconds(correlation: Correlation) -> float:
             return rows * inputs * outputs * _MAC_INT32
         case WeightScale(rows=rows, size=size):
             return rows * size * _TERM
+        case TableTransfers(count=count, entries=entries, sizes=sizes):
+            return count * entries * len(sizes) * _ENTRY
 
 
 def compute_seconds(plan: Plan) -> float:
@@ -135,6 +139,8 @@ def party_memory(plan: Plan, weight_words: int) -> int:
                 words = math.prod(shape) * (len(terms) + 2)
             case Mask(shape=shape) | ClientMask(shape=shape):
                 words = 4 * math.prod(shape)
+            case TableTransfers(count=count, entries=entries, sizes=sizes):
+                words = count * entries * sum(sizes) // 2
             case WeightProduct(rows=rows, outputs=outputs):
                 words = 3 * rows * outputs
             case _:

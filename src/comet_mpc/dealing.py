@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from comet_mpc import kernels
+from comet_mpc import kernels, lookup
 from comet_mpc.correlations import (
     BitProducts,
     ClientMask,
@@ -28,6 +29,7 @@ from comet_mpc.correlations import (
     MatrixProduct,
     Monomials,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
     correction_bytes,
@@ -48,6 +50,19 @@ CHUNK = 1 << 16
 def _stream(index: int, array: int) -> int:
     """Array 0 of a correlation is its mask or bits; 1, 2, … are the client's shares of products."""
     return index << 16 | array
+
+
+def _pads(seed: bytes, index: int, column: int, sizes: Sequence[int], start: int, stop: int) -> npt.NDArray[np.uint8]:
+    """Entries start … stop-1 of a column of the client's random tables; start is a multiple of 8."""
+    size = sizes[column]
+    stream = _stream(index, 1 + len(sizes) + column)
+    words = expand(seed, stream, -(-(stop - start) * size // 8), start * size // 8)
+    return words.view(np.uint8)[: (stop - start) * size]
+
+
+def _places(seed: bytes, index: int, count: int, entries: int, offset: int = 0) -> Words:
+    """Which entry of each of the client's random tables the server knows."""
+    return expand(seed, _stream(index, 0), count, offset) & np.uint64(entries - 1)
 
 
 def weights_digest(weights: Mapping[str, Weight]) -> str:
@@ -150,6 +165,12 @@ class DealtSource:
             case WeightProduct() | WeightScale() if self.party == CLIENT:
                 words = self._prepared.pop(index, None)
                 return Drawn(index, (self._weight_share(index, correlation) if words is None else words,))
+            case TableTransfers(count=count, entries=entries, sizes=sizes):
+                shares = self._shares(index, correlation)
+                if self.party == SERVER:
+                    return Drawn(index, (_places(self._seed, index, count, entries), *shares))
+                pads = [_pads(self._seed, index, column, sizes, 0, count * entries) for column in range(len(sizes))]
+                return Drawn(index, (*shares, *pads))  # type: ignore[arg-type]
             case _:
                 return Drawn(index, self._shares(index, correlation))
 
@@ -258,6 +279,13 @@ class Dealing:
                 for start in range(0, rows, step):
                     stop = min(rows, start + step)
                     yield (self._mask(mask, start * size, stop * size).reshape(-1, size) * vector).reshape(-1)
+            case TableTransfers(count=count, entries=entries, sizes=sizes):
+                step = max(8, CHUNK // entries)
+                for start in range(0, count, step):
+                    stop = min(count, start + step)
+                    pads = _pads(self.client_seed, index, array, sizes, start * entries, stop * entries)
+                    places = _places(self.server_seed, index, stop - start, entries, start)
+                    yield lookup.pick(pads, places, sizes[array])
             case Mask() | ClientMask():
                 pass
 

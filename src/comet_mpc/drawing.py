@@ -24,24 +24,28 @@ from comet_mpc.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
 )
 from comet_mpc.errors import ForeignRandomness, RandomnessExhausted
 from comet_mpc.polynomial import Exponents, needed_monomials
 from comet_mpc.session import (
+    Choose,
+    Fetch,
     Give,
     Given,
     Open,
     Opened,
     Request,
+    Result,
     Reveal,
     Session,
     Truncate,
     TruncateOpen,
     Weight,
 )
-from comet_mpc.share import Share, Words
+from comet_mpc.share import Words
 
 __all__ = ["DrawingSession", "Drawn", "Expansions", "InOrder", "MaskTerm", "demand"]
 
@@ -94,7 +98,9 @@ def demand(request: Request) -> Correlation | None:
             return None if free else BitProducts(share.count, width - share.width + shift)
         case Give():
             return ClientMask(share.shape, share.width)
-        case Reveal():
+        case Choose(table=table):
+            return TableTransfers(share.count, table.entries, table.sizes)
+        case Reveal() | Fetch():
             return None
 
 
@@ -167,7 +173,7 @@ class DrawingSession(Session):
     def _draw(self, correlation: Correlation) -> Drawn:
         """The next correlation of the program."""
 
-    def _round(self, requests: Sequence[Request]) -> list[Share | Opened | Given | Words | None]:
+    def _round(self, requests: Sequence[Request]) -> list[Result]:
         drawn = []
         for request in requests:
             correlation = demand(request)
@@ -175,9 +181,7 @@ class DrawingSession(Session):
         return self._carry_out(requests, drawn)
 
     @abstractmethod
-    def _carry_out(
-        self, requests: Sequence[Request], drawn: Sequence[Drawn | None]
-    ) -> list[Share | Opened | Given | Words | None]: ...
+    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]: ...
 
     def _evaluate(
         self, terms: list[tuple[int, Exponents]], operands: list[Opened], shape: tuple[int, ...]

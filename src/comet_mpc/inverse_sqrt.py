@@ -5,6 +5,7 @@
     exponential  CrypTen's guess 2.2·exp(-(t/2 + 0.2)) + 0.2 - t/1024, then 10 (or 3) Newton steps
     taylor7      the paper's degree 7 Taylor polynomial around 1, then 2 Newton steps
     taylor2      the same with degree 2, then 8 Newton steps
+    table        the top bit, a power of two and a guess from tables by 1-of-M transfers, then one Newton step
     reference    minimax with as many steps as the fixed point has use for
 
 All run on the same engine, so their costs and errors compare.
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.flooding import Flooding, flooded_guess_not_private
 from comet_mpc.polynomial import Polynomial, variables
-from comet_mpc.rules import MinimaxRule, minimax_rule
-from comet_mpc.session import Opened, Session
-from comet_mpc.share import Share
+from comet_mpc.rules import MinimaxRule, TableRule, minimax_rule
+from comet_mpc.session import Opened, Session, Truncate
+from comet_mpc.share import Share, concatenate, ring_width
 
 __all__ = [
     "RULES",
@@ -34,7 +35,7 @@ __all__ = [
     "square_root",
 ]
 
-T, Y, P, Q, B = variables("t y p q b")
+T, Y, P, Q, B, Z, H, D = variables("t y p q b z h d")
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class NewtonRule:
         return min(14, int((60 - math.log2(self.bound) - self.fraction_t) // 3))
 
 
-InverseSqrtRule = MinimaxRule | NewtonRule
+InverseSqrtRule = MinimaxRule | NewtonRule | TableRule
 
 _ITERATIONS = {"paper": 4, "exponential": 10, "taylor7": 2, "taylor2": 8}
-RULES = ("minimax", *_ITERATIONS, "reference")
+RULES = ("minimax", *_ITERATIONS, "table", "reference")
 
 
 def make_rule(
@@ -88,6 +89,10 @@ def make_rule(
         return minimax_rule(low, high, steps or 8, root=root, floor=floor, gain=gain)
     if name in _ITERATIONS:
         return NewtonRule(name, low, high, _ITERATIONS[name] if steps is None else steps)
+    if name == "table":
+        if steps not in (None, 1):
+            raise RuleError(f"the rule of tables takes one step, not {steps}")
+        return TableRule(low, high)
     raise RuleError(f"unknown rule {name!r}: choose one of {', '.join(RULES)}")
 
 
@@ -95,16 +100,19 @@ def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule) -> Share:
     """y ≈ 1/sqrt(t) for t in the rule's interval, not truncated yet. Reveals nothing (but for `paper`).
 
     minimax: opens t and one y per step after the start. Relative error at most rule.error + rule.rounding.
+    table: the same error promise; rounds: 2 a digit of t, log2 of their number, and 9.
     """
     with session.part("inverse_sqrt"):
         if isinstance(rule, NewtonRule):
             return _newton(session, t, rule)
+        if isinstance(rule, TableRule):
+            return _by_tables(session, t, rule)
         return _last(session, open_argument(session, t, rule), rule, root=False)
 
 
 def overshoot(rule: InverseSqrtRule) -> float:
-    """y·sqrt(t)/gain is at most this (certified for minimax, assumed for the others); less below the interval."""
-    return 1.0 + rule.error + rule.rounding if isinstance(rule, MinimaxRule) else 1.25
+    """y·sqrt(t)/gain is at most this (certified for minimax and table, else assumed); less below the interval."""
+    return 1.25 if isinstance(rule, NewtonRule) else 1.0 + rule.error + rule.rounding
 
 
 def open_argument(session: Session, t: Share, rule: MinimaxRule) -> Opened:
@@ -207,3 +215,57 @@ def _taylor7(session: Session, t: Share, rule: NewtonRule) -> Share:
     both = session.reopen(second, 14), session.reopen(square, 14)
     product = session.evaluate(Q**2 * B, {"b": both[0], "q": both[1]}, fraction=42, bound=size**4)
     return (product.lift(48) + first).bounded(max(rule.bound, size**4))
+
+
+# By look-ups -----------------------------------------------------------------------------------------------------
+
+
+def _by_tables(session: Session, t: Share, rule: TableRule) -> Share:
+    """Digits of t, m, m's leading bits, a Newton step. Besides look-ups opens t, its power, m, w, y and the scale."""
+    if t.bound > rule.top:
+        raise RangeError(f"{session.here}: t may reach {t.bound:g}, but the rule's tables end at {rule.top:g}")
+    t = session.truncate_to(t.lift(max(t.fraction, rule.fraction_t)), rule.fraction_t, rule.width)
+    power, scale = session.look_up(_top_bit(session, t, rule).narrow(5), *rule.power_tables)
+    opened = dict(zip("tp", session.open(t.times_power(rule.fraction_t), power), strict=True))
+    whole = session.evaluate(T * P, opened, bound=2.0**rule.bits)
+    m = whole.times_power(1 - rule.bits)
+    place = session.truncate(m.times(rule.cells), rule.bits - 1, rule.width - rule.bits + 1)
+    (w,) = session.look_up(session.add_constant(place, 1.0 - rule.cells).narrow(rule.guess_bits), rule.guess_table)
+    fraction = rule.fraction_m + 3 * rule.fraction_w + 1
+    m, w = _brought(session, ring_width(fraction, 1.1), (m, rule.fraction_m), (w, rule.fraction_w))
+    opened = dict(zip("ty", session.open(m, w), strict=True))
+    y = session.evaluate(1.5 * Y - 0.5 * T * Y**3, opened, fraction=fraction, bound=1.01)
+    bound = 1.02 * scale.bound
+    width = ring_width(rule.fraction_y + rule.fraction_s, bound)
+    y, scale = _brought(session, width, (y, rule.fraction_y), (scale, rule.fraction_s))
+    return session.evaluate(Y * P, dict(zip("yp", session.open(y, scale), strict=True)), bound=bound)
+
+
+def _top_bit(session: Session, t: Share, rule: TableRule) -> Share:
+    """The place of the highest bit of t that is set: of the highest digit that is not zero."""
+    carry: Share | None = None
+    filled, places = [], []
+    for place in range(rule.digits):
+        digit = t.digit_sum(place, rule.digit_bits)
+        if carry is not None:
+            digit = (digit + carry.narrow(digit.width)).bounded(digit.bound)
+        carry, full, top = session.look_up(digit, rule.digit_table(place))
+        filled.append(full.reshape(1, *t.shape))
+        places.append(top.reshape(1, *t.shape))
+    z, d = concatenate(filled, 0), concatenate(places, 0)
+    while z.shape[0] > 1:  # of two neighbours the higher one counts, unless it is zero
+        pairs = z.shape[0] // 2 * 2
+        low, high = (slice(start, pairs, 2) for start in (0, 1))
+        opened = dict(zip("hzd", session.open(z[high], z[low], (d[high] - d[low]).bounded(32.0)), strict=True))
+        either = session.evaluate(H + Z - H * Z, opened, bound=1.0)
+        further = session.evaluate(H * D, opened, bound=32.0)
+        z = concatenate([either, z[pairs:]], 0)
+        d = concatenate([(d[low] + further).bounded(32.0), d[pairs:]], 0)
+    return d[0]
+
+
+def _brought(session: Session, width: int, *wanted: tuple[Share, int]) -> tuple[Share, ...]:
+    """Shares with so many fraction bits in a ring of `width`. One round."""
+    lifted = [(share.lift(max(share.fraction, fraction)), fraction) for share, fraction in wanted]
+    results = session.communicate(*(Truncate(share, share.fraction - bits, width) for share, bits in lifted))
+    return tuple(result for result in results if isinstance(result, Share))

@@ -4,6 +4,7 @@ Every correlation of a program becomes products of what the client knows with wh
 
     Mask, ClientMask    each party's part from a seed of its own; nothing is sent
     BitProducts         oblivious transfer
+    TableTransfers      the same, log2 of a table's entries each
     WeightProduct       homomorphic matrix product of the client's mask with the server's weight itself
     WeightScale         the same element by element
     MatrixProduct       (A_c + A_s)·(B_c + B_s): two of the four products are crossed, one party's with the other's
@@ -34,6 +35,7 @@ from comet_mpc.correlations import (
     MatrixProduct,
     Monomials,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
     program_digest,
@@ -48,6 +50,7 @@ from comet_mpc.seeds import expand, new_seed
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER, Words
 from comet_mpc.slots import SlotPlan, choose_plan, slot_sums
+from comet_mpc.table_transfer import give_words, read_words
 from comet_mpc.tiling import Integers, centred, choose_tiling
 
 __all__ = [
@@ -184,6 +187,9 @@ class _Preparation:
         program = self._program
         for width, bits in grouped(program, BitProducts):
             self._bit_products(width, bits)
+        for index, correlation in enumerate(program):
+            if isinstance(correlation, TableTransfers):
+                self._table_transfers(index, correlation)
         for terms, monomials in grouped(program, Monomials):
             self._monomials([term.powers for term in terms], [term.width for term in terms], monomials)
         for (columns, width), sums in grouped(program, SquareSums):
@@ -217,6 +223,26 @@ class _Preparation:
                 own[-1] &= (1 << entry.count % 8) - 1
             self.arrays[index] = (own, shares[start : start + entry.count].copy())  # type: ignore[assignment]
             start += size
+
+    def _table_transfers(self, index: int, entry: TableTransfers) -> None:
+        """A word of 64 bits at every place is cut into columns. The client's own share is added to its pads."""
+        count, sizes = entry.count, entry.sizes
+        shifts = [np.uint64(8 * sum(sizes[:column])) for column in range(len(sizes))]
+        if self._party == SERVER:
+            places, words = read_words(self._channel, self._transfers, count, entry.entries)
+            self.arrays[index] = (places, *(words >> shift for shift in shifts))
+            return
+        own = expand(self.seed, index, len(sizes) * count).reshape(len(sizes), count)
+        pads = [np.empty(count * entry.entries * size, np.uint8) for size in sizes]
+        start = 0
+        for words in give_words(self._channel, self._transfers, count, entry.entries):
+            stop = start + len(words)
+            for column, size in enumerate(sizes):
+                shifted = (words >> shifts[column]) + own[column, start:stop, None]
+                place = slice(start * entry.entries * size, stop * entry.entries * size)
+                pads[column][place] = kernels.pack_words(shifted, size)
+            start = stop
+        self.arrays[index] = (*own, *pads)  # type: ignore[arg-type]
 
     def _slot_sums(
         self, plan: SlotPlan, count: int, width: int, left: list[Integers], right: list[list[Integers]]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from comet_mpc.channel import FRAME_HEADER, Traffic
-from comet_mpc.correlations import BitProducts, Correlation, Monomials, SquareSums, WeightScale
+from comet_mpc.correlations import BitProducts, Correlation, Monomials, SquareSums, TableTransfers, WeightScale
 from comet_mpc.lattice import DEGREE, PublicKey
 from comet_mpc.oblivious_transfer import CHUNK, bit_products_traffic, extension_bytes, set_up_traffic
 from comet_mpc.packing import PackingKeys
@@ -21,6 +21,7 @@ from comet_mpc.pair import (
 )
 from comet_mpc.share import CLIENT
 from comet_mpc.slots import SlotPlan
+from comet_mpc.table_transfer import table_traffic
 from comet_mpc.tiling import choose_tiling
 
 __all__ = ["preparation_traffic"]
@@ -33,6 +34,9 @@ def preparation_traffic(program: Sequence[Correlation]) -> Traffic:
     for width, bits in grouped(program, BitProducts):
         padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
         total += bit_products_traffic(CLIENT, padded, width)
+    for correlation in program:
+        if isinstance(correlation, TableTransfers):
+            total += table_traffic(correlation.count, correlation.entries)
     for terms, monomials in grouped(program, Monomials):
         width = max(term.width for term in terms)
         if plan := monomial_plan([term.powers for term in terms], width):

@@ -11,23 +11,28 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc import kernels
+from comet_mpc import kernels, lookup
 from comet_mpc.channel import Channel, Traffic
 from comet_mpc.correlations import Correlation
 from comet_mpc.drawing import DrawingSession, Drawn, Expansions, MaskTerm
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
+    Choose,
+    Chosen,
+    Fetch,
     Give,
     Given,
     Open,
     Opened,
     Request,
+    Result,
     Reveal,
     Truncate,
     TruncateOpen,
     Weight,
     given,
+    looked_up,
     opened,
     truncated,
     wire_bytes,
@@ -37,7 +42,6 @@ from comet_mpc.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
 __all__ = ["Measured", "PartySession", "Source"]
 
 Packed = npt.NDArray[np.uint8]
-Result = Share | Opened | Given | Words | None
 
 
 class Source(Protocol):
@@ -165,7 +169,43 @@ class PartySession(DrawingSession):
                     expected,
                     lambda data: self._sum(share, share.flat(), data) if to in (self.party, BOTH) else None,
                 )
+            case Choose(share=share, table=table), Drawn(arrays=arrays):
+                if self.party == CLIENT:
+                    return _Leg(None, expected, lambda data: Chosen(share, table, arrays, self._start(share, data)))
+                asked = self._pack(arrays[0] - share.flat(), share.width)
+                return _Leg(asked, 0, lambda data: Chosen(share, table, arrays))
+            case Fetch(chosen=chosen), None:
+                return self._fetch(chosen, expected)
         raise ShapeError(f"{self.here}: the source of randomness gave something else than was asked for")
+
+    @staticmethod
+    def _start(share: Share, data: memoryview) -> Words:
+        """The entry that lies under a row's first pad: x_c - (c - x_s), c the pad that the server knows."""
+        return share.flat() - kernels.unpack_words(data, word_bytes(share.width), share.count)
+
+    def _fetch(self, chosen: Chosen, expected: int) -> _Leg:
+        """Column by column. The server's share is entry + word of the client's, the client's is minus that word."""
+        table, columns = chosen.table, len(chosen.table.columns)
+        if self.party == CLIENT:
+            own, pads = chosen.drawn[:columns], chosen.drawn[columns:]
+            assert chosen.start is not None
+            hidden = [
+                lookup.hide(words, chosen.start, pad.view(np.uint8), size)
+                for words, pad, size in zip(table.words, pads, table.sizes, strict=True)
+            ]
+            result = looked_up(chosen, [np.uint64(0) - words for words in own])
+            return _Leg(np.concatenate(hidden), 0, lambda data: result)
+        place, *pads_known = chosen.drawn
+
+        def finish(data: memoryview) -> Result:
+            found, at = [], 0
+            for size, pad in zip(table.sizes, pads_known, strict=True):
+                length = place.size * table.entries * size
+                found.append(lookup.pick(np.frombuffer(data[at : at + length], np.uint8), place, size) - pad)
+                at += length
+            return looked_up(chosen, found)
+
+        return _Leg(None, expected, finish)
 
     def _shifted(self, share: Share, shift: int) -> Words:
         """Each party's own share of z - 1, shifted; with the one given back it is as unbiased as any truncation."""

@@ -13,21 +13,26 @@ from comet_mpc.correlations import Correlation, correction_bytes, program_digest
 from comet_mpc.drawing import DrawingSession, Drawn, Expansions
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
+    Choose,
+    Chosen,
+    Fetch,
     Give,
     Given,
     Open,
     Opened,
     Request,
+    Result,
     Session,
     Truncate,
     TruncateOpen,
     Weight,
     given,
+    looked_up,
     opened,
     truncated,
     wire_bytes,
 )
-from comet_mpc.share import Share, Words
+from comet_mpc.share import Words
 
 __all__ = ["Plan", "PlannedRound", "plan_program"]
 
@@ -94,9 +99,7 @@ class PlanSession(DrawingSession):
         self.parts.append(self.here)
         return Drawn(len(self.correlations) - 1)
 
-    def _carry_out(
-        self, requests: Sequence[Request], drawn: Sequence[Drawn | None]
-    ) -> list[Share | Opened | Given | Words | None]:
+    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
         sizes = [wire_bytes(request) for request in requests]
         client, server = (sum(size[party] for size in sizes) for party in (0, 1))
         if client or server:
@@ -105,7 +108,7 @@ class PlanSession(DrawingSession):
         return [self._result(request, entry) for request, entry in zip(requests, drawn, strict=True)]
 
     @staticmethod
-    def _result(request: Request, drawn: Drawn | None) -> Share | Opened | Given | None:
+    def _result(request: Request, drawn: Drawn | None) -> Result:
         match request, drawn:
             case Truncate(), _:
                 return truncated(request, None)
@@ -116,6 +119,10 @@ class PlanSession(DrawingSession):
                 return result
             case Give(), Drawn(index=index):
                 return given(request, index, None)
+            case Choose(share=share, table=table), _:
+                return Chosen(share, table)
+            case Fetch(chosen=chosen), _:
+                return looked_up(chosen, [None] * len(chosen.table.columns))
         return None
 
     def _masked_polynomial(

@@ -10,6 +10,8 @@ All communication goes through `communicate`: one call is one round, and its req
     TruncateOpen(x, d)   both in one round and without the bits, at the price of more correlated randomness
     Give(x)              the server learns x - a, for a mask a that the client alone knows
     Reveal(x, to)        the result: a party learns x itself
+    Choose(x, table)     the server asks for a table's entries at x, x being shared: x_s under a uniform mask
+    Fetch(chosen)        the client gives all entries under pads, of which the server knows the one that it asked for
 
 Everything else is local. In particular any polynomial in opened tensors is (`evaluate`).
 """
@@ -27,17 +29,22 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
+from comet_mpc.lookup import Table
 from comet_mpc.polynomial import Exponents, Polynomial
 from comet_mpc.share import BOTH, CLIENT, SERVER, WORD, Share, Words, encode, word_bytes
 
 __all__ = [
     "FUSE_UP_TO",
+    "Choose",
+    "Chosen",
     "Deferred",
+    "Fetch",
     "Give",
     "Given",
     "Open",
     "Opened",
     "Request",
+    "Result",
     "Reveal",
     "Session",
     "Truncate",
@@ -47,7 +54,7 @@ __all__ = [
 ]
 
 
-Result = TypeVar("Result")
+Last = TypeVar("Last")
 
 FUSE_UP_TO = 1 << 14
 """Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
@@ -101,10 +108,39 @@ class Reveal:
     to: int = CLIENT
 
 
-Request = Open | Truncate | TruncateOpen | Give | Reveal
+@dataclass(frozen=True, eq=False)
+class Choose:
+    """First half of a look-up: the server asks for the entries at x, a whole number in a ring of log2(entries) bits."""
+
+    share: Share
+    table: Table
 
 
-class Deferred(Generic[Result]):
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What was asked for. drawn: this party's words of the transfers; start: where they begin in the client's view."""
+
+    share: Share
+    table: Table
+    drawn: tuple[Words, ...] = field(default=(), repr=False)
+    start: Words | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Fetch:
+    """Second half: the client gives every entry of every table, hidden. Bytes: count · entries · size of an entry."""
+
+    chosen: Chosen
+
+    @property
+    def share(self) -> Share:
+        return self.chosen.share
+
+
+Request = Open | Truncate | TruncateOpen | Give | Reveal | Choose | Fetch
+
+
+class Deferred(Generic[Last]):
     """A request (and what follows from it) that rides along with rounds that happen anyway. See `Session.defer`."""
 
     def __init__(self, session: Session, request: Request, then: Sequence[Callable[..., Request]]) -> None:
@@ -122,11 +158,11 @@ class Deferred(Generic[Result]):
         self._value = value
         self._request = self._then.pop(0)(value) if self._then else None
 
-    def result(self) -> Result:
+    def result(self) -> Last:
         """The last request's result; whatever was not carried along by now takes rounds of its own."""
         while self._request is not None:
             self._session.communicate()
-        return cast(Result, self._value)
+        return cast(Last, self._value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +245,10 @@ def wire_bytes(request: Request) -> tuple[int, int]:
             return full, 0
         case Reveal(to=to):
             return (full if to in (SERVER, BOTH) else 0), (full if to in (CLIENT, BOTH) else 0)
+        case Choose():
+            return 0, full
+        case Fetch(chosen=chosen):
+            return share.count * chosen.table.entries * sum(chosen.table.sizes), 0
 
 
 def _check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
@@ -246,6 +286,19 @@ def opened(request: Open | TruncateOpen, mask: int, public: Words | None) -> Ope
 def given(request: Give, mask: int, public: Words | None) -> Given:
     share = request.share
     return Given(share.shape, share.fraction, share.bound, share.width, mask, public)
+
+
+def looked_up(chosen: Chosen, columns: Sequence[Words | None]) -> tuple[Share, ...]:
+    """The result of a look-up: a share of every column."""
+    shape = chosen.share.shape
+    return tuple(
+        Share(shape, column.fraction, column.bound, column.width, None if words is None else words.reshape(shape))
+        for column, words in zip(chosen.table.columns, columns, strict=True)
+    )
+
+
+Result = Share | Opened | Given | Chosen | tuple[Share, ...] | Words | None
+"""What a request gives."""
 
 
 class Session(ABC):
@@ -320,7 +373,7 @@ class Session(ABC):
 
     # Communication ---------------------------------------------------------------------------------
 
-    def communicate(self, *requests: Request) -> tuple[Share | Opened | Given | Words | None, ...]:
+    def communicate(self, *requests: Request) -> tuple[Result, ...]:
         """One round for all the requests together (two where `fused` is off and one of them truncates and opens)."""
         free = requests and not any(any(wire_bytes(request)) for request in requests)
         riders = [] if free else list(self._deferred)  # what sends nothing is not a round to ride along with
@@ -346,7 +399,7 @@ class Session(ABC):
         self._deferred.append(deferred)
         return deferred
 
-    def _communicate(self, requests: Sequence[Request]) -> tuple[Share | Opened | Given | Words | None, ...]:
+    def _communicate(self, requests: Sequence[Request]) -> tuple[Result, ...]:
         for request in requests:
             if isinstance(request, Truncate | TruncateOpen):
                 _check_truncation(request, self.here)
@@ -363,7 +416,7 @@ class Session(ABC):
         return tuple(results)
 
     @abstractmethod
-    def _round(self, requests: Sequence[Request]) -> list[Share | Opened | Given | Words | None]:
+    def _round(self, requests: Sequence[Request]) -> list[Result]:
         """Carries out one round."""
 
     @overload
@@ -423,6 +476,17 @@ class Session(ABC):
         (result,) = self.communicate(Reveal(share, to))
         assert result is None or isinstance(result, np.ndarray)
         return result
+
+    def look_up(self, index: Share, *tables: Table) -> tuple[Share, ...]:
+        """A share of every column of public tables at a secret place. Two rounds."""
+        if index.fraction or any(2**index.width != table.entries for table in tables):
+            raise ShapeError(
+                f"{self.here}: a table of {tables[0].entries} entries has no place for a ring of {index.width} bits"
+                f" with {index.fraction} fraction bits"
+            )
+        chosen = self.communicate(*(Choose(index, table) for table in tables))
+        fetched = self.communicate(*(Fetch(each) for each in chosen if isinstance(each, Chosen)))
+        return tuple(share for columns in fetched if isinstance(columns, tuple) for share in columns)
 
     # Local work on opened tensors --------------------------------------------------------------------
 

@@ -16,17 +16,22 @@ from comet_mpc import kernels
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.polynomial import Exponents
 from comet_mpc.session import (
+    Choose,
+    Chosen,
+    Fetch,
     Give,
     Given,
     Open,
     Opened,
     Request,
+    Result,
     Reveal,
     Session,
     Truncate,
     TruncateOpen,
     Weight,
     given,
+    looked_up,
     opened,
     truncated,
 )
@@ -34,7 +39,7 @@ from comet_mpc.share import Share, Words, decode
 
 __all__ = ["TwinSession", "run_twin"]
 
-Result = TypeVar("Result")
+Output = TypeVar("Output")
 
 _SLACK = 1.0 + 1e-9  # bounds are computed in floating point
 
@@ -71,8 +76,8 @@ class TwinSession(Session):
             signed = (signed + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift)
         return signed.view(np.uint64)
 
-    def _round(self, requests: Sequence[Request]) -> list[Share | Opened | Given | Words | None]:
-        results: list[Share | Opened | Given | Words | None] = []
+    def _round(self, requests: Sequence[Request]) -> list[Result]:
+        results: list[Result] = []
         for request in requests:
             self._check(request.share)
             match request:
@@ -86,6 +91,11 @@ class TwinSession(Session):
                     results.append(given(request, -1, self._shifted(share, 0)))
                 case Reveal(share=share):
                     results.append(self._shifted(share, 0))
+                case Choose(share=share, table=table):
+                    results.append(Chosen(share, table, start=self._shifted(share, 0)))
+                case Fetch(chosen=chosen):
+                    place = _values(chosen.start) & np.uint64(chosen.table.entries - 1)
+                    results.append(looked_up(chosen, [column[place] for column in chosen.table.words]))
         return results
 
     def _evaluate(
@@ -120,6 +130,6 @@ class TwinSession(Session):
         return _values(x.public) * weight.values.astype(np.int64).view(np.uint64)
 
 
-def run_twin(program: Callable[[Session], Result]) -> Result:
+def run_twin(program: Callable[[Session], Output]) -> Output:
     """Runs a program in the clear and returns what it returns."""
     return program(TwinSession())

@@ -21,6 +21,7 @@ from comet_mpc.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     encode_correlations,
     program_digest,
@@ -237,12 +238,19 @@ _IMPOSSIBLE: list[list[Correlation]] = [
     [_a, Monomials((0,), (4, 6), (MonomialTerm((1, 1), (0, 0), 64),))],
     [_a, WeightProduct(0, "w", 4, 6, 2, 64)],  # a mask that the client does not know
     [ClientMask((4, 6), 64), WeightProduct(0, "w", 4, 6, -2, 64)],
+    [TableTransfers(4, 24, (2,))],
+    [TableTransfers(4, 512, (2,))],
+    [TableTransfers(4, 16, (4, 5))],
+    [TableTransfers(4, 16, ())],
+    [TableTransfers(4, 16, (0,))],
+    [TableTransfers(0, 16, (1,))],
     # Its 65,536th monomial would share a stream with the next mask.
     [Mask((1,), 64), Monomials((0,), (1,), (MonomialTerm((0,), (0,), 8),) * 65_536), Mask((1,), 64)],
 ]
 _EXCESSIVE: list[list[Correlation]] = [
     [BitProducts(1 << 36, 64)],
     [BitProducts(1 << 26, 64)] * 3,
+    [TableTransfers(1 << 36, 16, (8,))],
     [Mask((1 << 14, 1 << 14), 64), MatrixProduct(0, 0, 1, 1 << 14, 1 << 14, 1 << 14, False, 64)],
     [Mask((1, 1 << 22), 64), Mask((2, 1), 64), Monomials((0, 1), (2, 1 << 22), (MonomialTerm((1, 1), (0, 0), 8),))],
     [ClientMask((1 << 22, 1), 64), WeightProduct(0, "w", 1 << 22, 1, 1, 64)],

@@ -132,17 +132,21 @@ def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[floa
 # activation ----------------------------------------------------------------------------------------------
 
 
-def _certified_activation(case: Case) -> Built:
-    form = Smu(1 / 16)
-    rule = smu_rule(form, 1.0, case.steps)
-    return _unary(
-        (case.tokens, INNER),
-        (-1.0, 1.0),
-        "|x| <= 1, mu 1/16",
-        lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
-        form,
-        steps=case.steps,
-    )
+def _certified_activation(name: str, iterations: int | None = None) -> Maker:
+    def make(case: Case) -> Built:
+        form = Smu(1 / 16)
+        steps = case.steps if iterations is None else iterations
+        rule = smu_rule(form, 1.0, steps, name=name)
+        return _unary(
+            (case.tokens, INNER),
+            (-1.0, 1.0),
+            "|x| <= 1, mu 1/16",
+            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
+            form,
+            steps=steps,
+        )
+
+    return make
 
 
 def _paper_activation(case: Case) -> Built:
@@ -376,10 +380,12 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "exponential3": _inverse_sqrt("exponential", 3),
         "taylor7": _inverse_sqrt("taylor7", 2, _TAYLOR),
         "taylor2": _inverse_sqrt("taylor2", 8, _TAYLOR),
+        "table": _inverse_sqrt("table", 1),
         "reference": _inverse_sqrt("reference", 8),
     },
     "activation": {
-        "minimax": _certified_activation,
+        "minimax": _certified_activation("minimax"),
+        "table": _certified_activation("table", 1),
         "paper": _paper_activation,
         "gelu_tanh": _peer_activation(peers.gelu_tanh, peers.GELU_TANH_BOUND, _gelu_of_tanh),
         "gelu_erf": _peer_activation(peers.gelu_erf, peers.GELU_ERF_BOUND, _gelu),
@@ -393,7 +399,11 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "softmax": _softmax_attention,
         "quad2": _quad2_attention,
     },
-    "layer_norm": {"minimax": _layer_norm("minimax", _ROW_STEPS), "exponential": _layer_norm("exponential", 10)},
+    "layer_norm": {
+        "minimax": _layer_norm("minimax", _ROW_STEPS),
+        "exponential": _layer_norm("exponential", 10),
+        "table": _layer_norm("table", 1),
+    },
     "linear": {"server_weights": _linear},
     "matmul": {"triple": _matmul},
     "multiply": {"triple": _multiply},
