@@ -56,13 +56,13 @@ def _pads(seed: bytes, index: int, column: int, sizes: Sequence[int], start: int
     """Entries start … stop-1 of a column of the client's random tables; start is a multiple of 8."""
     size = sizes[column]
     stream = _stream(index, 1 + len(sizes) + column)
-    words = expand(seed, stream, -(-(stop - start) * size // 8), start * size // 8)
+    words = streams.words(stream, -(-(stop - start) * size // 8), start * size // 8)
     return words.view(np.uint8)[: (stop - start) * size]
 
 
-def _places(seed: bytes, index: int, count: int, entries: int, offset: int = 0) -> Words:
+def _places(streams: Streams, index: int, count: int, entries: int, offset: int = 0) -> Words:
     """Which entry of each of the client's random tables the server knows."""
-    return expand(seed, _stream(index, 0), count, offset) & np.uint64(entries - 1)
+    return streams.words(_stream(index, 0), count, offset) & np.uint64(entries - 1)
 
 
 def weights_digest(weights: Mapping[str, Weight]) -> str:
@@ -168,8 +168,8 @@ class DealtSource:
             case TableTransfers(count=count, entries=entries, sizes=sizes):
                 shares = self._shares(index, correlation)
                 if self.party == SERVER:
-                    return Drawn(index, (_places(self._seed, index, count, entries), *shares))
-                pads = [_pads(self._seed, index, column, sizes, 0, count * entries) for column in range(len(sizes))]
+                    return Drawn(index, (_places(self._streams, index, count, entries), *shares))
+                pads = [_pads(self._streams, index, column, sizes, 0, count * entries) for column in range(len(sizes))]
                 return Drawn(index, (*shares, *pads))  # type: ignore[arg-type]
             case _:
                 return Drawn(index, self._shares(index, correlation))
@@ -283,8 +283,8 @@ class Dealing:
                 step = max(8, CHUNK // entries)
                 for start in range(0, count, step):
                     stop = min(count, start + step)
-                    pads = _pads(self.client_seed, index, array, sizes, start * entries, stop * entries)
-                    places = _places(self.server_seed, index, stop - start, entries, start)
+                    pads = _pads(self._client, index, array, sizes, start * entries, stop * entries)
+                    places = _places(self._server, index, stop - start, entries, start)
                     yield lookup.pick(pads, places, sizes[array])
             case Mask() | ClientMask():
                 pass
