@@ -52,7 +52,9 @@ def _stream(index: int, array: int) -> int:
     return index << 16 | array
 
 
-def _pads(seed: bytes, index: int, column: int, sizes: Sequence[int], start: int, stop: int) -> npt.NDArray[np.uint8]:
+def _pads(
+    streams: Streams, index: int, column: int, sizes: Sequence[int], start: int, stop: int
+) -> npt.NDArray[np.uint8]:
     """Entries start … stop-1 of a column of the client's random tables; start is a multiple of 8."""
     size = sizes[column]
     stream = _stream(index, 1 + len(sizes) + column)
