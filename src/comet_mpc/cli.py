@@ -200,7 +200,7 @@ def bench_profile(
     case = ProfileCase(None if model is None else str(model), random)
     with _crew() as crew:
         record = profile_query(crew, case, repeat)
-    _report([{**msgspec.to_builtins(record), "ratio": record.ratio}], json, *profile_tables(record))
+    _report([msgspec.to_builtins(record) | {"ratio": record.ratio}], json, *profile_tables(record))
 
 
 @bench.command("truncation")

@@ -3,6 +3,7 @@
 Two fresh processes run the program as a service does. Afterwards they exchange frames over the very same channel
 without computing: small ones for its latency, one of the program's typical size for its rate, then all of the
 program's in order. Times are those of the fastest of several runs: other work on the machine can only add to them.
+What it adds is measured too, where the system tells: the time that a party could have run and had no processor.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class ProfileRecord(msgspec.Struct, frozen=True, kw_only=True):
     channel_cpu_seconds: tuple[float, float]
     lockstep_seconds: float
     """CPU outside the channel of the slower party in every round, summed: they wait for each other."""
+    crowded_seconds: tuple[float, float]
+    """Time that each could have run but other work had the processors; the other party may compute meanwhile."""
     operations: tuple[OperationProfile, ...]
 
     @property
@@ -106,6 +109,7 @@ class ProfileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
+        """As measured, whatever else the machine did."""
         return self.seconds / self.needed_seconds
 
 
@@ -126,6 +130,8 @@ class _Run(msgspec.Struct, frozen=True):
     rounds: list[_Round]
     parts: dict[str, tuple[float, float]]
     """Seconds and CPU seconds, the channel included."""
+    crowded: float
+    """Seconds without a processor."""
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -140,15 +146,23 @@ class _Side(msgspec.Struct, frozen=True):
     lines: list[_Line]
 
 
+def _without_processor() -> float:
+    """Seconds that this thread has waited for one so far; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
+
+
 class _Watched(Channel):
     """Another channel, whose rounds are noted one by one."""
 
     def __init__(self, inner: Channel) -> None:
         super().__init__(inner.timeout)
         self._inner = inner
-        self.rounds: list[_Round] = []
+        self.rounds: list[_Round]
         self.here: Callable[[], str] = str
-        self._left = time.thread_time()
+        self.begin()
 
     def begin(self) -> None:
         self.rounds, self._left = [], time.thread_time()
@@ -157,17 +171,11 @@ class _Watched(Channel):
         entered = time.thread_time()
         before = self.traffic
         data = super().exchange(outgoing, expected)
-        spent = self.traffic - before
-        left = time.thread_time()
+        spent, left = self.traffic - before, time.thread_time()
         if spent.rounds:
             self.rounds.append(_Round(self.here(), spent.sent, spent.received, entered - self._left, left - entered))
             self._left = left
         return data
-
-    @property
-    def compute_since(self) -> float:
-        """CPU seconds since the last round."""
-        return time.thread_time() - self._left
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         return self._inner._transfer(outgoing, sizes, deadline)
@@ -237,6 +245,7 @@ def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileReco
         lockstep_seconds=sum(
             max(mine.compute, theirs.compute) for mine, theirs in zip(client.rounds, server.rounds, strict=True)
         ),
+        crowded_seconds=(client.crowded, server.crowded),
         operations=tuple(_by_operation(client, server)),
     )
 
@@ -315,6 +324,7 @@ def _query(
         source = take()
         channel.send(b"ready")
     started = time.perf_counter() - start
+    crowded = _without_processor()
     session = PartySession(party, watched, source)
     watched.here = lambda: session.here
     cpu = time.thread_time()
@@ -327,6 +337,7 @@ def _query(
         cpu - sum(r.cpu for r in watched.rounds),
         watched.rounds,
         {name: (spent.seconds, spent.cpu_seconds) for name, spent in session.measured.items()},
+        _without_processor() - crowded,
     )
 
 

@@ -221,7 +221,9 @@ def profile_tables(record: ProfileRecord) -> list[Group]:
     uneven = record.lockstep_seconds - max(record.compute_seconds)
     accounted = record.needed_seconds + uneven + record.latency_seconds + record.start_seconds
     rates = f"{record.rate / 1e9:.2f} GB/s both ways, in frames of {human_bytes(record.frame_bytes)}"
-    compute = " / ".join(map(_milliseconds, record.compute_seconds))
+    compute, crowded = (
+        " / ".join(map(_milliseconds, pair)) for pair in (record.compute_seconds, record.crowded_seconds)
+    )
     rows = [
         ("bytes at the channel's rate", f"{human_bytes(record.online_bytes)}, {rates}", record.bytes_seconds),
         ("compute, busier party", f"client / server {compute} of CPU", max(record.compute_seconds)),
@@ -235,6 +237,7 @@ def profile_tables(record: ProfileRecord) -> list[Group]:
         ("starting", "request, and the server's bundle consumed durably", record.start_seconds),
         ("= accounted for", "", accounted),
         ("measured", f"fastest of {record.runs} runs", record.seconds),
+        ("", f"meanwhile without a processor, client / server: {crowded}", max(record.crowded_seconds)),
         ("", "the same frames without computing", record.replay_seconds),
     ]
     operations = [
