@@ -82,6 +82,8 @@ class ServiceLimits:
     idle_seconds: float = 60.0
     query_seconds: float = 600.0
     setup_seconds: float = 3600.0
+    slowest: float = 64e3
+    """Bytes a second of a download, on top of `stall_seconds` for every tensor; who is slower is not waited for."""
     dealer_seconds: float = 5.0
     """To reach the dealer."""
     deal_seconds: float = 3600.0
@@ -93,7 +95,7 @@ def _secret(state: Path) -> bytes:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            beside = state / f".weights.secret.{os.getpid()}"
+            beside = state / f".weights.secret.{secrets.token_hex(8)}"  # one left by a crash is in nobody's way
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(_SECRET_BYTES))
                 file.flush()
@@ -284,9 +286,15 @@ class Conversation:
                 self._run(message)
 
     def _send(self, pieces: Iterator[memoryview] | list[memoryview]) -> None:
-        self.deadline = time.monotonic() + self._limits.setup_seconds
+        latest, limits = time.monotonic() + self._limits.setup_seconds, self._limits
+
+        def timed() -> Iterator[memoryview]:
+            for piece in pieces:
+                self.deadline = min(latest, time.monotonic() + limits.stall_seconds + piece.nbytes / limits.slowest)
+                yield piece
+
         self._midway = True
-        count = send_blob(self.channel, pieces)
+        count = send_blob(self.channel, timed())
         self._midway = False
         self._service.counters.add(setup_bytes_total=count)
         _log.info("sent a download", extra={"fields": {**self._fields, "bytes": count}})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import socket
 import threading
 import time
@@ -40,10 +41,10 @@ from comet_mpc.keys import TlsIdentity, issue, make_test_set
 from comet_mpc.plan import Plan
 from comet_mpc.protocol import Accepted, Prepare, Programs, Ready, Run, Welcome, expect, introduce, say
 from comet_mpc.reserve import Reserve
-from comet_mpc.serving import Conversation, Service, ServiceLimits
+from comet_mpc.serving import Conversation, Service, ServiceLimits, _secret
 from comet_mpc.setup_cache import SetUp
 from comet_mpc.share import CLIENT
-from comet_mpc.sockets import connect
+from comet_mpc.sockets import TcpChannel, connect
 from comet_mpc.store import BundleStore, new_bundle_id
 from dealer_service import dealer_process
 from faulty_channel import IMPATIENT, Fault, FaultyChannel
@@ -301,6 +302,32 @@ def test_an_answer_out_of_range_is_no_result(inference: Inference) -> None:
     assert "outside the model's range" in str(result)
 
 
+def test_a_download_that_trickles_is_ended_although_it_never_stalls(inference: Inference) -> None:
+    """A reader of 64 kB at a time: progress all the while, and too slow for the piece."""
+    near, far = socket.socketpair()
+    conversation = Conversation(inference.service, TcpChannel(near, PATIENT), require_client=False)
+    conversation._limits = ServiceLimits(stall_seconds=0.3, slowest=1e8)
+    with far, ThreadPoolExecutor(1) as pool:
+        start = time.monotonic()
+        sending = pool.submit(conversation._send, [memoryview(bytes(1 << 26))])
+        while not sending.done():
+            far.recv(1 << 16)
+            time.sleep(0.05)
+            assert time.monotonic() - start < PATIENT
+            if time.monotonic() > conversation.deadline:  # as the watch of every worker does
+                conversation.channel.close()
+        with pytest.raises(PeerClosed):
+            sending.result()
+
+
+def test_a_secret_half_made_by_a_crash_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / f".weights.secret.{os.getpid()}").write_bytes(b"half")
+    made = _secret(tmp_path / "state")
+    assert len(made) == 32
+    assert _secret(tmp_path / "state") == made
+
+
 # Strangers, over TLS --------------------------------------------------------------------------------------
 
 
@@ -336,6 +363,17 @@ def still_serving(served: Served, tmp_path: Path) -> Iterator[None]:
     yield
     with Client(served.server.address, keys=served.keys, cache=tmp_path, ready=0, timeout=PATIENT) as client:
         assert len(client.classify([TEXT])) == 1
+
+
+def test_handshakes_that_never_end_hold_up_a_client_for_seconds_only(served: Served, tmp_path: Path) -> None:
+    """One for every worker; each is given up after 5 s."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(("127.0.0.1", served.server.port)))
+        start = time.monotonic()
+        with Client(served.server.address, keys=served.keys, cache=tmp_path, ready=0, timeout=PATIENT) as client:
+            assert len(client.classify([TEXT])) == 1
+        assert time.monotonic() - start < PATIENT
 
 
 @pytest.mark.usefixtures("still_serving")
