@@ -30,10 +30,13 @@ WORDS = (
     *("dull", "bright", "slow", "warm", "cold", "long", "short", "and", "but", "or", "with"),
 )
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_PADDING = {"bert": 0, "roberta": 1, "mpnet": 1}
 
 
-def toy_tokenizer() -> Tokenizer:
-    vocabulary = {word: place for place, word in enumerate((*_SPECIAL, *WORDS))}
+def toy_tokenizer(architecture: str = "bert") -> Tokenizer:
+    special = list(_SPECIAL)
+    special.insert(_PADDING[architecture], special.pop(0))
+    vocabulary = {word: place for place, word in enumerate((*special, *WORDS))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
@@ -47,6 +50,7 @@ def toy_tokenizer() -> Tokenizer:
 def make_checkpoint(
     directory: Path,
     *,
+    architecture: str = "bert",
     layers: int = 2,
     hidden: int = 32,
     heads: int = 2,
@@ -60,16 +64,17 @@ def make_checkpoint(
     """Writes a checkpoint that `ServedModel.load` takes."""
     config = CometConfig(
         encoder=Encoder(
-            architecture="bert",
+            architecture=architecture,  # type: ignore[arg-type]
             vocabulary=len(_SPECIAL) + len(WORDS),
             positions=positions,
-            types=2,
+            types=0 if architecture == "mpnet" else 2,
             hidden=hidden,
             layers=layers,
             heads=heads,
             intermediate=intermediate,
             epsilon=1e-12,
-            padding=0,
+            padding=_PADDING[architecture],
+            buckets=32 if architecture == "mpnet" else 0,
             labels=labels,
         ),
         activation=ActivationChoice(),
@@ -86,11 +91,13 @@ def make_checkpoint(
             value = 0.02 * generator.standard_normal(shape)
         elif name.startswith("embeddings"):
             value = generator.standard_normal(shape)
+        elif name == "relative_positions":
+            value = 0.6 * generator.standard_normal(shape)  # some beyond what a threshold may be
         else:
             value = generator.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = np.asarray(value, np.float32)
     save_checkpoint(directory, certify(config, tensors), tensors)
-    toy_tokenizer().save(str(directory / "tokenizer.json"))
+    toy_tokenizer(architecture).save(str(directory / "tokenizer.json"))
     return directory
 
 

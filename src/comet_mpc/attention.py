@@ -115,14 +115,17 @@ def plain_attention(
     thresholds: npt.NDArray[np.float64] | None = None,
     mask: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """The same in real arithmetic, with exact functions. Shapes (heads, n, d); thresholds (heads,); mask (n,)."""
+    """The same in real arithmetic, with exact functions. Shapes (heads, n, d); mask (n,).
+
+    thresholds  (heads,), or (heads, n, n) with a relative position bias
+    """
     if form.cosine:
         q, k = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (q, k))
         scores = q @ k.swapaxes(-1, -2)
     else:
         scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     if thresholds is not None:
-        scores = scores - thresholds[:, None, None]
+        scores = scores - (thresholds[:, None, None] if thresholds.ndim == 1 else thresholds)
     r = form.smu(scores / form.score_bound) ** form.power
     if mask is not None:
         r = r * mask
@@ -141,9 +144,9 @@ def attention(
     fraction: int = 12,
     width: int = WORD,
 ) -> Share:
-    """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1), mask (n,) of 0 and 1.
+    """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1) or (heads, n, n), mask (n,).
 
-    With a batch: (batch, heads, n, d) and a mask of (batch, n).
+    With a batch: (batch, heads, n, d) and a mask of (batch, n). The mask is 1 for a token and 0 for padding.
 
     Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
     narrowest ring that holds what it enters. Reveals nothing.

@@ -294,6 +294,9 @@ def in_form(
         old = tensors.get(name)
         if old is not None and old.shape == shape:
             made[name] = np.asarray(old, np.float32)
+            if name == "relative_positions" and attention.cosine:
+                # biases of a softmax go up to 10 and more; beyond 1 a cosine score has no use for them, nor a gradient
+                made[name] = made[name] / np.maximum(1.0, np.abs(made[name]).max(axis=0))
         elif name in ("pooler.weight", "classifier.weight"):
             made[name] = (0.02 * generator.standard_normal(shape)).astype(np.float32)
         else:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,8 +157,7 @@ def bench_ops(
 def _shape(name: str, layers: int | None) -> EncoderShape:
     if name not in SHAPES:
         raise typer.BadParameter(f"unknown shape {name!r}: choose one of {', '.join(SHAPES)}", param_hint="--shape")
-    full = SHAPES[name]
-    return EncoderShape(layers or full.layers, full.hidden, full.heads, full.intermediate, full.labels)
+    return replace(SHAPES[name], layers=layers or SHAPES[name].layers)
 
 
 @bench.command("model")

@@ -22,7 +22,7 @@ from comet_mpc.activation import Smu
 from comet_mpc.certificates import attention_rules, check_certificates
 from comet_mpc.checkpoint import CometConfig, fingerprint, load_checkpoint
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
-from comet_mpc.folding import check_fixed, fold, plain_logits
+from comet_mpc.folding import check_fixed, fold, plain_states
 from comet_mpc.plan import Plan, plan_program
 from comet_mpc.session import Session, Weight
 from comet_mpc.share import CLIENT, Share, decode
@@ -142,8 +142,16 @@ class PublicModel:
     @property
     def shape(self) -> EncoderShape:
         e = self.config.encoder
-        symbols, positions = (e.vocabulary + e.types, e.positions) if self.private_embeddings else (0, 0)
-        return EncoderShape(e.layers, e.hidden, e.heads, e.intermediate, len(e.labels), symbols, positions)
+        return EncoderShape(
+            layers=e.layers,
+            hidden=e.hidden,
+            heads=e.heads,
+            intermediate=e.intermediate,
+            labels=len(e.labels),
+            symbols=e.vocabulary + e.types if self.private_embeddings else 0,
+            positions=e.positions if self.private_embeddings else 0,
+            buckets=e.buckets,
+        )
 
     @property
     def rules(self) -> EncoderRules:
@@ -290,8 +298,6 @@ class ServedModel(PublicModel):
         private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
         """
         config, tensors = load_checkpoint(directory)
-        if config.encoder.buckets:
-            raise CheckpointError(f"{directory}: relative position biases (MPNet) are not served yet")
         check_certificates(config, tensors)
         path = Path(directory) / "tokenizer.json"
         try:
@@ -305,13 +311,11 @@ class ServedModel(PublicModel):
             name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
         }
         folded, value_bounds, logit_bound = fold(config, tensors)
-        symbols, positions = (e.vocabulary + e.types, e.positions) if private_embeddings else (0, 0)
-        shape = EncoderShape(e.layers, e.hidden, e.heads, e.intermediate, len(e.labels), symbols, positions)
         if private_embeddings:
             stacked = [tables["words"], *([tables["types"]] if e.types else [])]
             folded["embeddings.weight"] = np.concatenate(stacked).T.astype(np.float64)
             folded["embeddings.positions"] = np.roll(tables["positions"], -e.first_position, axis=0).astype(np.float64)
-        model = ServedModel(
+        public = PublicModel(
             fingerprint=fingerprint(config, tensors),
             config=config,
             value_bounds=value_bounds,
@@ -319,11 +323,10 @@ class ServedModel(PublicModel):
             tokenizer=tokenizer,
             embeddings=tables,
             private_embeddings=private_embeddings,
-            folded=folded,
-            fixed=encode_weights(shape, folded),
         )
-        check_fixed(shape, model.rules, model.fixed)
-        return model
+        fixed = encode_weights(public.shape, folded)
+        check_fixed(public.shape, public.rules, fixed)
+        return ServedModel(**vars(public), folded=folded, fixed=fixed)
 
     def weights(self) -> dict[str, Weight]:
         return dict(self.fixed)
@@ -341,12 +344,16 @@ class ServedModel(PublicModel):
 
     def plain_logits(self, query: Query, *, exact: bool = False) -> Reals:
         """The model in the clear, in real arithmetic: through the rules of the protocol, or with exact functions."""
+        return self.plain_states(query, exact=exact)[-1]
+
+    def plain_states(self, query: Query, *, exact: bool = False) -> list[Reals]:
+        """The same with what is on the way: the normalised rows after every layer, then the logits."""
         if self.private_embeddings:
             split = self.config.encoder.vocabulary
             types = query.rows[..., split:].argmax(axis=-1) if self.config.encoder.types else None
             ids = query.rows[..., :split].argmax(axis=-1)
             query = replace(query, rows=self.embed(ids, np.zeros_like(ids) if types is None else types))
-        return plain_logits(query.rows, query.mask, self.shape, self.rules, self.folded, exact=exact)
+        return plain_states(query.rows, query.mask, self.shape, self.rules, self.folded, exact=exact)
 
 
 def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:

@@ -19,9 +19,9 @@ from comet_mpc.certificates import normalised_neurons, normalised_queries
 from comet_mpc.checkpoint import CometConfig, Tensors
 from comet_mpc.errors import CheckpointError
 from comet_mpc.session import Weight
-from comet_mpc.transformer import EncoderRules, EncoderShape
+from comet_mpc.transformer import EncoderRules, EncoderShape, position_buckets
 
-__all__ = ["check_fixed", "fold", "plain_logits"]
+__all__ = ["check_fixed", "fold", "plain_states"]
 
 Reals = npt.NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         value_bounds.append(power_of_two_above(1.05 * float(np.max(activation_bounds(*parts[2], gamma, beta)))))
         folded[target + "qkv.weight"] = np.concatenate([w * gamma for w, _ in parts])
         folded[target + "qkv.bias"] = np.concatenate([w @ beta + b for w, b in parts])
-        folded[target + "threshold"] = tensors[source + "thresholds"].astype(np.float64)
+        folded[target + "threshold"] = _thresholds(config, tensors, i)
         output, bias = get(source + "attention_output")
         folded[target + "output.weight"], folded[target + "output.bias"] = output, bias + beta
         folded[target + "first.gamma"] = gamma
@@ -58,6 +58,15 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
     folded["classifier.weight"], folded["classifier.bias"] = get("classifier")
     row_sums = np.abs(folded["classifier.weight"]).sum(axis=1) + np.abs(folded["classifier.bias"])
     return folded, tuple(value_bounds), power_of_two_above(1.1 * float(np.max(row_sums)))
+
+
+def _thresholds(config: CometConfig, tensors: Tensors, layer: int) -> Reals:
+    """(heads, 1); with relative positions (heads, buckets), their bias taken off. Clamped, so that scores keep their
+    range whatever the bias is: `unified` trains the same."""
+    thresholds = tensors[f"layers.{layer}.thresholds"].astype(np.float64)[:, None]
+    if config.encoder.buckets:
+        thresholds = thresholds - tensors["relative_positions"].astype(np.float64).T
+    return np.clip(thresholds, -1.0, 1.0)
 
 
 def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, Weight]) -> None:
@@ -100,7 +109,7 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         raise CheckpointError("rounded to fixed point, the pooler may leave its certified range")
 
 
-def plain_logits(
+def plain_states(
     rows: Reals,
     mask: Reals,
     shape: EncoderShape,
@@ -108,8 +117,11 @@ def plain_logits(
     w: Mapping[str, Reals],
     *,
     exact: bool = False,
-) -> Reals:
-    """`transformer.classify` in real arithmetic, through its rules or with exact functions."""
+) -> list[Reals]:
+    """`transformer.classify` in real arithmetic, through its rules or with exact functions.
+
+    The normalised rows after every layer, then the logits.
+    """
 
     def root(rule: object, t: Reals) -> Reals:
         """1/sqrt(t)."""
@@ -132,6 +144,8 @@ def plain_logits(
 
     form, d = rules.attention, shape.hidden
     batch, tokens, _ = rows.shape
+    places = position_buckets(tokens, shape.buckets)
+    states = []
     for i in range(shape.layers):
         layer = f"layer.{i}."
         qkv = (
@@ -141,7 +155,7 @@ def plain_logits(
         )
         q, k, v = qkv
         q, k = (z * root(form.norms, (z**2).sum(axis=-1, keepdims=True)) for z in (q, k))
-        scores = (q @ k.swapaxes(-1, -2) - w[layer + "threshold"][:, None, None]) / form.score_bound
+        scores = (q @ k.swapaxes(-1, -2) - w[layer + "threshold"][:, places]) / form.score_bound
         r = smu(scores, form.smu, form.scores) ** form.power * mask[:, None, None, :]
         scale = 2.0 ** math.ceil(math.log2(tokens))
         reciprocal = root(form.denominators, r.sum(axis=-1, keepdims=True) / scale)
@@ -149,6 +163,7 @@ def plain_logits(
         rows = norm(linear(context, layer + "output") + w[layer + "first.gamma"] * rows, rules.variances[i][0])
         active = smu(linear(rows, layer + "up"), rules.activation, rules.activation_rule)
         rows = norm(linear(active, layer + "down") + w[layer + "second.gamma"] * rows, rules.variances[i][1])
+        states.append(rows)
     pooled = linear(rows[:, 0], "pooler")
     squashed = pooled * root(rules.pooler, 1.0 + pooled**2)
-    return linear(squashed, "classifier")
+    return [*states, linear(squashed, "classifier")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +80,7 @@ def register(app: typer.Typer) -> None:
             if shape not in SHAPES:
                 raise ConfigurationError(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}")
             full = SHAPES[shape]
-            size = EncoderShape(layers or full.layers, full.hidden, full.heads, full.intermediate, full.labels)
+            size = replace(full, layers=layers or full.layers)
             planned, name = plan_shape(size, tokens, steps, batch), shape
         words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
         compute = compute_seconds(planned)

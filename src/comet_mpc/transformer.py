@@ -38,10 +38,12 @@ __all__ = [
     "classify",
     "embed_privately",
     "encode_weights",
+    "encoder_layer",
     "encoder_weights",
     "input_mask",
     "input_rows",
     "input_symbols",
+    "position_buckets",
     "public_weights",
 ]
 
@@ -67,16 +69,21 @@ class EncoderShape:
     """Columns of a one-hot input (words and types) if the embedding table stays at the server, else 0."""
     positions: int = 0
     """Rows of the server's position table, with `symbols`."""
+    buckets: int = 0
+    """Relative position buckets (MPNet), each with a bias of its own on every head's scores; 0 for none."""
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise ShapeError(f"{self.heads} heads do not divide {self.hidden} hidden units")
+        if self.buckets and not 4 <= self.buckets <= 256:
+            raise ShapeError(f"{self.buckets} relative position buckets: there must be 4 to 256, or none")
 
 
 SHAPES = {
     "minilm": EncoderShape(6, 384, 12, 1536),
     "bert-base": EncoderShape(12, 768, 12, 3072),
     "roberta-base": EncoderShape(12, 768, 12, 3072),
+    "mpnet": EncoderShape(12, 768, 12, 3072, buckets=32),
     "bert-large": EncoderShape(24, 1024, 16, 4096),
 }
 
@@ -136,7 +143,7 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
     for layer in range(shape.layers):
         prefix = f"layer.{layer}."
         names[prefix + "qkv.weight"], names[prefix + "qkv.bias"] = (3 * d, d), (3 * d,)
-        names[prefix + "threshold"] = (shape.heads,)
+        names[prefix + "threshold"] = (shape.heads, max(1, shape.buckets))
         names[prefix + "output.weight"], names[prefix + "output.bias"] = (d, d), (d,)
         names[prefix + "up.weight"], names[prefix + "up.bias"] = (m, d), (m,)
         names[prefix + "down.weight"], names[prefix + "down.bias"] = (d, m), (d,)
@@ -186,7 +193,28 @@ def _heads(share: Share, heads: int) -> Share:
     return share.reshape(batch, tokens, heads, size // heads).transpose(0, 2, 1, 3)
 
 
-def _layer(
+def position_buckets(tokens: int, buckets: int) -> npt.NDArray[np.int64]:
+    """MPNet's bucket of every pair of places, (tokens, tokens); without buckets one for all, (1, 1).
+
+    Near distances have their own bucket, far ones share: exact up to a quarter of the buckets, logarithmic up to 128.
+    """
+    if not buckets:
+        return np.zeros((1, 1), np.int64)
+    half, exact = buckets // 2, buckets // 4
+    distance = np.arange(tokens)[None, :] - np.arange(tokens)[:, None]
+    far = np.log(np.maximum(np.abs(distance), exact) / exact) / math.log(128 / exact) * (half - exact)
+    shared = np.minimum(exact + (far + 1e-6).astype(np.int64), half - 1)
+    return np.asarray(np.where(np.abs(distance) < exact, np.abs(distance), shared) + half * (distance > 0))
+
+
+def _thresholds(session: Session, weight: Weight, shape: EncoderShape, tokens: int) -> Share:
+    """What every head takes off its scores, the relative position bias included: the server's, nothing is sent."""
+    places = position_buckets(tokens, shape.buckets)
+    values = None if weight.values is None else (weight.values * 2.0**-weight.fraction)[:, places]
+    return session.private(SERVER, (shape.heads, *places.shape), 24, 1.0, values)
+
+
+def encoder_layer(
     session: Session,
     rows: Share,
     mask: Share,
@@ -195,6 +223,7 @@ def _layer(
     weights: Mapping[str, Weight],
     layer: int,
 ) -> Share:
+    """The normalised rows (batch, tokens, hidden) after a layer, from those before it."""
     prefix, d = f"layer.{layer}.", shape.hidden
     first, second = rules.variances[layer]
     half = rules.residual_bound / 2
@@ -204,15 +233,13 @@ def _layer(
         qkv = _linear(session, given, weights, prefix + "qkv", max(norm_top, rules.value_bounds[layer]))
         skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
     q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
-    threshold = weights[prefix + "threshold"]
-    values = None if threshold.values is None else (threshold.values * 2.0**-threshold.fraction).reshape(-1, 1, 1)
     context = attention(
         session,
         q.bounded(norm_top),
         k.bounded(norm_top),
         v.bounded(rules.value_bounds[layer]),
         rules.attention,
-        thresholds=session.private(SERVER, (shape.heads, 1, 1), 24, 1.0, values),
+        thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1]),
         mask=mask,
         fraction=_ROWS,
         width=_RING,
@@ -278,7 +305,7 @@ def classify(
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
     for layer in range(shape.layers):
         with session.part(f"layer {layer}"):
-            rows = _layer(session, rows, mask, shape, rules, weights, layer)
+            rows = encoder_layer(session, rows, mask, shape, rules, weights, layer)
     with session.part("head"):
         pooler_bound = math.sqrt(rules.pooler.high - 1.0)
         pooled = _linear(session, session.give(rows[:, 0]), weights, "pooler", pooler_bound)

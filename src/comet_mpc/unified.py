@@ -32,6 +32,7 @@ from comet_mpc.certificates import activation_rule, attention_rules, certify
 from comet_mpc.checkpoint import CometConfig, tensor_shapes
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.rules import CubicStep, MinimaxRule, minimax_rule
+from comet_mpc.transformer import position_buckets
 
 __all__ = ["Mode", "UnifiedModel", "inverse_sqrt", "newton_rule", "other_rules", "smu"]
 
@@ -389,13 +390,7 @@ class UnifiedModel(nn.Module):
         return self.classifier(self.dropout(pooled)), hidden
 
     def _position_bias(self, n: int) -> Tensor:
-        """MPNet's relative position bias, (heads, n, n): near distances have their own bucket, far ones share."""
+        """MPNet's relative position bias, (heads, n, n)."""
         assert self.relative_positions is not None
-        half = len(self.relative_positions) // 2
-        distance = torch.arange(n)[None, :] - torch.arange(n)[:, None]
-        far = distance.abs().clamp(min=1).double()
-        exact = half // 2
-        large = exact + (torch.log(far / exact) / math.log(128 / exact) * (half - exact)).long()
-        bucket = torch.where(distance.abs() < exact, distance.abs(), large.clamp(max=half - 1))
-        bucket = bucket + half * (distance > 0)
-        return F.embedding(bucket, self.relative_positions).permute(2, 0, 1)
+        buckets = torch.from_numpy(position_buckets(n, len(self.relative_positions)))
+        return F.embedding(buckets, self.relative_positions).permute(2, 0, 1)
