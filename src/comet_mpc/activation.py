@@ -81,7 +81,7 @@ def smu(session: Session, x: Share, form: Smu, rule: InverseSqrtRule, *, fractio
     with session.part("activation"):
         spare = 0 if form.factor == 1.0 else _SPARE
         bits = min(x.fraction, _FRACTION_X)
-        top = argument_interval(form, x.bound)[1]
+        top = form.factor * x.bound**2 + float(np.max(np.square(form.mu)))
         narrow = ring_width(2 * bits + spare, top)
         opened = session.open(session.truncate_to(x, bits, min(x.width, narrow)))
         square = session.evaluate(
@@ -106,7 +106,7 @@ def tanh_like_rule(bound: float, steps: int) -> MinimaxRule:
     return minimax_rule(1.0, 1.0 + bound**2, steps, floor=0.99)
 
 
-def tanh_like(session: Session, x: Share, rule: MinimaxRule, *, fraction: int = 12) -> Share:
+def tanh_like(session: Session, x: Share, rule: InverseSqrtRule, *, fraction: int = 12) -> Share:
     """x / sqrt(1 + x²), which stands for tanh(x) in a pooler. Opens x, t and the y's. Reveals nothing."""
     with session.part("tanh"):
         opened = session.open(x)

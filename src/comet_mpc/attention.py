@@ -55,6 +55,15 @@ class AttentionForm:
     """For Σ_j R_ij / n with R scaled to at most 1."""
     norms: InverseSqrtRule | None = None
     """For |q|² and |k|²; only with cosine."""
+    scale: float = 0.0
+    """smu is taken of s/scale; 0: of s/score_bound."""
+    threshold_bound: float = 1.0
+    floor: float = 0.0
+    """Added to Σ_j R_ij: without a smooth smu a row may have no positive score at all."""
+
+    @property
+    def score_scale(self) -> float:
+        return self.scale or self.score_bound
 
 
 def certified_form(
@@ -126,10 +135,10 @@ def plain_attention(
         scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     if thresholds is not None:
         scores = scores - (thresholds[:, None, None] if thresholds.ndim == 1 else thresholds)
-    r = form.smu(scores / form.score_bound) ** form.power
+    r = form.smu(scores / form.score_scale) ** form.power
     if mask is not None:
         r = r * mask
-    return np.asarray((r @ v) / r.sum(axis=-1, keepdims=True))
+    return np.asarray((r @ v) / (r.sum(axis=-1, keepdims=True) + form.floor))
 
 
 def attention(
@@ -163,7 +172,7 @@ def attention(
         scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
         if thresholds is not None:
             scores = scores - thresholds.lift(scores.fraction)
-        scaled = _shrunk(scores.bounded(form.score_bound * (1.0 + 2.0**-8)), form.score_bound)
+        scaled = _shrunk(scores.bounded(form.score_bound * (1.0 + 2.0**-8)), form.score_scale)
         s = session.truncate_to(scaled, _SCORE)
         squared = ring_width(form.power * _ACTIVATED, _R_TOP)
         activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared).bounded(
@@ -187,12 +196,15 @@ def _shrunk(share: Share, bound: float) -> Share:
 def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
     """q·kᵀ/√d."""
     d = q.shape[-1]
-    bound = form.score_bound * math.sqrt(d)
-    width = ring_width(q.fraction + k.fraction + _SCORE, bound)
+    bound = (form.score_bound + form.threshold_bound) * math.sqrt(d)
     with session.part("scores"):
-        opened = session.open(q.narrow(width), k.narrow(width))
+        rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
+        bits = min(rows.fraction, _SCORE)
+        width = ring_width(2 * bits + _SCORE, bound)
+        rows = session.truncate_to(rows, bits, min(width, rows.width))
+        opened = session.open(rows[0], rows[1])
         product = session.matmul(*opened, transposed=True, bound=bound)
-        return product.times(round(2**_SCORE / math.sqrt(d))).times_power(-_SCORE).bounded(form.score_bound)
+        return product.times(round(2**_SCORE / math.sqrt(d))).times_power(-_SCORE).bounded(bound / math.sqrt(d))
 
 
 def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
@@ -252,7 +264,10 @@ def _divide(
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
         opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, ring_width(whole, limit)), Open)
-        mean = total.times_power(-exponent).bounded(rule.high)
+        mean = total.times_power(-exponent)
+        if form.floor:
+            mean = session.add_constant(mean, form.floor * 2.0**-exponent)
+        mean = mean.bounded(rule.high)
         y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT)
         value = session.evaluate(N * Y**2, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)

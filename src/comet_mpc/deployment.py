@@ -7,6 +7,7 @@ adds the weights, folded and in fixed point.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from comet_mpc.share import CLIENT, Share, decode
 from comet_mpc.transformer import (
     EncoderRules,
     EncoderShape,
+    LayerRules,
     classify,
     embed_privately,
     encode_weights,
@@ -158,23 +160,29 @@ class PublicModel:
         """The rules as the checkpoint stores them: the one source of truth."""
         config, sites = self.config, self.config.sites
         form = attention_rules(config)
+        form = replace(
+            form,
+            scores=sites["scores"].rule,
+            denominators=sites["denominators"].rule,
+            norms=sites["norms"].rule,
+        )
         return EncoderRules(
-            activation=Smu(config.activation.mu, config.activation.alpha),
-            activation_rule=sites["activation"].rule,
-            attention=type(form)(
-                form.power, form.cosine, form.smu, form.score_bound,
-                sites["scores"].rule, sites["denominators"].rule, sites["norms"].rule,
-            ),
-            variances=tuple(
-                (sites[f"layers.{i}.attention_norm"].rule, sites[f"layers.{i}.output_norm"].rule)
-                for i in range(config.encoder.layers)
+            layers=tuple(
+                LayerRules(
+                    activation=Smu(config.activation.mu, config.activation.alpha),
+                    activation_rule=sites["activation"].rule,
+                    attention=form,
+                    variances=(sites[f"layers.{i}.attention_norm"].rule, sites[f"layers.{i}.output_norm"].rule),
+                    value_bound=bound,
+                    query_bound=math.sqrt(sites["norms"].rule.high),
+                )
+                for i, bound in enumerate(self.value_bounds)
             ),
             pooler=sites["pooler"].rule,
-            value_bounds=self.value_bounds,
             logit_bound=self.logit_bound,
             epsilon=config.encoder.epsilon,
             embeddings=sites["embeddings.norm"].rule,
-        )  # fmt: skip
+        )
 
     def weights(self) -> dict[str, Weight]:
         return public_weights(self.shape)

@@ -76,7 +76,6 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
     """
     d = shape.hidden
     size = math.sqrt(d) * (1.0 + SLACK)
-    norms = rules.attention.norms
 
     def real(name: str) -> Reals:
         weight = fixed[name]
@@ -89,18 +88,17 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
     for i in range(shape.layers):
         layer = f"layer.{i}."
         weight, bias = real(layer + "qkv.weight"), real(layer + "qkv.bias")
-        limits = {"value": (weight[2 * d :], bias[2 * d :], rules.value_bounds[i])}
+        limits = {"value": (weight[2 * d :], bias[2 * d :], rules.layers[i].value_bound)}
         limits["up"] = (real(layer + "up.weight"), real(layer + "up.bias"), 1.0 + 2.0**-8 - 2.0**-12)
         for name, (rows, shift, limit) in limits.items():
             if float(np.max(np.linalg.norm(centred(rows), axis=1) * size + np.abs(shift))) > limit:
                 raise CheckpointError(f"layer {i}: rounded to fixed point, {name} may leave its certified range")
-        if norms is not None:
-            head = d // shape.heads
-            limit = math.sqrt(norms.high) - math.sqrt(head) * 2.0**-13
-            for start in range(0, 2 * d, head):
-                rows, shift = weight[start : start + head], bias[start : start + head]
-                if float(np.linalg.norm(centred(rows), 2)) * size + float(np.linalg.norm(shift)) > limit:
-                    raise CheckpointError(f"layer {i}: rounded to fixed point, a query or key may leave its range")
+        head = d // shape.heads
+        limit = rules.layers[i].query_bound - math.sqrt(head) * 2.0**-13
+        for start in range(0, 2 * d, head):
+            rows, shift = weight[start : start + head], bias[start : start + head]
+            if float(np.linalg.norm(centred(rows), 2)) * size + float(np.linalg.norm(shift)) > limit:
+                raise CheckpointError(f"layer {i}: rounded to fixed point, a query or key may leave its range")
     bound = math.sqrt(rules.pooler.high - 1.0)
     if (
         float(np.max(np.linalg.norm(centred(real("pooler.weight")), axis=1) * size + np.abs(real("pooler.bias"))))
@@ -142,27 +140,30 @@ def plain_states(
     def linear(x: Reals, name: str) -> Reals:
         return np.asarray(x @ w[name + ".weight"].T + w[name + ".bias"])
 
-    form, d = rules.attention, shape.hidden
+    d = shape.hidden
     batch, tokens, _ = rows.shape
     places = position_buckets(tokens, shape.buckets)
     states = []
     for i in range(shape.layers):
-        layer = f"layer.{i}."
+        layer, own, form = f"layer.{i}.", rules.layers[i], rules.layers[i].attention
         qkv = (
             linear(rows, layer + "qkv")
             .reshape(batch, tokens, 3, shape.heads, d // shape.heads)
             .transpose(2, 0, 3, 1, 4)
         )
         q, k, v = qkv
-        q, k = (z * root(form.norms, (z**2).sum(axis=-1, keepdims=True)) for z in (q, k))
-        scores = (q @ k.swapaxes(-1, -2) - w[layer + "threshold"][:, places]) / form.score_bound
+        if form.cosine:
+            q, k = (z * root(form.norms, (z**2).sum(axis=-1, keepdims=True)) for z in (q, k))
+        else:
+            q = q / math.sqrt(q.shape[-1])
+        scores = (q @ k.swapaxes(-1, -2) - w[layer + "threshold"][:, places]) / form.score_scale
         r = smu(scores, form.smu, form.scores) ** form.power * mask[:, None, None, :]
         scale = 2.0 ** math.ceil(math.log2(tokens))
-        reciprocal = root(form.denominators, r.sum(axis=-1, keepdims=True) / scale)
+        reciprocal = root(form.denominators, (r.sum(axis=-1, keepdims=True) + form.floor) / scale)
         context = (r @ v / scale * reciprocal**2).transpose(0, 2, 1, 3).reshape(rows.shape)
-        rows = norm(linear(context, layer + "output") + w[layer + "first.gamma"] * rows, rules.variances[i][0])
-        active = smu(linear(rows, layer + "up"), rules.activation, rules.activation_rule)
-        rows = norm(linear(active, layer + "down") + w[layer + "second.gamma"] * rows, rules.variances[i][1])
+        rows = norm(linear(context, layer + "output") + w[layer + "first.gamma"] * rows, own.variances[0])
+        active = smu(linear(rows, layer + "up"), own.activation, own.activation_rule)
+        rows = norm(linear(active, layer + "down") + w[layer + "second.gamma"] * rows, own.variances[1])
         states.append(rows)
     pooled = linear(rows[:, 0], "pooler")
     squashed = pooled * root(rules.pooler, 1.0 + pooled**2)

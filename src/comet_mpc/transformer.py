@@ -26,7 +26,6 @@ from comet_mpc.attention import AttentionForm, attention, certified_form
 from comet_mpc.errors import ShapeError
 from comet_mpc.inverse_sqrt import InverseSqrtRule
 from comet_mpc.normalization import layer_norm, layer_norm_rule
-from comet_mpc.rules import MinimaxRule
 from comet_mpc.session import Given, Session, Weight
 from comet_mpc.share import CLIENT, SERVER, Share
 
@@ -34,6 +33,7 @@ __all__ = [
     "SHAPES",
     "EncoderRules",
     "EncoderShape",
+    "LayerRules",
     "certified_rules",
     "classify",
     "embed_privately",
@@ -88,18 +88,33 @@ SHAPES = {
 }
 
 
+_SLACK = 1.0 + 2.0**-8
+"""LayerNorm's output has norm √d up to its rule's error, so a neuron normalised by its bound stays within this."""
+
+
 @dataclass(frozen=True)
-class EncoderRules:
-    """The public rules of a model. Upper ends hold for every input (they come from the weights)."""
+class LayerRules:
+    """The public rules of one layer. Upper ends hold for every input (they come from the weights)."""
 
     activation: Smu
     activation_rule: InverseSqrtRule
     attention: AttentionForm
-    variances: tuple[tuple[InverseSqrtRule, InverseSqrtRule], ...]
-    """For the two LayerNorms of every layer."""
-    pooler: MinimaxRule
-    value_bounds: tuple[float, ...]
-    """|v| of every layer's attention."""
+    variances: tuple[InverseSqrtRule, InverseSqrtRule]
+    """For the two LayerNorms."""
+    value_bound: float
+    """|v| of attention."""
+    query_bound: float
+    """|q| and |k|, coordinate by coordinate."""
+    neuron_bound: float = _SLACK
+    """|x| that the activation is taken of."""
+
+
+@dataclass(frozen=True)
+class EncoderRules:
+    """The public rules of a model."""
+
+    layers: tuple[LayerRules, ...]
+    pooler: InverseSqrtRule
     logit_bound: float = 64.0
     residual_bound: float = 2.0**11
     """|x| before a LayerNorm: what the ring has room for."""
@@ -120,18 +135,16 @@ def certified_rules(
     """Universal coefficients for activations and scores; the same ranges of row quantities for all layers."""
     form = Smu(1.0 / 16.0)
     rule = layer_norm_rule(shape.hidden, *variance, row_steps)
-    return EncoderRules(
+    attention_form = certified_form(steps, row_steps=row_steps)
+    layer = LayerRules(
         activation=form,
         activation_rule=smu_rule(form, _SLACK, steps),
-        attention=certified_form(steps, row_steps=row_steps),
-        variances=((rule, rule),) * shape.layers,
-        pooler=tanh_like_rule(pooler_bound, row_steps),
-        value_bounds=(value_bound,) * shape.layers,
+        attention=attention_form,
+        variances=(rule, rule),
+        value_bound=value_bound,
+        query_bound=math.sqrt(attention_form.norms.high) if attention_form.norms is not None else 1.0,
     )
-
-
-_SLACK = 1.0 + 2.0**-8
-"""LayerNorm's output has norm √d up to its rule's error, so a neuron normalised by its bound stays within this."""
+    return EncoderRules(layers=(layer,) * shape.layers, pooler=tanh_like_rule(pooler_bound, row_steps))
 
 
 def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
@@ -207,11 +220,11 @@ def position_buckets(tokens: int, buckets: int) -> npt.NDArray[np.int64]:
     return np.asarray(np.where(np.abs(distance) < exact, np.abs(distance), shared) + half * (distance > 0))
 
 
-def _thresholds(session: Session, weight: Weight, shape: EncoderShape, tokens: int) -> Share:
+def _thresholds(session: Session, weight: Weight, shape: EncoderShape, tokens: int, bound: float) -> Share:
     """What every head takes off its scores, the relative position bias included: the server's, nothing is sent."""
     places = position_buckets(tokens, shape.buckets)
     values = None if weight.values is None else (weight.values * 2.0**-weight.fraction)[:, places]
-    return session.private(SERVER, (shape.heads, *places.shape), 24, 1.0, values)
+    return session.private(SERVER, (shape.heads, *places.shape), 24, bound, values)
 
 
 def encoder_layer(
@@ -225,21 +238,21 @@ def encoder_layer(
 ) -> Share:
     """The normalised rows (batch, tokens, hidden) after a layer, from those before it."""
     prefix, d = f"layer.{layer}.", shape.hidden
-    first, second = rules.variances[layer]
+    own = rules.layers[layer]
+    form, (first, second) = own.attention, own.variances
     half = rules.residual_bound / 2
-    norm_top = math.sqrt(rules.attention.norms.high) if rules.attention.norms is not None else 1.0
     with session.part("linear"):
         given = session.give(rows)
-        qkv = _linear(session, given, weights, prefix + "qkv", max(norm_top, rules.value_bounds[layer]))
+        qkv = _linear(session, given, weights, prefix + "qkv", max(own.query_bound, own.value_bound))
         skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
     q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
     context = attention(
         session,
-        q.bounded(norm_top),
-        k.bounded(norm_top),
-        v.bounded(rules.value_bounds[layer]),
-        rules.attention,
-        thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1]),
+        q.bounded(own.query_bound),
+        k.bounded(own.query_bound),
+        v.bounded(own.value_bound),
+        form,
+        thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1], form.threshold_bound),
         mask=mask,
         fraction=_ROWS,
         width=_RING,
@@ -250,9 +263,9 @@ def encoder_layer(
     rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=_ROWS, width=_RING)
     with session.part("linear"):
         given = session.give(rows)
-        up = _linear(session, given, weights, prefix + "up", _SLACK)
+        up = _linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    active = smu(session, up, rules.activation, rules.activation_rule, fraction=_ROWS, width=_RING)
+    active = smu(session, up, own.activation, own.activation_rule, fraction=_ROWS, width=_RING)
     with session.part("linear"):
         summed = _linear(session, session.give(active), weights, prefix + "down", half) + skip
     return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=_ROWS, width=_RING)
