@@ -90,7 +90,7 @@ def _draw_panel(
     axis.set_title(title[0], loc="left", fontsize=11, fontweight="bold", pad=16)
     axis.text(0, 1.02, title[1], transform=axis.transAxes, fontsize=9, color="#555555")
     axis.set_xlim(left, right)
-    axis.set_ylim(len(rows) - tallest - 0.15, len(rows))
+    axis.set_ylim(-0.15 if len(rows) > 1 else 0.85 - tallest, len(rows))
     axis.set_yticks([len(rows) - 1 - at + 0.35 for at in range(len(rows))], rows.keys(), fontsize=8)
     step = max(1, round((right - left) / 5))
     powers = range(int(np.ceil(left)), int(np.floor(right)) + 1, step)
