@@ -25,13 +25,15 @@ from comet_mpc.correlations import (
 )
 from comet_mpc.errors import (
     ForeignRandomness,
+    PeerClosed,
     ProtocolMismatch,
     RandomnessError,
     RandomnessExhausted,
+    RangeError,
 )
 from comet_mpc.kernels import unpack_words
 from comet_mpc.lookup import pick
-from comet_mpc.pair import PairSource, prepare_bundle
+from comet_mpc.pair import WEIGHT_BITS, PairSource, prepare_bundle
 from comet_mpc.pair_costs import preparation_traffic
 from comet_mpc.party import PartySession
 from comet_mpc.plan import plan_program
@@ -240,3 +242,27 @@ def test_a_server_without_the_weight_says_so() -> None:
                 prepare_bundle(channel, party, program, threads=1)
 
     both(work)
+
+
+def test_a_weight_above_the_public_bound_is_one_error_wherever_it_occurs() -> None:
+    large = 2 ** (WEIGHT_BITS - 1) + 1
+    cases: list[tuple[tuple[int, ...], Correlation]] = [
+        ((4,), WeightScale(0, "w", 2, 4, 56)),
+        ((3, 4), WeightProduct(0, "w", 2, 4, 3, 56)),
+    ]
+    for shape, correlation in cases:
+        program: list[Correlation] = [ClientMask((2, 4), 56), correlation]
+        held = {"w": Weight("w", shape, 14, 1.0, values=np.full(shape, -large, np.int32))}
+
+        def work(
+            channel: Channel,
+            party: int,
+            program: list[Correlation] = program,
+            held: Mapping[str, Weight] = held,
+        ) -> None:
+            error, message = (RangeError, "public bound") if party == SERVER else (PeerClosed, None)
+            with pytest.raises(error, match=message):
+                prepare_bundle(channel, party, program, held if party == SERVER else None, threads=1)
+            channel.close()
+
+        both(work)

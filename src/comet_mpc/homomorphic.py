@@ -35,7 +35,7 @@ from comet_mpc.seeds import new_seed
 from comet_mpc.share import CLIENT, SERVER, Words
 from comet_mpc.tiling import Integers, Tiling, choose_tiling
 
-__all__ = ["Homomorphic", "Job", "MatrixJob", "matrix_products"]
+__all__ = ["Homomorphic", "Job", "MatrixJob", "check_bits", "matrix_products"]
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -233,6 +233,14 @@ class MatrixJob(Job):
             place += size
 
 
+def check_bits(y: Integers, bits: int) -> None:
+    """Refuses factors of the server's for which the noise that hides them was not chosen."""
+    if y.size and max(-int(y.min()), int(y.max())) > 2 ** (bits - 1):
+        raise RangeError(
+            f"a factor of the server's exceeds the public bound of {bits} bits: give it fewer fraction bits"
+        )
+
+
 def matrix_products(
     engine: Homomorphic,
     shape: tuple[int, int, int],
@@ -254,8 +262,8 @@ def matrix_products(
             raise ShapeError(f"the client's factor is not of shape {(batch, rows, inputs)}")
     elif y is None or y.shape != (batch, outputs, inputs):
         raise ShapeError(f"the server's factor is not of shape {(batch, outputs, inputs)}")
-    elif y.size and max(-int(y.min()), int(y.max())) > 2 ** (bits - 1):
-        raise RangeError(f"a factor of the server's exceeds the public bound of {bits} bits")
+    else:
+        check_bits(y, bits)
     tiling = choose_tiling(rows, inputs, outputs, width, bits, engine.packs)
     jobs = [
         MatrixJob(tiling, width, x=None if x is None else x[b], y=None if y is None else y[b]) for b in range(batch)

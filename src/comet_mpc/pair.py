@@ -42,7 +42,7 @@ from comet_mpc.correlations import (
 )
 from comet_mpc.drawing import Drawn, InOrder
 from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, ShapeError
-from comet_mpc.homomorphic import Homomorphic, matrix_products
+from comet_mpc.homomorphic import Homomorphic, check_bits, matrix_products
 from comet_mpc.lattice import DEGREE
 from comet_mpc.oblivious_transfer import bit_products, set_up_transfers
 from comet_mpc.packing import PackingKeys
@@ -307,8 +307,7 @@ class _Preparation:
             left = np.concatenate([self._mask(entry.mask).reshape(-1) for _, entry in members])
         else:
             right = np.concatenate([np.tile(self._weight(e.weight, (e.size,)), e.rows) for _, e in members])
-            if np.any(np.abs(right) > 2 ** (WEIGHT_BITS - 1)):
-                raise ForeignRandomness(f"a weight exceeds the public bound of {WEIGHT_BITS} bits")
+            check_bits(right, WEIGHT_BITS)
         plan = scale_plan(width)
         count = sum(entry.rows * entry.size for _, entry in members)
         share = self._slot_sums(plan, count, width, [centred(left, width)], [[right]])[0]
