@@ -23,10 +23,11 @@ from comet_mpc.serving import ServiceLimits
 options = json.loads(sys.argv[1])
 keys = Path(options.pop("keys"))
 limits = ServiceLimits(**options.pop("limits"))
+dealer = options.pop("dealer")
 log_as_json()
 server = Server(
     ServedModel.load(Path(options.pop("model"))), ("127.0.0.1", options.pop("port")),
-    ("127.0.0.1", options.pop("dealer")),
+    None if dealer is None else ("127.0.0.1", dealer),
     TlsIdentity(keys / "server.pem", keys / "server.key", keys / "authority.pem"), Path(options.pop("state")),
     metrics=("127.0.0.1", 0), limits=limits, **options,
 )
@@ -65,7 +66,7 @@ class ServerProcess:
 def server_process(
     keys: Path,
     model: Path,
-    dealer: int,
+    dealer: int | None,
     state: Path,
     *,
     port: int = 0,

@@ -140,7 +140,7 @@ def test_a_damaged_correction_is_found_by_verify(store: BundleStore) -> None:
     with (store.directory / f"{name}.bundle").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x55")
-    with pytest.raises(RandomnessError, match="corrections do not check"):
+    with pytest.raises(RandomnessError, match="does not check"):
         store.verify(name)
 
 

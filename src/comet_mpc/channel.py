@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
@@ -76,6 +76,8 @@ class Channel(ABC):
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self.timeout = timeout
+        self.watcher: Callable[[Traffic], None] | None = None
+        """Is told the traffic so far after every frame, in the thread that the channel belongs to."""
         self._traffic = Traffic()
         self._closed = False
 
@@ -110,6 +112,14 @@ class Channel(ABC):
 
     @property
     def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is closed, or the peer has ended it, as far as one knows without waiting.
+
+        For a moment in which the peer has nothing to say. False may be out of date the next moment.
+        """
         return self._closed
 
     @property
@@ -162,6 +172,8 @@ class Channel(ABC):
             received=0 if sizes is None else FRAME_HEADER + len(incoming),
             rounds=rounds,
         )
+        if self.watcher is not None:
+            self.watcher(self._traffic)
         return incoming
 
     @abstractmethod

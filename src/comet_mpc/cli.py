@@ -167,19 +167,17 @@ def bench_model(
     batch: Annotated[int, typer.Option(min=1, max=64, help="Texts at once.")] = 1,
     layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers.")] = None,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt.")] = 3,
-    source: Annotated[str, typer.Option(help="Source of randomness: dealer, or pair (no third party).")] = "dealer",
+    source: service_cli.SourceOption = "dealer",
     network: Annotated[str | None, typer.Option(help="RATE/RTT, for example 200mbit/10ms; else loopback.")] = None,
     json: JsonOption = None,
 ) -> None:
     """A whole model with random weights, end to end, between a dealer, a server and a client."""
     size = _shape(shape, layers)
-    if source not in ("dealer", "pair"):
-        raise typer.BadParameter(f"unknown source {source!r}: choose dealer or pair", param_hint="--source")
     link = Network.parse(network) if network else None
     console = Console(stderr=True)
     status = console.status(f"{shape} between three processes") if console.is_terminal else contextlib.nullcontext()
     with status, _crew() as crew:
-        record = measure_model(crew, ModelCase(shape, size, tokens, steps, batch, link, source=source))
+        record = measure_model(crew, ModelCase(shape, size, tokens, steps, batch, link, source=source or "dealer"))
     _report([record], json, *model_tables(record))
 
 
@@ -225,15 +223,17 @@ def demo(
     model: Annotated[
         Path | None, typer.Option(help="Another Comet checkpoint than the bundled one (sentiment of film reviews).")
     ] = None,
+    source: service_cli.SourceOption = "pair",
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per text, in a list, instead of the tables.")
     ] = False,
 ) -> None:
-    """Private predictions between a client, a server and a dealer on this machine: answers, costs, and what is seen."""
-    console = Console(stderr=True)
-    status = console.status("three processes are computing") if console.is_terminal else contextlib.nullcontext()
-    with status:
-        result = run_demo(demo_model(model), text or SENTENCES)
+    """Private predictions between a client and a server on this machine: answers, costs, and what is seen.
+
+    With --source dealer a third process prepares the randomness.
+    """
+    with service_cli.showing_preparation(not json) as progress:
+        result = run_demo(demo_model(model), text or SENTENCES, source or "pair", progress)
     _report(result, "-" if json else None, *demo_tables(result))
 
 

@@ -5,8 +5,8 @@
             print(prediction.label, prediction.probability, prediction.cost.online_bytes)
 
 The server learns how many texts there are and the bucket (16, 32, 64, … tokens) that each fits into, nothing else.
-It relies on the dealer being run by neither the client's nor the server's operator: a dealer and a server together
-could read the text.
+If it uses a dealer, this relies on the dealer being run by neither the client's nor the server's operator: a dealer and
+a server together could read the text. `Client(source="pair")` insists on a server without one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +33,15 @@ from comet_mpc.errors import (
     PeerError,
     ProtocolMismatch,
     RandomnessSpent,
+    ServerBusy,
     ShapeError,
 )
 from comet_mpc.fetching import fetch_bundle
 from comet_mpc.keys import TlsIdentity
-from comet_mpc.party import PartySession
+from comet_mpc.pair import Preparer
+from comet_mpc.party import PartySession, SourceName
 from comet_mpc.plan import Plan
+from comet_mpc.preparing import Progress, prepare_stored
 from comet_mpc.protocol import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, parse_address, say
 from comet_mpc.reserve import Portion, Reserve
 from comet_mpc.seeds import SEED_BYTES
@@ -54,6 +58,8 @@ M = TypeVar("M", Accepted, Ready)
 
 _LARGEST_BATCH = 8
 _DEALER_STALL = 30.0  # its signs of life come every few seconds
+_PREPARE_STALL = 120.0  # between two messages of a preparation the server computes for a while
+_BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
 _MOST_STALE = 16
 _MOST_TRIES = 4  # a busy server ends idle connections to make room
 
@@ -64,15 +70,19 @@ class Cost:
 
     texts: int
     """Texts that share this cost."""
+    bucket: int
+    """Tokens that each is padded to."""
     setup_bytes: int
     setup_seconds: float
     """Downloads of this client so far; 0 bytes if the cache had everything."""
     offline_bytes: int
     offline_seconds: float
-    """Randomness, from the dealer to both parties; it may have been prepared long before."""
+    """Randomness: from the dealer to both parties, or between the two. It may have been prepared long before."""
     online_bytes: int
     online_seconds: float
     rounds: int
+    source: SourceName
+    """Who prepared the randomness: a dealer, or the two parties (pair)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +107,10 @@ class Client:
     timeout      seconds without any progress after which `PeerTimeout` is raised; also for a free worker
     ready        queries whose randomness is kept ready for each size in use; None: as many as the server suggests
     batch        most texts in one run
+    source       pair or dealer: refuse a server with another source of randomness; None takes what the server has
     dealer       HOST:PORT if the dealer has another address here than at the server
     fingerprint  refuse any other model than this one
+    progress     is told bytes so far and of how many while a bundle is prepared without a dealer; from any thread
     """
 
     def __init__(
@@ -111,14 +123,20 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT,
         ready: int | None = None,
         batch: int = _LARGEST_BATCH,
+        source: SourceName | None = None,
         dealer: str | None = None,
         fingerprint: str = "",
+        progress: Progress | None = None,
     ) -> None:
         if (keys is None) == (identity is None):
             raise ConfigurationError("a client needs its certificate: pass either keys=DIRECTORY or identity")
         if keys is not None:
             directory = Path(keys)
             identity = TlsIdentity(directory / "client.pem", directory / "client.key", directory / "authority.pem")
+        if source not in (None, *get_args(SourceName)):
+            raise ConfigurationError(f"unknown source of randomness {source!r}: choose pair or dealer")
+        if source == "pair" and dealer is not None:
+            raise ConfigurationError("a dealer's address is of no use where randomness is prepared without one")
         if batch < 1 or not timeout > 0:
             raise ConfigurationError(f"batch and timeout must be positive, got {batch} and {timeout}")
         assert identity is not None
@@ -130,9 +148,13 @@ class Client:
         self._batch = batch
         self._dealer = parse_address(dealer) if dealer is not None else None
         self._fingerprint = fingerprint
+        self._source = source
+        self._progress = progress
         self._lock = threading.RLock()  # of the channel: the background asks for bundles between queries
         self._channel: Channel | None = None
         self._errands: set[Channel] = set()
+        self._preparing = threading.Lock()  # of the connection on which bundles are prepared without a dealer
+        self._preparer: Preparer | None = None
         self._welcome: Welcome | None = None
         self._set_up: SetUp | None = None
         self._reserve: Reserve | None = None
@@ -164,6 +186,13 @@ class Client:
             if channel is not None:
                 channel.close()
 
+    @property
+    def source(self) -> SourceName:
+        """Where the randomness comes from: dealer or pair."""
+        self.connect()
+        assert self._source is not None
+        return self._source
+
     def _dial(self) -> Channel:
         return connect(*self._address, self._tls, self._timeout, connect_timeout=self._timeout)
 
@@ -171,8 +200,10 @@ class Client:
         """The channel to the server, greeted; a server may have ended an idle one."""
         if self._closed:
             raise PeerClosed("this client is closed")
-        if self._channel is not None and not self._channel.closed:
-            return self._channel
+        if self._channel is not None:
+            if not self._channel.lost:
+                return self._channel
+            self._channel.close()
         for last in range(_MOST_TRIES - 1, -1, -1):
             try:
                 self._channel = self._greeted(self._dial())
@@ -186,25 +217,25 @@ class Client:
         try:
             if channel.peer_role != "server":
                 raise NotAuthenticated(f"the peer is no server: its certificate says {channel.peer_role!r}")
-            introduce(channel, "client", self._fingerprint)
+            source = introduce(channel, "client", self._fingerprint, self._source)
             welcome = expect(channel, Welcome)
-            self._accept(channel, welcome)
+            self._accept(channel, source, welcome)
         except BaseException:
             channel.close()
             raise
         return channel
 
-    def _accept(self, channel: Channel, welcome: Welcome) -> None:
-        """Sets the model up; after that, only the same model under the same masks will do."""
+    def _accept(self, channel: Channel, source: SourceName, welcome: Welcome) -> None:
+        """Sets the model up; after that, only the same model with the same secret will do."""
         if self._welcome is None or self._set_up is None:
             start, before = time.monotonic(), channel.traffic
-            self._set_up = set_up(channel, welcome, self._cache)
+            self._set_up = set_up(channel, source, welcome, self._cache)
             traffic = channel.traffic - before
             self._setup = traffic.sent + traffic.received, time.monotonic() - start
             ready = welcome.ready if self._ready is None else min(self._ready, welcome.ready)
-            self._reserve = Reserve(self._set_up, ready, self._fetch)
-            self._fingerprint, self._welcome = welcome.fingerprint, welcome
-        elif (welcome.fingerprint, welcome.weights_digest) != (self._fingerprint, self._welcome.weights_digest):
+            self._reserve = Reserve(self._set_up, ready, self._fetch, self._rest)
+            self._fingerprint, self._source, self._welcome = welcome.fingerprint, source, welcome
+        elif (welcome.fingerprint, welcome.state) != (self._fingerprint, self._welcome.state):
             raise ProtocolMismatch(
                 "the model since this client was set up", got=welcome.fingerprint, expected=self._fingerprint
             )
@@ -234,8 +265,11 @@ class Client:
         bucket = model.buckets()[0] if bucket is None else bucket
         plan = self._set_up.programs.plan(batch, bucket)
         until = time.monotonic() + timeout
-        while (ready := self._reserve.count(batch, bucket)) < count and time.monotonic() < until:
-            self._fetch(batch, bucket, plan)
+        try:
+            while (ready := self._reserve.count(batch, bucket)) < count and time.monotonic() < until:
+                self._fetch(batch, bucket, plan)
+        finally:
+            self._rest()
         if ready:
             self._reserve.warm(batch, bucket)
         return ready
@@ -244,15 +278,72 @@ class Client:
         """A new bundle in the store, by agreement with the server."""
         assert self._set_up is not None
         store, name = self._set_up.store, new_bundle_id()
+        if self._set_up.source == "pair":
+            with self._preparing:
+                preparer = self._ask_to_prepare(Prepare(name, batch, bucket, plan.digest), plan)
+                prepare_stored(preparer, name, plan, store, self._progress)
+            return name
         with self._lock:
             self._ask(Prepare(name, batch, bucket, plan.digest), Accepted)
             assert self._welcome is not None
             address = self._dealer or self._welcome.dealer
+        if address is None:
+            raise PeerError("the server does not say where its dealer is")
+        spent = plan.correction_bytes + 2 * SEED_BYTES
         stall = max(self._timeout, _DEALER_STALL)
         channel = connect(*address, self._tls, stall, connect_timeout=self._timeout)
         with self._errand(channel):
-            fetch_bundle(channel, CLIENT, name, plan.correlations, lambda seed: store.add(name, plan.digest, seed))
+            sink = partial(store.add, name, plan.digest, spent=spent)
+            fetch_bundle(channel, CLIENT, name, plan.correlations, sink)
         return name
+
+    def _ask_to_prepare(self, request: Prepare, plan: Plan) -> Preparer:
+        """A connection on which the server has begun to prepare: the last one if it fits, else a new one."""
+        until = time.monotonic() + self._timeout
+        while True:
+            preparer = self._preparer
+            fits = preparer is not None and preparer.correlations == plan.correlations and preparer.room
+            try:
+                if preparer is None or not fits:
+                    preparer = self._new_preparer(plan)
+                preparer.channel.timeout = self._timeout
+                say(preparer.channel, request)
+                expect(preparer.channel, Accepted)
+            except PeerClosed:
+                self._end_preparing()
+                if not fits or self._closed:  # the server ends idle connections to make room
+                    raise
+            except ServerBusy:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_BUSY_PAUSE)
+            else:
+                preparer.channel.timeout = max(self._timeout, _PREPARE_STALL)
+                return preparer
+
+    def _new_preparer(self, plan: Plan) -> Preparer:
+        self._end_preparing()
+        channel = self._greeted(self._dial())
+        self._errands.add(channel)
+        self._preparer = Preparer(channel, CLIENT, plan.correlations)
+        if self._closed:
+            self._end_preparing()
+            raise PeerClosed("this client is closed")
+        return self._preparer
+
+    def _end_preparing(self) -> None:
+        if self._preparer is not None:
+            self._preparer.channel.close()
+            self._errands.discard(self._preparer.channel)
+            self._preparer = None
+
+    def _rest(self) -> None:
+        """Gives the server its worker back, unless another thread is preparing."""
+        if self._preparing.acquire(blocking=False):
+            try:
+                self._end_preparing()
+            finally:
+                self._preparing.release()
 
     @contextlib.contextmanager
     def _errand(self, channel: Channel) -> Iterator[None]:
@@ -285,12 +376,15 @@ class Client:
                 raise ConfigurationError(str(error).replace("text 1 ", f"text {place + 1} ")) from error
             buckets.setdefault(query.bucket, []).append((place, query))
         predictions: dict[int, Prediction] = {}
-        for members in buckets.values():
-            while members:
-                size = 1 << (min(len(members), self._largest_batch).bit_length() - 1)
-                part, members = members[:size], members[size:]
-                found = self._predict(_together([query for _, query in part]))
-                predictions.update(zip((place for place, _ in part), found, strict=True))
+        try:
+            for members in buckets.values():
+                while members:
+                    size = 1 << (min(len(members), self._largest_batch).bit_length() - 1)
+                    part, members = members[:size], members[size:]
+                    found = self._predict(_together([query for _, query in part]))
+                    predictions.update(zip((place for place, _ in part), found, strict=True))
+        finally:
+            self._rest()
         return [predictions[place] for place in range(len(texts))]
 
     @property
@@ -305,13 +399,15 @@ class Client:
         self._reserve.replenish(query.batch, query.bucket)
         cost = Cost(
             texts=query.batch,
+            bucket=query.bucket,
             setup_bytes=self._setup[0],
             setup_seconds=self._setup[1],
-            offline_bytes=portion.plan.correction_bytes + 2 * SEED_BYTES,
+            offline_bytes=portion.bundle.spent,
             offline_seconds=portion.seconds,
             online_bytes=traffic.sent + traffic.received,
             online_seconds=seconds,
             rounds=traffic.rounds,
+            source=self._set_up.source,
         )
         labels = self._set_up.model.config.encoder.labels
         return [_prediction(row, labels, cut, cost) for row, cut in zip(logits, query.truncated, strict=True)]
@@ -339,13 +435,15 @@ class Client:
         model = self._set_up.model
         before = channel.traffic
         try:
-            session = PartySession(CLIENT, channel, portion.source)
+            session = PartySession(CLIENT, channel, portion.source, fused=self._set_up.source == "dealer")
             weights = {**model.weights(), **self._set_up.weights}
             logits = model.answer(query.batch, query.bucket, query)(session, weights)
             return _checked(logits, query, model), channel.traffic - before
         except BaseException:
             channel.close()  # the other side must not wait for rounds that will not come
             raise
+        finally:
+            portion.bundle.close()
 
 
 def _together(queries: list[Query]) -> Query:

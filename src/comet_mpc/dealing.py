@@ -12,6 +12,7 @@ either party: with the client it could compute W, with the server x.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,9 @@ class Bundle:
     seed: bytes
     correlations: tuple[Correlation, ...]
     corrections: CorrectionReader | None = None
+    """What is not in the seed."""
+    spent: int = 0
+    """Bytes on the wire that preparing it took."""
     _claims: list[None] = field(default_factory=list, init=False)
 
     def claim(self) -> None:
@@ -120,6 +124,11 @@ class Bundle:
         if self._claims:
             raise RandomnessSpent("this bundle was used before: a mask is used once")
         self._claims.append(None)
+
+    def close(self) -> None:
+        """Lets go of the file that it is read from, if there is one."""
+        if isinstance(self.corrections, io.IOBase):
+            self.corrections.close()
 
     def __repr__(self) -> str:
         return f"Bundle(party={self.party}, {len(self.correlations)} correlations)"

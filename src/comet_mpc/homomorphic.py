@@ -100,6 +100,11 @@ class Homomorphic:
         self.packs = True
 
     @property
+    def outputs(self) -> int:
+        """Coefficients sent back so far under this key."""
+        return self._outputs
+
+    @property
     def packing(self) -> PackingKeys:
         if self.party != SERVER or not self.packs:
             raise ShapeError("keys to pack responses are the server's, and must be set up")

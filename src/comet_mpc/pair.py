@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product as cartesian
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -38,17 +38,19 @@ from comet_mpc.correlations import (
     TableTransfers,
     WeightProduct,
     WeightScale,
+    correction_bytes,
+    correction_widths,
     program_digest,
 )
 from comet_mpc.drawing import Drawn, InOrder
-from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, ShapeError
+from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, RandomnessExhausted, ShapeError
 from comet_mpc.homomorphic import Homomorphic, check_bits, matrix_products
-from comet_mpc.lattice import DEGREE
-from comet_mpc.oblivious_transfer import bit_products, set_up_transfers
+from comet_mpc.lattice import DEGREE, OUTPUTS_PER_QUERY
+from comet_mpc.oblivious_transfer import Transfers, bit_products, set_up_transfers
 from comet_mpc.packing import PackingKeys
 from comet_mpc.seeds import expand, new_seed
 from comet_mpc.session import Weight
-from comet_mpc.share import CLIENT, SERVER, Words
+from comet_mpc.share import CLIENT, SERVER, Words, word_bytes
 from comet_mpc.slots import SlotPlan, choose_plan, slot_sums
 from comet_mpc.table_transfer import give_words, read_words
 from comet_mpc.tiling import Integers, centred, choose_tiling
@@ -56,6 +58,7 @@ from comet_mpc.tiling import Integers, centred, choose_tiling
 __all__ = [
     "WEIGHT_BITS",
     "PairSource",
+    "Preparer",
     "grouped",
     "matrix_shapes",
     "monomial_plan",
@@ -63,6 +66,7 @@ __all__ = [
     "prepare_bundle",
     "scale_plan",
     "square_plan",
+    "stored_bytes",
     "terms_per_sum",
 ]
 
@@ -76,15 +80,30 @@ Kind = TypeVar("Kind", bound=Correlation)
 Powers = tuple[int, ...]
 
 
+class Reader(Protocol):
+    """Where stored shares come from: a file, or bytes in memory."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class PairSource:
     """One party's randomness, prepared with the other party, in the order of the program."""
 
     def __init__(
-        self, party: int, seed: bytes, correlations: Sequence[Correlation], arrays: Mapping[int, tuple[Words, ...]]
+        self,
+        party: int,
+        seed: bytes,
+        correlations: Sequence[Correlation],
+        shares: Callable[[int, Correlation], tuple[Words, ...]],
     ) -> None:
+        """shares: gives the words of the correlation at a place; asked for each once, in order."""
         self.party = party
-        self._seed, self._order = seed, InOrder(correlations)
-        self._arrays = dict(arrays)
+        self.seed, self._order, self._shares = seed, InOrder(correlations), shares
+
+    @classmethod
+    def stored(cls, party: int, seed: bytes, correlations: Sequence[Correlation], file: Reader) -> Self:
+        """From what `packed` gave: read as it is drawn."""
+        return cls(party, seed, correlations, lambda _, correlation: _read(file, correlation))
 
     def __repr__(self) -> str:
         return f"PairSource(party={self.party}, {self.remaining} of {len(self._order.correlations)} correlations left)"
@@ -99,12 +118,101 @@ class PairSource:
         index = self._order.take(correlation)
         match correlation:
             case Mask(shape=shape):
-                return Drawn(index, (expand(self._seed, index, math.prod(shape)),))
+                return Drawn(index, (expand(self.seed, index, math.prod(shape)),))
             case ClientMask(shape=shape):
-                own = (expand(self._seed, index, math.prod(shape)),) if self.party == CLIENT else ()
+                own = (expand(self.seed, index, math.prod(shape)),) if self.party == CLIENT else ()
                 return Drawn(index, own)
             case _:
-                return Drawn(index, self._arrays.pop(index))
+                return Drawn(index, self._shares(index, correlation))
+
+    def packed(self) -> Iterator[memoryview]:
+        """All that is not in the seed, piece by piece, to be stored. Uses the source up."""
+        for correlation in self._order.correlations:
+            index = self._order.take(correlation)
+            if isinstance(correlation, Mask | ClientMask):
+                continue
+            arrays = self._shares(index, correlation)
+            if isinstance(correlation, BitProducts):
+                yield arrays[0].data
+                arrays = arrays[1:]
+            for words, (_, width) in zip(arrays, correction_widths(correlation), strict=True):
+                yield kernels.pack_words(words, word_bytes(width)).data
+
+
+def stored_bytes(correlations: Iterable[Correlation]) -> int:
+    """Bytes that `PairSource.packed` gives, the same at both parties."""
+    return sum(correction_bytes(entry) + _bit_bytes(entry) for entry in correlations)
+
+
+def _bit_bytes(correlation: Correlation) -> int:
+    return -(-correlation.count // 8) if isinstance(correlation, BitProducts) else 0
+
+
+def _read(file: Reader, correlation: Correlation) -> tuple[Words, ...]:
+    def exactly(size: int) -> bytes:
+        data = file.read(size)
+        if len(data) != size:
+            raise RandomnessExhausted("the stored shares end before the program does")
+        return data
+
+    arrays: list[Any] = []
+    if isinstance(correlation, BitProducts):
+        arrays.append(np.frombuffer(exactly(_bit_bytes(correlation)), np.uint8))
+    for count, width in correction_widths(correlation):
+        size = word_bytes(width)
+        arrays.append(kernels.unpack_words(exactly(count * size), size, count))
+    return tuple(arrays)
+
+
+class Preparer:
+    """One party's side of a connection on which bundles for one program are prepared, one after the other.
+
+    Keys and base transfers are set up with the first bundle and serve the others too. The server gives its weights.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        party: int,
+        correlations: Sequence[Correlation],
+        weights: Mapping[str, Weight] | None = None,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        self.channel, self.party, self.correlations = channel, party, tuple(correlations)
+        self.weights, self._threads = weights or {}, threads
+        self._tools: tuple[Homomorphic, Transfers] | None = None
+        self._outputs = 0
+        if any(isinstance(correlation, Mask) and correlation.shift for correlation in correlations):
+            raise RandomnessError("two parties alone cannot truncate and open in one round: plan with fused=False")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether keys and transfers are still to be set up."""
+        return self._tools is None
+
+    @property
+    def room(self) -> bool:
+        """Whether the keys may serve for another bundle: the noise that hides the answers is made for so many."""
+        return self._tools is None or self._tools[0].outputs + self._outputs <= OUTPUTS_PER_QUERY
+
+    def prepare(self) -> PairSource:
+        """The next bundle. Both parties call it with the same program."""
+        digest = bytes.fromhex(program_digest(self.correlations))
+        theirs = self.channel.exchange([digest], len(digest)).tobytes()
+        if theirs != digest:
+            self.channel.close()
+            raise ProtocolMismatch("the program", got=theirs.hex()[:16], expected=digest.hex()[:16])
+        if self._tools is None:
+            engine = Homomorphic(self.channel, self.party, threads=self._threads)
+            self._tools = engine, set_up_transfers(self.channel, self.party)
+        engine, transfers = self._tools
+        before = engine.outputs
+        preparation = _Preparation(self.channel, self.party, self.correlations, self.weights, engine, transfers)
+        preparation.run()
+        self._outputs = engine.outputs - before
+        arrays = preparation.arrays
+        return PairSource(self.party, preparation.seed, self.correlations, lambda index, _: arrays.pop(index))
 
 
 def prepare_bundle(
@@ -115,17 +223,8 @@ def prepare_bundle(
     *,
     threads: int | None = None,
 ) -> PairSource:
-    """Both parties call it with the same program, planned with fused=False; the server gives its weights."""
-    digest = bytes.fromhex(program_digest(correlations))
-    theirs = channel.exchange([digest], len(digest)).tobytes()
-    if theirs != digest:
-        channel.close()
-        raise ProtocolMismatch("the program", got=theirs.hex()[:16], expected=digest.hex()[:16])
-    if any(isinstance(correlation, Mask) and correlation.shift for correlation in correlations):
-        raise RandomnessError("two parties alone cannot truncate and open in one round: plan with fused=False")
-    preparation = _Preparation(channel, party, correlations, weights or {}, threads)
-    preparation.run()
-    return PairSource(party, preparation.seed, correlations, preparation.arrays)
+    """One bundle. Both parties call it with the same program, planned with fused=False; the server with its weights."""
+    return Preparer(channel, party, correlations, weights, threads=threads).prepare()
 
 
 def _common(correlation: Correlation) -> Any:
@@ -174,14 +273,14 @@ class _Preparation:
         party: int,
         correlations: Sequence[Correlation],
         weights: Mapping[str, Weight],
-        threads: int | None,
+        engine: Homomorphic,
+        transfers: Transfers,
     ) -> None:
         self.seed = new_seed()
         self.arrays: dict[int, tuple[Words, ...]] = {}
         self._channel, self._party, self._weights = channel, party, weights
         self._program = tuple(correlations)
-        self._engine = Homomorphic(channel, party, threads=threads)
-        self._transfers = set_up_transfers(channel, party)
+        self._engine, self._transfers = engine, transfers
 
     def run(self) -> None:
         program = self._program

@@ -24,36 +24,51 @@ from comet_mpc.slots import SlotPlan
 from comet_mpc.table_transfer import table_traffic
 from comet_mpc.tiling import choose_tiling
 
-__all__ = ["preparation_traffic"]
+__all__ = ["preparation_parts", "preparation_traffic"]
 
 
-def preparation_traffic(program: Sequence[Correlation]) -> Traffic:
-    """What `pair.prepare_bundle` sends, receives and waits for, as the client counts it; keys included."""
-    total = Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)  # the program's digest
-    total += Traffic(PublicKey.SIZE + FRAME_HEADER, 0, 1) + set_up_traffic()
+def preparation_traffic(program: Sequence[Correlation], *, first: bool = True) -> Traffic:
+    """What `pair.Preparer.prepare` sends, receives and waits for, as the client counts it.
+
+    first: with the keys and base transfers, which later bundles on the same connection share.
+    """
+    parts = preparation_parts(program)
+    if not first:
+        del parts["keys"]
+    return sum(parts.values(), Traffic())
+
+
+def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
+    """The same by what it is for, in the order of its first use."""
+    parts = {"agreement": Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)}  # the program's digest
+    parts["keys"] = Traffic(PublicKey.SIZE + FRAME_HEADER, 0, 1) + set_up_traffic()
+
+    def add(name: str, traffic: Traffic) -> None:
+        parts[name] = parts.get(name, Traffic()) + traffic
+
     for width, bits in grouped(program, BitProducts):
         padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
-        total += bit_products_traffic(CLIENT, padded, width)
+        add("bits of truncation", bit_products_traffic(CLIENT, padded, width))
     for correlation in program:
         if isinstance(correlation, TableTransfers):
-            total += table_traffic(correlation.count, correlation.entries)
+            add("look-ups", table_traffic(correlation.count, correlation.entries))
     for terms, monomials in grouped(program, Monomials):
         width = max(term.width for term in terms)
         if plan := monomial_plan([term.powers for term in terms], width):
-            total += _slots(plan, sum(math.prod(entry.shape) for _, entry in monomials), width)
+            add("monomials", _slots(plan, sum(math.prod(entry.shape) for _, entry in monomials), width))
     for (columns, width), sums in grouped(program, SquareSums):
         rows = sum(entry.rows for _, entry in sums)
-        terms = terms_per_sum(rows, columns, width)
-        total += _slots(square_plan(terms, width), rows * -(-columns // terms), width)
+        count = terms_per_sum(rows, columns, width)
+        add("sums of squares", _slots(square_plan(count, width), rows * -(-columns // count), width))
     for width, scales in grouped(program, WeightScale):
-        total += _slots(scale_plan(width), sum(entry.rows * entry.size for _, entry in scales), width)
+        add("scales", _slots(scale_plan(width), sum(entry.rows * entry.size for _, entry in scales), width))
     packed = packing_pays(program)
     if packed:
-        total += Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1)
+        add("keys", Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1))
     for batch, shape in matrix_shapes(program):
         tiling = choose_tiling(*shape, packed=packed)
-        total += _jobs(batch, tiling.upload_bytes, tiling.response_bytes)
-    return total
+        add("matrix products", _jobs(batch, tiling.upload_bytes, tiling.response_bytes))
+    return parts
 
 
 def _jobs(count: int, upload: int, response: int) -> Traffic:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,13 @@ from comet_mpc.session import (
 )
 from comet_mpc.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
 
-__all__ = ["Measured", "PartySession", "Source"]
+__all__ = ["Measured", "PartySession", "Source", "SourceName"]
 
 Packed = npt.NDArray[np.uint8]
+
+
+SourceName = Literal["dealer", "pair"]
+"""Who prepares the randomness: a third party, or the two parties between themselves."""
 
 
 class Source(Protocol):

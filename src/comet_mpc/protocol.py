@@ -6,12 +6,15 @@
     GetPackage                    ->
                                  <-       the public package, in frames           once per client and model
     GetWeights                    ->
-                                 <-       the masked weights, in frames           once per client and model
+                                 <-       the masked weights, in frames           the same, with a dealer only
     Prepare (id, program)         ->
-                                 <-       Accepted; both then go to the dealer    any number of times
+                                 <-       Accepted                                any number of times
     Run (id, program)             ->
                                  <-       Ready; both have consumed the bundle
     the rounds of the program    <->
+
+Once a Prepare is accepted, both go to the dealer; or, without one, they prepare the bundle right there
+(`preparing.py`), on a connection that the client has made for it, so that queries go on meanwhile.
 
 In place of any message the server may send a Refusal, which is raised at the client as the error it names; so no
 message of the server can make the client do anything but go on or stop. A program is named by batch, bucket and the
@@ -25,7 +28,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
@@ -38,8 +41,10 @@ from comet_mpc.deployment import PublicModel
 from comet_mpc.errors import (
     ConfigurationError,
     PeerError,
+    ProtocolMismatch,
     ShapeError,
 )
+from comet_mpc.party import SourceName
 from comet_mpc.plan import Plan
 from comet_mpc.refusals import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.session import Weight
@@ -47,7 +52,6 @@ from comet_mpc.session import Weight
 __all__ = [
     "FRAME_BYTES",
     "MESSAGE_LIMIT",
-    "SOURCE",
     "Accepted",
     "GetPackage",
     "GetWeights",
@@ -68,7 +72,6 @@ __all__ = [
 
 Reals = npt.NDArray[np.float64]
 
-SOURCE = "dealer"
 MESSAGE_LIMIT = 8192
 FRAME_BYTES = 1 << 20
 _PROGRAMS_KEPT = 64
@@ -97,10 +100,11 @@ class Welcome(Message, frozen=True, kw_only=True):
     fingerprint: Digest
     package_bytes: Size
     package_digest: Digest
-    weights_bytes: Size
-    weights_digest: Digest
-    """Of all masked weights one after the other: another secret or another model gives another digest."""
-    dealer: tuple[Host, Port]
+    weights: tuple[Size, Digest] | None
+    """Of all masked weights one after the other; without a dealer nobody needs them."""
+    state: Digest
+    """Names the server's secret and the very numbers of its weights: randomness from before a change is of no use."""
+    dealer: tuple[Host, Port] | None
     largest_batch: Count
     ready: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
     """Bundles that a client may keep ready per program."""
@@ -122,7 +126,7 @@ class _Program(Message, frozen=True):
 
 
 class Prepare(_Program, frozen=True):
-    """Asks the server to meet at the dealer's for a bundle."""
+    """Asks for a bundle to be prepared: at the dealer's, or right here."""
 
 
 class Run(_Program, frozen=True):
@@ -130,7 +134,7 @@ class Run(_Program, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    """The server is on its way to the dealer."""
+    """The server is on its way to the dealer, or begins to prepare."""
 
 
 class Ready(Message, frozen=True):
@@ -170,19 +174,26 @@ def from_client(data: bytes | bytearray) -> FromClient:
     return message
 
 
-def introduce(channel: Channel, role: Literal["client", "server"], fingerprint: str = "") -> None:
-    """The greeting. Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model open."""
-    mine = {"role": role, "version": __version__, "source of randomness": SOURCE, "model": fingerprint}
+def introduce(
+    channel: Channel, role: Literal["client", "server"], fingerprint: str = "", source: SourceName | None = None
+) -> SourceName:
+    """The greeting. Returns the source of randomness that the server has.
+
+    Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model and the source open.
+    """
+    mine = {"role": role, "version": __version__, "source of randomness": source or "", "model": fingerprint}
     theirs = greet(channel, mine)
-    fields = ["version", "source of randomness"]
-    if fingerprint and theirs.get("model"):
-        fields.append("model")
+    given = [field for field in ("source of randomness", "model") if mine[field] and theirs.get(field)]
     try:
-        agree(mine, theirs, fields)
+        agree(mine, theirs, ["version", *given])
         agree({"role": "client" if role == "server" else "server"}, theirs, ["role"])
+        found = source or theirs.get("source of randomness")
+        if found not in (known := get_args(SourceName)):
+            raise ProtocolMismatch("source of randomness", got="another one", expected=" or ".join(known))
     except PeerError:
         channel.close()
         raise
+    return cast("SourceName", found)
 
 
 # Downloads -----------------------------------------------------------------------------------------------
@@ -230,7 +241,8 @@ def masked_names(plan: Plan) -> Iterator[str]:
 class Programs:
     """Plans by batch and bucket, made when they are asked for; the least recently used are forgotten."""
 
-    def __init__(self, model: PublicModel) -> None:
+    def __init__(self, model: PublicModel, source: SourceName = "dealer") -> None:
+        self.source: SourceName = source
         self._model = model
         self._weights = {name: weight.public() for name, weight in model.weights().items()}
         self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
@@ -242,7 +254,7 @@ class Programs:
             if plan is None:
                 if bucket not in self._model.buckets():
                     raise ShapeError(f"this model has no bucket of {bucket} tokens: {self._model.buckets()}")
-                plan = self._plans[batch, bucket] = self._model.plan(batch, bucket)
+                plan = self._plans[batch, bucket] = self._model.plan(batch, bucket, fused=self.source == "dealer")
                 if len(self._plans) > _PROGRAMS_KEPT:
                     self._plans.popitem(last=False)
             self._plans.move_to_end((batch, bucket))

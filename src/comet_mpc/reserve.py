@@ -1,7 +1,7 @@
 """The client's randomness for queries to come: prepared in the background, so that a query waits for nothing else.
 
-For each program (batch, bucket) that was used, up to `ready` bundles are kept: their seeds in the store on disk, and
-of the next one also the products with the masked weights, in memory, which is most of the client's work. A bundle is
+For each program (batch, bucket) that was used, up to `ready` bundles are kept in the store on disk, and the next one
+also open: with a dealer, the products with the masked weights are most of the client's work. A bundle is
 consumed from the store before its seed is expanded; one that is lost with the process is lost for good.
 """
 
@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from comet_mpc.dealing import DealtSource
+from comet_mpc.dealing import Bundle, DealtSource
 from comet_mpc.errors import CometError, PeerTimeout, RandomnessError, RandomnessSpent
+from comet_mpc.party import Source
 from comet_mpc.plan import Plan
 from comet_mpc.setup_cache import SetUp
 
@@ -33,18 +34,28 @@ class Portion:
 
     bundle_id: str
     plan: Plan
-    source: DealtSource = field(repr=False)
+    bundle: Bundle = field(repr=False)
+    source: Source = field(repr=False)
     seconds: float
     """What it took to fetch (if this process did) and to make ready."""
 
 
 class Reserve:
-    """fetch(batch, bucket, plan) asks server and dealer for a new bundle and returns its id once the store has it."""
+    """fetch(batch, bucket, plan) has a new bundle prepared and returns its id once the store has it.
 
-    def __init__(self, set_up: SetUp, ready: int, fetch: Callable[[int, int, Plan], str]) -> None:
+    rest() is called whenever nothing more is to be prepared for now.
+    """
+
+    def __init__(
+        self,
+        set_up: SetUp,
+        ready: int,
+        fetch: Callable[[int, int, Plan], str],
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
         self._set_up = set_up
         self._ready = ready
-        self._fetch = fetch
+        self._fetch, self._rest = fetch, rest
         self._changed = threading.Condition()
         self._warm: dict[Key, deque[Portion]] = {}
         self._spent: dict[str, float] = {}
@@ -65,7 +76,7 @@ class Reserve:
                 if self._working != key or self._stored(key):
                     break
                 if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
-                    raise PeerTimeout(f"no randomness within {timeout:g} s; is the dealer up?")
+                    raise PeerTimeout(f"no randomness within {timeout:g} s")
         return self._make(key)
 
     def replenish(self, batch: int, bucket: int) -> None:
@@ -80,7 +91,9 @@ class Reserve:
             self._changed.notify_all()
 
     def warm(self, batch: int, bucket: int) -> None:
-        """Makes one portion ready in memory, unless there is one, or no room."""
+        """Makes one portion ready in memory, unless there is one, or no room, or nothing to compute for it."""
+        if self._set_up.source == "pair":
+            return
         key = batch, bucket
         with self._changed:
             if self._warm.get(key) or sum(map(len, self._warm.values())) >= _MOST_WARM:
@@ -132,10 +145,11 @@ class Reserve:
 
     def _open(self, bundle_id: str, plan: Plan, start: float) -> Portion:
         bundle = self._set_up.store.take(bundle_id, plan.digest, plan.correlations)
-        source = DealtSource(bundle, self._set_up.weights)
-        source.prepare()
+        source = self._set_up.store.draw_from(bundle, self._set_up.weights)
+        if isinstance(source, DealtSource):
+            source.prepare()
         seconds = time.monotonic() - start
-        return Portion(bundle_id, plan, source, seconds + self._spent.pop(bundle_id, 0.0))
+        return Portion(bundle_id, plan, bundle, source, seconds + self._spent.pop(bundle_id, 0.0))
 
     def _work(self) -> None:
         while True:
@@ -151,6 +165,7 @@ class Reserve:
                 self._failure = None
             except CometError as error:  # the next query will meet it in the foreground, if it is still there
                 self._failure = error
+            self._rest()
             with self._changed:
                 self._wanted.popleft()
 

@@ -1,7 +1,7 @@
 """A dev set evaluated inside the protocol, next to the plaintext model.
 
-The three parties are real processes over TLS on this machine, unless a client of a running service is passed. That
-shows correctness and cost; it is not a deployment: all three roles have one operator here.
+The parties are real processes over TLS on this machine, unless a client of a running service is passed. That shows
+correctness and cost; it is not a deployment: all roles have one operator here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from comet_mpc.dealer import run_dealer
 from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import ConfigurationError, PeerError
 from comet_mpc.keys import TlsIdentity, make_test_set
+from comet_mpc.party import SourceName
 from comet_mpc.server import Server
 from comet_mpc.serving import ServiceLimits
 from comet_mpc.tasks import Example, Task
@@ -39,6 +40,7 @@ def evaluate_securely(
     limit: int | None = None,
     task: Task | None = None,
     client: Client | None = None,
+    source: SourceName = "dealer",
     batch: int = 4,
     group: int = 16,
     progress: Callable[[int, int], None] | None = None,
@@ -47,6 +49,7 @@ def evaluate_securely(
 
     model     for the plaintext answers, and, without a client, to be served
     task      for its metrics besides accuracy, in both worlds
+    source    of randomness, without a client
     progress  is told (done, of all)
 
     Returns numbers that JSON can carry: `examples`, `accuracy` and `plain_accuracy` (fractions; not for a regression),
@@ -60,7 +63,7 @@ def evaluate_securely(
     predictions: list[Prediction] = []
     with contextlib.ExitStack() as stack:
         if client is None:
-            address, keys, directory = stack.enter_context(local_service(model, batch=batch))
+            address, keys, directory = stack.enter_context(local_service(model, source, batch=batch))
             client = stack.enter_context(Client(address, keys=keys, cache=directory / "cache", batch=batch))
         for place in range(0, len(texts), group):
             predictions += client.classify(texts[place : place + group])
@@ -72,6 +75,7 @@ def evaluate_securely(
     runs = {id(prediction.cost): prediction.cost for prediction in predictions}.values()
     report: dict[str, Any] = {
         "examples": len(chosen),
+        "source": predictions[0].cost.source,
         "agreement": float(np.mean(secure.argmax(axis=1) == plain.argmax(axis=1))),
         "largest_logit_difference": float(np.max(np.abs(secure - plain))),
         "truncated": sum(prediction.truncated for prediction in predictions),
@@ -94,13 +98,18 @@ def evaluate_securely(
 
 
 @contextlib.contextmanager
-def local_service(model: ServedModel, *, batch: int = 4, workers: int = 1) -> Iterator[tuple[str, Path, Path]]:
-    """Dealer and server as processes of this machine, for trials: (address of the server, keys, a directory)."""
+def local_service(
+    model: ServedModel, source: SourceName, *, batch: int = 4, workers: int = 2
+) -> Iterator[tuple[str, Path, Path]]:
+    """A server, and with that source a dealer, as processes of this machine, for trials.
+
+    Gives (address of the server, keys, a directory). Without a dealer a client needs two workers.
+    """
     with tempfile.TemporaryDirectory(prefix="comet-") as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         keys = directory / "keys"
         make_test_set(keys)
-        dealer = stack.enter_context(_process(_deal, keys))
+        dealer = stack.enter_context(_process(_deal, keys)) if source == "dealer" else None
         limits = ServiceLimits(batch=batch)
         port = stack.enter_context(_process(_serve, model, dealer, keys, directory / "state", workers, limits))
         yield f"127.0.0.1:{port}", keys, directory
@@ -140,8 +149,14 @@ def _deal(tell: Connection, keys: Path) -> None:
 
 
 def _serve(
-    tell: Connection, model: ServedModel, dealer: int, keys: Path, state: Path, workers: int, limits: ServiceLimits
+    tell: Connection,
+    model: ServedModel,
+    dealer: int | None,
+    keys: Path,
+    state: Path,
+    workers: int,
+    limits: ServiceLimits,
 ) -> None:
-    address = ("127.0.0.1", dealer)
+    address = None if dealer is None else ("127.0.0.1", dealer)
     server = Server(model, ("127.0.0.1", 0), address, _identity(keys, "server"), state, workers=workers, limits=limits)
     server.serve_forever(lambda: tell.send(server.address[1]))

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import CometError, ConfigurationError, PeerError, PeerTimeout, ServerBusy
 from comet_mpc.keys import TlsIdentity
 from comet_mpc.metrics import Counters, MetricsEndpoint
+from comet_mpc.party import SourceName
 from comet_mpc.protocol import MESSAGE_LIMIT, introduce, say
 from comet_mpc.refusals import refusal
 from comet_mpc.serving import Conversation, Service, ServiceLimits
@@ -54,10 +55,10 @@ class Server:
     """Listens from the moment it is made; `serve_forever` serves until SIGTERM or SIGINT.
 
     listen          (host, port); port 0 lets the system choose, see `address`
-    dealer          where this server and its clients get their randomness. Run by the server's operator it gives no
-                    privacy: dealer and server together could read the texts
+    dealer          where this server and its clients get their randomness, or None: they prepare it between themselves.
+                    Run by the server's operator a dealer gives no privacy: the two together could read the texts
     state           directory for the secret of the weight masks and prepared randomness. Do not copy it
-    workers         clients served at a time
+    workers         connections served at a time: a client that prepares randomness without a dealer takes one more
     require_client  refuse clients without a certificate (the dealer refuses them always)
     metrics         (host, port) for Prometheus, or None
     queue_seconds   a client that no worker was free for is told so after this time
@@ -68,7 +69,7 @@ class Server:
         self,
         model: ServedModel,
         listen_at: tuple[str, int],
-        dealer: tuple[str, int],
+        dealer: tuple[str, int] | None,
         identity: TlsIdentity,
         state: Path,
         *,
@@ -88,6 +89,8 @@ class Server:
         self._counters = Counters(workers + 1)
         self._listener = listen(*listen_at, identity.server_context(require_client), backlog=128)
         self._metrics = MetricsEndpoint(*metrics, self._metrics_text) if metrics is not None else None
+        limits = limits or ServiceLimits()
+        limits = replace(limits, preparations=limits.preparations or workers - 1)
         self._service = Service(model, dealer, identity, state, limits, self._counters)
         self._children: dict[int, _Child] = {}
         self._stopping = False
@@ -97,6 +100,11 @@ class Server:
     def address(self) -> tuple[str, int]:
         """Host and port at which it listens."""
         return self._listener.address
+
+    @property
+    def source(self) -> SourceName:
+        """Where randomness comes from: a dealer, or this server and its clients (pair)."""
+        return self._service.source
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -229,7 +237,8 @@ class Server:
     def _usher(self) -> None:
         signal.signal(signal.SIGTERM, self._ask_to_stop)
         self._counters.own(self._workers)
-        threading.Thread(target=self._await_dealer, name="await dealer", daemon=True).start()
+        if self._service.source == "dealer":
+            threading.Thread(target=self._await_dealer, name="await dealer", daemon=True).start()
         state: tuple[object, ...] = ()
         since = time.monotonic()
         while not self._stopping and not self._orphaned():
@@ -245,7 +254,7 @@ class Server:
         """Tells the one who has waited longest that there is no room."""
         try:
             with self._listener.accept(_TICK, channel_timeout=1.0, handshake_timeout=1.0) as channel:
-                introduce(channel, "server", self._service.model.fingerprint)
+                introduce(channel, "server", self._service.model.fingerprint, self._service.source)
                 error = ServerBusy(f"all {self._workers} workers are occupied; try again later")
                 say(channel, refusal(error))
                 self._counters.add(refused_busy_total=1)

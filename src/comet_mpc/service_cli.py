@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -19,12 +23,14 @@ from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.keys import TlsIdentity
 from comet_mpc.metrics import log_as_json
+from comet_mpc.party import SourceName
+from comet_mpc.preparing import Progress
 from comet_mpc.protocol import parse_address
 from comet_mpc.server import Server
 from comet_mpc.serving import ServiceLimits
 from comet_mpc.units import human_bytes
 
-__all__ = ["register"]
+__all__ = ["SourceOption", "register", "showing_preparation"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +42,24 @@ DEALER_WARNING = (
 Keys = Annotated[Path, typer.Option("--keys", help="Directory with authority.pem and this party's .pem and .key.")]
 
 
+SourceOption = Annotated[
+    SourceName | None, typer.Option(help="Source of randomness: pair (the two parties alone) or dealer (a third one).")
+]
+
+
+@contextlib.contextmanager
+def showing_preparation(wanted: bool = True) -> Iterator[Progress | None]:
+    """A bar on stderr while randomness is prepared, if somebody is looking."""
+    console = Console(stderr=True)
+    if not wanted or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("preparing randomness", visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=done < total)
+
+
 def identity_in(keys: Path, name: str) -> TlsIdentity:
     return TlsIdentity(keys / f"{name}.pem", keys / f"{name}.key", keys / "authority.pem")
 
@@ -43,13 +67,19 @@ def identity_in(keys: Path, name: str) -> TlsIdentity:
 def serve(
     model: Annotated[Path, typer.Argument(help="A Comet checkpoint in the certified form.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT for clients; port 0 chooses one.")] = "127.0.0.1:7001",
-    dealer: Annotated[str, typer.Option(help="HOST:PORT of the dealer. " + DEALER_WARNING)] = "127.0.0.1:7000",
+    source: SourceOption = None,
+    dealer: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a dealer; without it there is no third party. " + DEALER_WARNING)
+    ] = None,
     keys: Keys = Path("keys"),
     name: Annotated[str, typer.Option(help="Name of this server's certificate in the directory of keys.")] = "server",
     state: Annotated[
         Path, typer.Option(help="Directory for the secret of the weight masks and prepared randomness. Never copy it.")
     ] = Path("state"),
-    workers: Annotated[int, typer.Option(min=1, help="Clients served at a time.")] = 4,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Connections served at a time; one of them never prepares randomness with a client."),
+    ] = 4,
     ready: Annotated[int, typer.Option(min=0, help="Queries whose randomness a client may keep ready, per size.")] = 4,
     batch: Annotated[int, typer.Option(min=1, help="Most texts in one run.")] = 8,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus (plain HTTP).")] = None,
@@ -67,14 +97,19 @@ def serve(
 ) -> None:
     """Serve a model. Logs go to standard error, one JSON object a line.
 
-    The dealer must be run by somebody who is neither the server's nor the client's operator: a dealer run by the
+    Without --dealer the server prepares the randomness with each client, and nobody else takes part. A dealer is
+    faster, but must be run by somebody who is neither the server's nor the client's operator: a dealer run by the
     server's operator gives no privacy.
     """
+    if source == "pair" and dealer is not None:
+        raise ConfigurationError("--source pair is without a dealer: leave --dealer out, or use --source dealer")
+    if source == "dealer" and dealer is None:
+        raise ConfigurationError("--source dealer needs --dealer HOST:PORT")
     log_as_json()
     server = Server(
         ServedModel.load(model, private_embeddings=private_embeddings),
         parse_address(listen),
-        parse_address(dealer),
+        parse_address(dealer) if dealer is not None else None,
         identity_in(keys, name),
         state,
         workers=workers,
@@ -82,10 +117,11 @@ def serve(
         metrics=parse_address(metrics) if metrics is not None else None,
         limits=ServiceLimits(batch=batch, ready=ready),
     )
-    _log.warning(DEALER_WARNING)
+    if dealer is not None:
+        _log.warning(DEALER_WARNING)
 
     def started() -> None:
-        typer.echo("serving at {}:{}".format(*server.address))
+        typer.echo("serving at {}:{}".format(*server.address) + f", source of randomness: {server.source}")
         if server.metrics_address is not None:
             typer.echo("metrics at http://{}:{}/metrics".format(*server.metrics_address))
         sys.stdout.flush()
@@ -127,7 +163,12 @@ def query(
     keys: Keys = Path("keys"),
     name: Annotated[str, typer.Option(help="Name of this client's certificate in the directory of keys.")] = "client",
     cache: Annotated[Path | None, typer.Option(help="Directory for downloads and prepared randomness.")] = None,
+    source: SourceOption = None,
     dealer: Annotated[str | None, typer.Option(help="HOST:PORT of the dealer, if not as the server says.")] = None,
+    ready: Annotated[
+        int,
+        typer.Option(min=0, help="Leave randomness for so many more queries of these sizes; also without texts."),
+    ] = 0,
     model: Annotated[str, typer.Option(help="Fingerprint: refuse any other model.")] = "",
     batch: Annotated[int, typer.Option(min=1, help="Most texts in one run.")] = 8,
     timeout: Annotated[float, typer.Option(help="Seconds without progress.")] = 60.0,
@@ -135,25 +176,42 @@ def query(
 ) -> None:
     """Classify texts privately: the server does not learn them, nor the answers.
 
-    That holds if the dealer is run by neither the server's nor the client's operator: a dealer run by the server's
-    operator gives no privacy.
+    If the server uses a dealer, that holds if the dealer is run by neither the server's nor the client's operator: a
+    dealer run by the server's operator gives no privacy. --source pair insists on a server without one.
     """
-    texts = _texts(text, file)
-    with Client(
-        server,
-        identity=identity_in(keys, name),
-        cache=cache,
-        timeout=timeout,
-        ready=0,
-        batch=batch,
-        dealer=dealer,
-        fingerprint=model,
-    ) as client:
-        predictions = client.classify(texts)
+    texts = [] if ready and not text and file is None else _texts(text, file)
+    predictions: list[Prediction] = []
+    with (
+        showing_preparation(not as_json) as progress,
+        Client(
+            server,
+            identity=identity_in(keys, name),
+            cache=cache,
+            timeout=timeout,
+            ready=0,
+            batch=batch,
+            source=source,
+            dealer=dealer,
+            fingerprint=model,
+            progress=progress,
+        ) as client,
+    ):
+        if texts:
+            predictions = client.classify(texts)
+        sizes = {(found.cost.texts, found.cost.bucket) for found in predictions} or {(1, client.connect().buckets()[0])}
+        prepared = sum(client.prepare(ready, batch=size, bucket=bucket) for size, bucket in sizes) if ready else 0
+        kind = client.source
     if as_json:
         entries = [{"text": item, **dataclasses.asdict(found)} for item, found in zip(texts, predictions, strict=True)]
         typer.echo(json.dumps(entries, indent=1, ensure_ascii=False))
         return
+    if predictions:
+        _show(texts, predictions)
+    if ready:
+        typer.echo(f"randomness for {prepared} queries is ready (source: {kind})")
+
+
+def _show(texts: list[str], predictions: list[Prediction]) -> None:
     table = Table("text", "label", "probability")
     for item, found in zip(texts, predictions, strict=True):
         shown = item if len(item) <= 60 else item[:59] + "…"
@@ -164,7 +222,8 @@ def query(
     typer.echo(
         f"online {human_bytes(cost['online_bytes'])}, {cost['rounds']:.0f} rounds, {cost['online_seconds']:.2f} s; "
         f"offline {human_bytes(cost['offline_bytes'])}, {cost['offline_seconds']:.2f} s; "
-        f"set-up {human_bytes(cost['setup_bytes'])}, {cost['setup_seconds']:.2f} s"
+        f"set-up {human_bytes(cost['setup_bytes'])}, {cost['setup_seconds']:.2f} s; "
+        f"source of randomness: {predictions[0].cost.source}"
     )
 
 

@@ -7,8 +7,8 @@ the connection. Either way the bundle is spent: it leaves the store before the s
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
-import io
 import logging
 import os
 import secrets
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from comet_mpc.channel import Channel
-from comet_mpc.dealing import Bundle, DealtSource, mask_weight, weight_key, weights_digest
+from comet_mpc.dealing import Bundle, mask_weight, weight_key, weights_digest
 from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import (
     CometError,
@@ -31,13 +31,16 @@ from comet_mpc.errors import (
     PeerTimeout,
     ProtocolMismatch,
     RandomnessSpent,
+    ServerBusy,
     ShapeError,
 )
 from comet_mpc.fetching import fetch_bundle
 from comet_mpc.keys import TlsIdentity
 from comet_mpc.metrics import Counters
-from comet_mpc.party import PartySession
+from comet_mpc.pair import Preparer
+from comet_mpc.party import PartySession, SourceName
 from comet_mpc.plan import Plan
+from comet_mpc.preparing import prepare_stored
 from comet_mpc.protocol import (
     MESSAGE_LIMIT,
     Accepted,
@@ -54,6 +57,7 @@ from comet_mpc.protocol import (
     send_blob,
 )
 from comet_mpc.refusals import refusal
+from comet_mpc.seeds import derive_seed
 from comet_mpc.share import SERVER
 from comet_mpc.sockets import connect
 from comet_mpc.store import BundleStore
@@ -78,6 +82,8 @@ class ServiceLimits:
     """Of prepared randomness on disk; beyond that the oldest, whose clients have not come back, is dropped."""
     fetches: int = 4
     """Bundles on their way from the dealer at a time, per worker."""
+    preparations: int = 0
+    """Bundles being prepared with clients at a time, in all workers together; 0: in all workers but one."""
     stall_seconds: float = 30.0
     idle_seconds: float = 60.0
     query_seconds: float = 600.0
@@ -86,7 +92,10 @@ class ServiceLimits:
     """Bytes a second of a download, on top of `stall_seconds` for every tensor; who is slower is not waited for."""
     dealer_seconds: float = 5.0
     """To reach the dealer."""
-    deal_seconds: float = 3600.0
+    preparation_seconds: float = 3600.0
+    """For a bundle, from the dealer or with the client."""
+    step_seconds: float = 120.0
+    """Between two messages of a preparation with a client, which computes for a while."""
 
 
 def _secret(state: Path) -> bytes:
@@ -118,12 +127,15 @@ def _secret(state: Path) -> bytes:
 
 
 class Service:
-    """One model made ready for any number of conversations. Made once, before workers are forked."""
+    """One model made ready for any number of conversations. Made once, before workers are forked.
+
+    dealer: where the randomness comes from; None: the server prepares it with each client, and there is no third party.
+    """
 
     def __init__(
         self,
         model: ServedModel,
-        dealer: tuple[str, int],
+        dealer: tuple[str, int] | None,
         identity: TlsIdentity,
         state: Path,
         limits: ServiceLimits | None = None,
@@ -133,29 +145,50 @@ class Service:
         self.counters = counters or Counters()
         self.fetches = threading.BoundedSemaphore(self.limits.fetches)
         self.dealer = dealer
+        self.source: SourceName = "pair" if dealer is None else "dealer"
         self.identity = identity
         self.model = replace(model, folded={})  # real numbers are for the plaintext model only
-        self.programs = Programs(self.model)
+        self.programs = Programs(self.model, self.source)
         self.weights = self.model.weights()
         # bound to the very numbers that are masked: another way to fold or round the same checkpoint gets other masks
-        self.key = weight_key(_secret(Path(state)), weights_digest(model.weights()))
+        secret, numbers = _secret(Path(state)), weights_digest(model.weights())
+        self.key = weight_key(secret, numbers)
         self._masked = [self.weights[weight.name] for weight in self.programs.weights()]
         self._package = model.public().package()
-        digest = hashlib.sha256()
-        for piece in self.masked_weights():
-            digest.update(piece)
+        name = hashlib.sha256(derive_seed(secret, "state", f"{self.source} {numbers}")).hexdigest()
         self.welcome = Welcome(
             fingerprint=model.fingerprint,
             package_bytes=len(self._package),
             package_digest=hashlib.sha256(self._package).hexdigest(),
-            weights_bytes=sum(8 * weight.values.size for weight in self._masked if weight.values is not None),
-            weights_digest=digest.hexdigest(),
+            weights=None if dealer is None else self._masked_download(),
+            state=name,
             dealer=dealer,
             largest_batch=self.limits.batch,
             ready=self.limits.ready,
         )
-        # Randomness for other masks of the weights is of no use, so each of them has a store of its own.
-        self.store = BundleStore(Path(state) / f"bundles-{self.welcome.weights_digest[:32]}", SERVER)
+        # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.
+        self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, self.source)
+        self._places = [Path(state) / f"preparing-{place}" for place in range(max(1, self.limits.preparations))]
+
+    def _masked_download(self) -> tuple[int, str]:
+        digest, size = hashlib.sha256(), 0
+        for piece in self.masked_weights():
+            digest.update(piece)
+            size += piece.nbytes
+        return size, digest.hexdigest()
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the places for preparations, of all processes together: a lock that ends with its process."""
+        for path in self._places:
+            with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield
+                return
+        raise ServerBusy(f"{len(self._places)} bundles are being prepared already; try again later")
 
     def masked_weights(self) -> Iterator[memoryview]:
         """D = W - B, one tensor at a time."""
@@ -182,6 +215,7 @@ class Service:
     def reach_dealer(self) -> Channel:
         """A connection to the dealer, or an error that says that it cannot be had."""
         limits = self.limits
+        assert self.dealer is not None
         try:
             return connect(
                 *self.dealer,
@@ -206,6 +240,7 @@ class Conversation:
         self._limits = service.limits
         self.channel = channel
         self._require_client = require_client
+        self._preparer: Preparer | None = None
         self._midway = False
         self.requests = 0
         self.idle_since: float | None = None
@@ -242,7 +277,7 @@ class Conversation:
             self.channel.receive(MESSAGE_LIMIT)  # closing at once could discard the refusal
 
     def _converse(self) -> None:
-        introduce(self.channel, "server", self._service.model.fingerprint)
+        introduce(self.channel, "server", self._service.model.fingerprint, self._service.source)
         role = self.channel.peer_role
         if role not in (None, "client") or (role is None and self._require_client):
             raise NotAuthenticated(f"a certificate of role {role!r} does not entitle to act as client")
@@ -279,7 +314,11 @@ class Conversation:
             case GetPackage():
                 self._send([self._service.package()])
             case GetWeights():
+                if self._service.source == "pair":
+                    raise ConfigurationError("there is no dealer, so nobody needs masked weights")
                 self._send(self._service.masked_weights())
+            case Prepare() if self._service.source == "pair":
+                self._prepare_here(message)
             case Prepare():
                 self._prepare(message)
             case Run():
@@ -309,6 +348,29 @@ class Conversation:
 
     # Randomness ----------------------------------------------------------------------------------------
 
+    def _prepare_here(self, message: Prepare) -> None:
+        """With the client, on this connection. From `Accepted` on, whatever fails just ends it."""
+        service, plan = self._service, self._plan(message)
+        if self._preparer is None:
+            self._preparer = Preparer(self.channel, SERVER, plan.correlations, service.weights)
+        elif self._preparer.correlations != plan.correlations:
+            raise ConfigurationError("bundles of one size are prepared on a connection: connect again for another size")
+        with service.place():
+            service.make_room(service.store.part_bytes(plan.correlations))
+            self.deadline = time.monotonic() + self._limits.preparation_seconds
+            self.channel.timeout = self._limits.step_seconds
+            self._midway = True
+            say(self.channel, Accepted())
+            start = time.monotonic()
+            traffic = prepare_stored(self._preparer, message.bundle_id, plan, service.store)
+            self._midway = False
+        self._prepared(message, traffic.sent + traffic.received, time.monotonic() - start)
+
+    def _prepared(self, message: Prepare, count: int, seconds: float) -> None:
+        self._service.counters.add(bundles_prepared_total=1, offline_bytes_total=count, offline_seconds_total=seconds)
+        fields = {**self._fields, "batch": message.batch, "bucket": message.bucket}
+        _log.info("prepared a bundle", extra={"fields": {**fields, "bytes": count, "seconds": round(seconds, 6)}})
+
     def _prepare(self, message: Prepare) -> None:
         plan = self._plan(message)
         if not self._service.fetches.acquire(blocking=False):
@@ -333,7 +395,7 @@ class Conversation:
                 plan.correlations,
                 lambda seed: service.store.add(name, plan.digest, seed),
                 key=service.key,
-                patience=self._limits.deal_seconds,
+                patience=self._limits.preparation_seconds,
             )
         except CometError as error:
             service.counters.error(error)
@@ -343,16 +405,13 @@ class Conversation:
             service.counters.error(error)
             _log.exception("an error while preparing a bundle", extra={"fields": fields})
         else:
-            seconds, count = time.monotonic() - start, plan.correction_bytes
-            service.counters.add(bundles_prepared_total=1, offline_bytes_total=count, offline_seconds_total=seconds)
-            fields |= {"bytes": count, "seconds": round(seconds, 6)}
-            _log.info("prepared a bundle", extra={"fields": fields})
+            self._prepared(message, plan.correction_bytes, time.monotonic() - start)
         finally:
             self._service.fetches.release()
 
     def _take(self, message: Run, plan: Plan) -> Bundle:
-        """The bundle, consumed. The client may have heard of its completion a moment before this side has."""
-        until = time.monotonic() + 1.0
+        """The bundle, consumed. The client may have heard from the dealer a moment before this side has."""
+        until = time.monotonic() + (1.0 if self._service.source == "dealer" else 0.0)
         while True:
             try:
                 return self._service.store.take(message.bundle_id, plan.digest, plan.correlations)
@@ -369,8 +428,7 @@ class Conversation:
         try:
             self._compute(message, bundle)
         finally:
-            if isinstance(bundle.corrections, io.IOBase):
-                bundle.corrections.close()
+            bundle.close()
 
     def _compute(self, message: Run, bundle: Bundle) -> None:
         service = self._service
@@ -378,8 +436,8 @@ class Conversation:
         start = time.monotonic()
         say(self.channel, Ready())
         begun = self.channel.traffic
-        source = DealtSource(bundle, service.weights)
-        session = PartySession(SERVER, self.channel, source)
+        source = service.store.draw_from(bundle, service.weights)
+        session = PartySession(SERVER, self.channel, source, fused=service.source == "dealer")
         service.model.answer(message.batch, message.bucket)(session, service.weights)
         traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
         self._midway = False

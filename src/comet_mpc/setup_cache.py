@@ -1,8 +1,8 @@
-"""What a client downloads once per model: the public package and the masked weights, kept on disk and checked.
+"""What a client downloads once per model, kept on disk and checked: the public package, for a dealer masked weights.
 
-    <cache>/<fingerprint, shortened>-<digest of the masked weights, shortened>/
+    <cache>/<fingerprint, shortened>-<the server's state, shortened>/
         package     the public package
-        weights     D = W - B of all weights, one after the other
+        weights     D = W - B of all weights, one after the other; only with a dealer
         bundles/    the client's prepared randomness (`store.BundleStore`)
 
 A file is written beside, checked against the digest that the server told over TLS, and moved into place; on every
@@ -24,6 +24,7 @@ import numpy as np
 from comet_mpc.channel import Channel
 from comet_mpc.deployment import PublicModel
 from comet_mpc.errors import CometError, ConfigurationError, PeerError, ProtocolMismatch
+from comet_mpc.party import SourceName
 from comet_mpc.protocol import GetPackage, GetWeights, Programs, Welcome, receive_blob, say
 from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT
@@ -50,12 +51,16 @@ class SetUp:
         self.weights = weights
         self.store = store
 
+    @property
+    def source(self) -> SourceName:
+        return self.store.source
 
-def set_up(channel: Channel, welcome: Welcome, cache: Path) -> SetUp:
+
+def set_up(channel: Channel, source: SourceName, welcome: Welcome, cache: Path) -> SetUp:
     """The model that the server has, from the cache or by download. What comes is checked before it is used."""
     if welcome.package_bytes > _LARGEST_PACKAGE:
         raise PeerError(f"a public package of {welcome.package_bytes} bytes is more than this client takes")
-    directory = cache / f"{welcome.fingerprint[:32]}-{welcome.weights_digest[:32]}"
+    directory = cache / f"{welcome.fingerprint[:32]}-{welcome.state[:32]}"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -64,7 +69,7 @@ def set_up(channel: Channel, welcome: Welcome, cache: Path) -> SetUp:
     _obtain(package, welcome.package_bytes, welcome.package_digest, channel, lambda: say(channel, GetPackage()))
     try:
         model = PublicModel.unpack(package.read_bytes())
-        programs = Programs(model)
+        programs = Programs(model, source)
         public = programs.weights()
     except CometError as error:
         raise PeerError(f"the server's public package cannot be used: {error}") from error
@@ -72,11 +77,15 @@ def set_up(channel: Channel, welcome: Welcome, cache: Path) -> SetUp:
         raise PeerError(f"the server's public package cannot be used: {type(error).__name__}") from error
     if model.fingerprint != welcome.fingerprint:
         raise ProtocolMismatch("the model in the package", got=model.fingerprint, expected=welcome.fingerprint)
+    store = BundleStore(directory / "bundles", CLIENT, source)
+    if source == "pair":
+        return SetUp(model, programs, {}, store)
     expected = 8 * sum(math.prod(weight.shape) for weight in public)
-    if welcome.weights_bytes != expected:
-        raise ProtocolMismatch("the bytes of masked weights", got=welcome.weights_bytes, expected=expected)
-    _obtain(weights, expected, welcome.weights_digest, channel, lambda: say(channel, GetWeights()))
-    return SetUp(model, programs, _masked(weights, public), BundleStore(directory / "bundles", CLIENT))
+    size, digest = welcome.weights or (0, "")
+    if size != expected:
+        raise ProtocolMismatch("the bytes of masked weights", got=size, expected=expected)
+    _obtain(weights, expected, digest, channel, lambda: say(channel, GetWeights()))
+    return SetUp(model, programs, _masked(weights, public), store)
 
 
 def _masked(path: Path, public: tuple[Weight, ...]) -> dict[str, Weight]:

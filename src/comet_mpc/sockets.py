@@ -93,6 +93,14 @@ class _SocketChannel(Channel):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
+    def lost(self) -> bool:
+        if self._closed:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))  # the end of the connection, or something that nobody has asked for
+
+    @property
     def _backlogged(self) -> bool:
         """Bytes of the frame wait to be sent although none are left in it."""
         return False

@@ -6,13 +6,16 @@ A crash at any instant loses at most the bundle; it can never bring one back.
 
 What software cannot prevent is a copy: do not back up, snapshot or replicate this directory, and do not restore it.
 
-    <bundle id>.bundle    a complete bundle: header, then (at the server) the corrections
+    <bundle id>.bundle    a complete bundle: header, then what is not in the seed
     .writing-…            being written; nobody takes it
     .taken-…              consumed, about to be unlinked; nobody takes it
 
-The header carries party, program digest, bundle id, seed, the exact length of the corrections and their SHA-256,
-and a SHA-256 of all that. `take` verifies the header and the length. It does not hash the corrections: that would
-cost seconds in front of a query. `verify` does, at leisure, and consumes nothing.
+After the header come a dealer's corrections (at the server; the client has none) or this party's shares of what the
+two parties prepared between themselves. The header carries party, source, program digest, bundle id, seed, what the
+preparation took on the wire, the exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies
+the header and the length, and of a pair's bundle every byte: it holds bits that hide what is sent. It does not hash a
+dealer's corrections, which can only make a result wrong: that would cost seconds in front of a query. `verify` does, at
+leisure, and consumes nothing.
 """
 
 from __future__ import annotations
@@ -25,23 +28,27 @@ import re
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
 from comet_mpc.correlations import Correlation, correction_bytes
-from comet_mpc.dealing import Bundle
+from comet_mpc.dealing import Bundle, DealtSource
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError, RandomnessSpent
+from comet_mpc.pair import PairSource, stored_bytes
+from comet_mpc.party import SourceName
 from comet_mpc.seeds import SEED_BYTES
+from comet_mpc.session import Weight
 from comet_mpc.share import CLIENT, SERVER
 
 __all__ = ["BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
-_MAGIC = b"COMETB\x00\x01"
-_FIELDS = struct.Struct("<8sB7x32s16s16sQ32s")
+_MAGIC = b"COMETB\x00\x02"
+_FIELDS = struct.Struct("<8sBB6x32s16s16sQQ32s")
+_SOURCES: tuple[SourceName, ...] = ("dealer", "pair")
 _HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
 _SUFFIX = ".bundle"
 _WRITING = ".writing-"
@@ -74,16 +81,20 @@ class _Header:
     digest: str
     bundle_id: str
     seed: bytes = field(repr=False)
-    length: int
-    checksum: bytes
+    source: SourceName
+    spent: int
+    length: int = 0
+    checksum: bytes = b""
 
     def pack(self) -> bytes:
         fields = _FIELDS.pack(
             _MAGIC,
             self.party,
+            _SOURCES.index(self.source),
             bytes.fromhex(self.digest),
             bytes.fromhex(self.bundle_id),
             self.seed,
+            self.spent,
             self.length,
             self.checksum,
         )
@@ -96,26 +107,36 @@ class _Header:
         fields, checksum = data[: _FIELDS.size], data[_FIELDS.size :]
         if len(data) != _HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
             raise RandomnessError(f"bundle {name} is damaged: its header does not check; remove the file")
-        magic, party, digest, bundle_id, seed, length, body = _FIELDS.unpack(fields)
-        if magic != _MAGIC:
+        magic, party, source, digest, bundle_id, seed, spent, length, body = _FIELDS.unpack(fields)
+        if magic != _MAGIC or source >= len(_SOURCES):
             raise RandomnessError(f"bundle {name} was written by another version; remove the file")
         size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
         if size != length:
             raise RandomnessError(
-                f"bundle {name} is damaged: got {size} bytes of corrections, expected {length}; remove the file"
+                f"bundle {name} is damaged: got {size} bytes after the header, expected {length}; remove the file"
             )
-        return cls(party, digest.hex(), bundle_id.hex(), seed, length, body)
+        return cls(party, digest.hex(), bundle_id.hex(), seed, _SOURCES[source], spent, length, body)
+
+    def check_rest(self, file: BinaryIO) -> None:
+        """Reads all that comes after the header, and goes back."""
+        hasher, start = hashlib.sha256(), file.tell()
+        while piece := file.read(_READ):
+            hasher.update(piece)
+        if hasher.digest() != self.checksum:
+            raise RandomnessError(f"bundle {self.bundle_id} is damaged: what it holds does not check")
+        file.seek(start)
 
 
 class BundleStore:
-    """One party's prepared bundles. Several processes may share it."""
+    """One party's prepared bundles, from one source. Several processes may share it."""
 
-    def __init__(self, directory: Path, party: int) -> None:
+    def __init__(self, directory: Path, party: int, source: SourceName = "dealer") -> None:
         """Opens or makes the directory, mode 0700, and removes what crashed processes left half done."""
         if party not in (CLIENT, SERVER):
             raise ConfigurationError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
         self.directory = Path(directory)
         self.party = party
+        self.source: SourceName = source
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.directory.stat()
@@ -127,13 +148,22 @@ class BundleStore:
             )
         self._clean()
 
-    def add(self, bundle_id: str, digest: str, seed: bytes) -> BundleWriter:
-        """A writer for a new bundle, which becomes visible when the writer commits, complete or not at all."""
+    def add(self, bundle_id: str, digest: str, seed: bytes, *, spent: int = 0) -> BundleWriter:
+        """A writer for a new bundle, which becomes visible when the writer commits, complete or not at all.
+
+        spent: bytes on the wire that preparing it took, to be told when it is used.
+        """
         check_bundle_id(bundle_id)
         check_digest(digest)
         if len(seed) != SEED_BYTES:
             raise RandomnessError(f"a seed has {SEED_BYTES} bytes, got {len(seed)}")
-        return BundleWriter(self, _Header(self.party, digest, bundle_id, seed, 0, b""))
+        return BundleWriter(self, _Header(self.party, digest, bundle_id, seed, self.source, spent))
+
+    def part_bytes(self, correlations: Sequence[Correlation]) -> int:
+        """What a bundle for this program takes here, apart from its header."""
+        if self.source == "pair":
+            return stored_bytes(correlations)
+        return sum(map(correction_bytes, correlations)) if self.party == SERVER else 0
 
     def list(self, digest: str) -> tuple[str, ...]:
         """Ids of the complete bundles for a program, oldest first. Damaged files are left out."""
@@ -141,7 +171,8 @@ class BundleStore:
         for path in self.directory.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError, RandomnessError), path.open("rb") as file:
                 header = _Header.read(file, path.stem)
-                if header.digest == digest and header.party == self.party and header.bundle_id == path.stem:
+                known = (header.digest, header.party, header.source, header.bundle_id)
+                if known == (digest, self.party, self.source, path.stem):
                     found.append((os.fstat(file.fileno()).st_mtime_ns, path.stem))
         return tuple(bundle_id for _, bundle_id in sorted(found))
 
@@ -150,7 +181,7 @@ class BundleStore:
 
         digest, correlations: of the program it is for (`Plan.digest`, `Plan.correlations`). Raises
         `RandomnessSpent` if there is no such bundle (any more), `ForeignRandomness` if it is another program's,
-        `RandomnessError` if it is damaged; in the last two cases the file stays where it is.
+        `RandomnessError` if it is damaged; if the header tells, the file stays where it is.
         """
         check_bundle_id(bundle_id)
         path = self._path(bundle_id)
@@ -169,13 +200,24 @@ class BundleStore:
                 os.fsync(descriptor)
                 header = _Header.read(file, bundle_id)
                 self._check(header, bundle_id, digest, correlations)
+                if self.source == "pair":
+                    header.check_rest(file)
             except BaseException:
                 file.close()
                 raise
-        if self.party == CLIENT:
+        if self.source == "dealer" and self.party == CLIENT:
             file.close()
-            return Bundle(CLIENT, header.seed, tuple(correlations))
-        return Bundle(SERVER, header.seed, tuple(correlations), file)
+            return Bundle(CLIENT, header.seed, tuple(correlations), spent=header.spent)
+        return Bundle(self.party, header.seed, tuple(correlations), file, spent=header.spent)
+
+    def draw_from(self, bundle: Bundle, weights: Mapping[str, Weight]) -> DealtSource | PairSource:
+        """A bundle that was taken here as what a program draws from. weights: of the model, for a dealer's."""
+        if self.source == "dealer":
+            return DealtSource(bundle, weights)
+        bundle.claim()
+        if bundle.corrections is None:
+            raise ForeignRandomness("a bundle of a dealer's, where the two parties prepare their randomness themselves")
+        return PairSource.stored(bundle.party, bundle.seed, bundle.correlations, bundle.corrections)
 
     def discard(self, bundle_id: str) -> None:
         """Removes a bundle that will not be used, for example because the peer does not have its part."""
@@ -187,26 +229,19 @@ class BundleStore:
         """Checks a bundle to the last byte without consuming it; raises as `take` does."""
         check_bundle_id(bundle_id)
         with _spent_if_missing(bundle_id), self._path(bundle_id).open("rb") as file:
-            header = _Header.read(file, bundle_id)
-            hasher = hashlib.sha256()
-            while piece := file.read(_READ):
-                hasher.update(piece)
-        if hasher.digest() != header.checksum:
-            raise RandomnessError(f"bundle {bundle_id} is damaged: its corrections do not check; remove the file")
+            _Header.read(file, bundle_id).check_rest(file)
 
     def _check(self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> None:
-        if header.party != self.party or header.bundle_id != bundle_id:
+        if (header.party, header.source, header.bundle_id) != (self.party, self.source, bundle_id):
             raise ForeignRandomness(f"the file of bundle {bundle_id} holds another bundle")
         if header.digest != digest:
             raise ForeignRandomness(
                 f"bundle {bundle_id} was prepared for another program: got {header.digest[:16]}…, "
                 f"expected {digest[:16]}…"
             )
-        expected = sum(map(correction_bytes, correlations)) if self.party == SERVER else 0
+        expected = self.part_bytes(correlations)
         if header.length != expected:
-            raise RandomnessError(
-                f"bundle {bundle_id} has {header.length} bytes of corrections, the program needs {expected}"
-            )
+            raise RandomnessError(f"bundle {bundle_id} has {header.length} bytes, the program needs {expected}")
 
     def _path(self, bundle_id: str) -> Path:
         return self.directory / f"{bundle_id}{_SUFFIX}"
@@ -240,7 +275,7 @@ class BundleStore:
 
 
 class BundleWriter:
-    """Writes one bundle: `write` the corrections, `seal` once they are all there, `commit` to make it visible.
+    """Writes one bundle: `write` all that is not in the seed, then `seal`, then `commit` to make it visible.
 
     As a context manager it commits at the end, and leaves no trace if there was an error.
     """
@@ -252,7 +287,7 @@ class BundleWriter:
         self._temporary = store.directory / f"{_WRITING}{header.bundle_id}-{secrets.token_hex(8)}"
         self._hasher = hashlib.sha256()
         self._length = 0
-        self._sealed = False
+        self._sealed = self._committed = False
         self._resources = contextlib.ExitStack()
         with contextlib.ExitStack() as stack, self._storing():
             self._directory = stack.enter_context(store._directory())
@@ -262,7 +297,7 @@ class BundleWriter:
             self._resources = stack.pop_all()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """The next piece of the corrections."""
+        """The next piece of what comes after the header."""
         with self._storing():
             self._file.write(data)
         self._hasher.update(data)
@@ -270,16 +305,9 @@ class BundleWriter:
 
     def seal(self) -> None:
         """Everything is written: puts the header in place and waits until the disk has it. Not visible yet."""
-        if self._store.party == CLIENT and self._length:
+        if self._header.source == "dealer" and self._header.party == CLIENT and self._length:
             raise RandomnessError("a client's bundle has no corrections")
-        header = _Header(
-            self._header.party,
-            self._header.digest,
-            self._header.bundle_id,
-            self._header.seed,
-            self._length,
-            self._hasher.digest(),
-        )
+        header = replace(self._header, length=self._length, checksum=self._hasher.digest())
         with self._storing():
             self._file.seek(0)
             self._file.write(header.pack())
@@ -288,7 +316,9 @@ class BundleWriter:
         self._sealed = True
 
     def commit(self) -> None:
-        """Makes the bundle visible, durably."""
+        """Makes the bundle visible, durably; once."""
+        if self._committed:
+            return
         if not self._sealed:
             self.seal()
         if self._final.exists():
@@ -296,6 +326,7 @@ class BundleWriter:
         with self._storing():
             self._temporary.rename(self._final)
             os.fsync(self._directory)
+        self._committed = True
         self._resources.close()
 
     def discard(self) -> None:

@@ -31,6 +31,7 @@ from comet_mpc.checkpoint import (
 from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.hugging_face import fetch, load_hugging_face, need, tokenizer_json
+from comet_mpc.party import SourceName
 from comet_mpc.secure_eval import evaluate_securely
 from comet_mpc.tasks import Example, Task, find_task, own_task, read_split, with_labels
 from comet_mpc.units import human_bytes, human_seconds
@@ -366,13 +367,14 @@ def evaluate(
     secure: Annotated[
         bool, typer.Option("--secure", help="Inside the protocol, between real processes; needs no torch.")
     ] = False,
+    source: Annotated[SourceName, typer.Option(help="With --secure: dealer, or pair (no third party).")] = "dealer",
     result: Json = None,
 ) -> None:
     """Metrics on the dev set; with --secure, inside the protocol, beside the plaintext model."""
     config, tensors = _load_any(model)
     chosen = _task(task, data, config)
     if secure:
-        _evaluate_securely(model, chosen, _examples(config, data, chosen, "dev", limit), result)
+        _evaluate_securely(model, chosen, _examples(config, data, chosen, "dev", limit), source, result)
         return
     if "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
@@ -396,17 +398,21 @@ def evaluate(
     _write(summary, result)
 
 
-def _evaluate_securely(model: Path, task: Task, examples: list[Example], result: Path | None) -> None:
+def _evaluate_securely(
+    model: Path, task: Task, examples: list[Example], source: SourceName, result: Path | None
+) -> None:
     report = evaluate_securely(
         ServedModel.load(model),
         examples,
         task=task,
+        source=source,
         progress=lambda done, total: typer.echo(f"{done} of {total}", err=True),
     )
     scores, plain = _shown(report["scores"]), _shown(report["plain_scores"])
     hidden = str(result) == "-"
     typer.echo(
-        f"{task.name}, {report['examples']} rows inside the protocol: {scores}; in the clear: {plain}", err=hidden
+        f"{task.name}, {report['examples']} rows inside the protocol (source: {source}): {scores}; in the clear: {plain}",
+        err=hidden,
     )
     typer.echo(
         f"labels agree on {report['agreement']:.1%}, "

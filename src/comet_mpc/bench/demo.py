@@ -1,4 +1,4 @@
-"""Private predictions by the bundled model: dealer, server and client as three processes over TLS on this machine."""
+"""Private predictions by the bundled model between processes on this machine, connected by TLS."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from scipy.special import gammaincc
 from comet_mpc.channel import Channel
 from comet_mpc.client import Client
 from comet_mpc.deployment import ServedModel
+from comet_mpc.party import SourceName
+from comet_mpc.preparing import Progress
 from comet_mpc.secure_eval import local_service
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     """One text. Bytes are both parties' together, frame headers included."""
 
     text: str
+    source: SourceName
     label: str
     probability: float
     plain_label: str
@@ -64,7 +67,7 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     setup_seconds: float
     text_itself: Glimpse
     server_saw: Glimpse
-    """All that the client sent to the server for it."""
+    """All that the client sent to the server in the rounds of the program."""
 
 
 class _Recorder(Channel):
@@ -83,6 +86,10 @@ class _Recorder(Channel):
     def peer_role(self) -> str | None:
         return self._inner.peer_role
 
+    @property
+    def lost(self) -> bool:
+        return self._closed or self._inner.lost
+
     def exchange(self, outgoing: Sequence[Sendable], expected: int) -> memoryview:
         for buffer in outgoing:
             self.seen += bytes(buffer)
@@ -98,11 +105,15 @@ class _Recorder(Channel):
 class _WatchedClient(Client):
     """A client whose messages to the server are kept."""
 
-    recorder: _Recorder
-
     def _dial(self) -> Channel:
-        self.recorder = _Recorder(super()._dial())
-        return self.recorder
+        return _Recorder(super()._dial())
+
+    @property
+    def seen(self) -> bytearray:
+        """What the server has seen on the connection for queries."""
+        channel = self._connected()
+        assert isinstance(channel, _Recorder)
+        return channel.seen
 
 
 def glimpse(data: bytes | bytearray) -> Glimpse:
@@ -126,12 +137,16 @@ def demo_model(directory: Path | None = None) -> ServedModel:
         return ServedModel.load(bundled)
 
 
-def run_demo(model: ServedModel, texts: Sequence[str]) -> list[TextResult]:
+def run_demo(
+    model: ServedModel, texts: Sequence[str], source: SourceName = "pair", progress: Progress | None = None
+) -> list[TextResult]:
     """Classifies the texts one by one, privately and in the clear."""
     results = []
     with (
-        local_service(model, batch=1) as (address, keys, directory),
-        _WatchedClient(address, keys=keys, cache=directory / "cache", batch=1, ready=0) as client,
+        local_service(model, source, batch=1) as (address, keys, directory),
+        _WatchedClient(
+            address, keys=keys, cache=directory / "cache", batch=1, ready=0, source=source, progress=progress
+        ) as client,
     ):
         public = client.connect()
         for text in texts:
@@ -139,15 +154,16 @@ def run_demo(model: ServedModel, texts: Sequence[str]) -> list[TextResult]:
             start = time.monotonic()
             client.prepare(batch=1, bucket=query.bucket)
             offline_seconds = time.monotonic() - start
-            before = len(client.recorder.seen)
+            record, before = client.seen, len(client.seen)
             (prediction,) = client.classify([text])
-            seen = bytes(client.recorder.seen[before:])
+            seen = bytes(record[before:] if client.seen is record else client.seen)  # it may have connected anew
             plain = model.plain_logits(model.prepare([text]))[0]
             odds = np.exp(plain - plain.max())
-            plan = public.plan(1, query.bucket)
+            plan = public.plan(1, query.bucket, fused=source == "dealer")
             results.append(
                 TextResult(
                     text=text,
+                    source=prediction.cost.source,
                     label=prediction.label,
                     probability=prediction.probability,
                     plain_label=model.config.encoder.labels[int(plain.argmax())],

@@ -21,7 +21,8 @@ from comet_mpc.dealing import DealtSource, mask_weight
 from comet_mpc.errors import CometError
 from comet_mpc.fetching import PARTY_ROLES, fetch_bundle
 from comet_mpc.pair import PairSource, prepare_bundle
-from comet_mpc.party import PartySession
+from comet_mpc.pair_costs import preparation_traffic
+from comet_mpc.party import PartySession, SourceName
 from comet_mpc.plan import Plan, plan_program
 from comet_mpc.seeds import new_seed
 from comet_mpc.session import Session, Weight
@@ -65,7 +66,7 @@ class ModelCase(msgspec.Struct, frozen=True):
     batch: int = 1
     network: Network | None = None
     seed: int = 0
-    source: str = "dealer"
+    source: SourceName = "dealer"
     """dealer, or pair: the two parties prepare their randomness themselves."""
 
 
@@ -96,8 +97,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     planned_rounds: int
     offline_bytes: int
-    planned_offline_bytes: int | None
-    """None for a pair: its preparation is measured, not planned."""
+    planned_offline_bytes: int
     setup_bytes: int
     seconds: float
     offline_seconds: float
@@ -213,7 +213,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         rounds=sides[0].rounds,
         planned_rounds=plan.rounds,
         offline_bytes=sum(side.offline_bytes for side in sides),
-        planned_offline_bytes=plan.correction_bytes if case.source == "dealer" else None,
+        planned_offline_bytes=_planned_offline(plan, case.source),
         setup_bytes=sides[SERVER].setup_bytes,
         seconds=max(side.seconds for side in sides),
         offline_seconds=max(side.offline_seconds for side in sides),
@@ -224,6 +224,13 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         max_logit_difference=float(np.max(np.abs(np.array(sides[CLIENT].logits) - expected))),
         operations=_by_operation(sides[0], sides[1]),
     )
+
+
+def _planned_offline(plan: Plan, source: SourceName) -> int:
+    if source == "dealer":
+        return plan.correction_bytes
+    traffic = preparation_traffic(plan.correlations)
+    return traffic.sent + traffic.received
 
 
 def _by_operation(client: _Side, server: _Side) -> tuple[OperationCost, ...]:

@@ -139,7 +139,9 @@ def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
     last = texts[-1]
     agree = all((one.online_bytes, one.rounds) == (one.planned_online_bytes, one.planned_rounds) for one in texts)
     return [
-        "\nA client with texts, a server with a classifier and a dealer: three processes, connected by TLS 1.3.\n"
+        "\nA client with texts and a server with a classifier"
+        + (": two" if last.source == "pair" else ", and a dealer: three")
+        + " processes, connected by TLS 1.3.\n"
         "The server does not learn the texts or the answers, the client does not learn the weights.\n",
         _table("The answers, at the client", ("text", "private", "", "in the clear", ""), answers, left=2),
         _table(
@@ -153,7 +155,7 @@ def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
         ),
         _table(
             "What each text cost" + ("; bytes and rounds are the planned ones" if agree else ""),
-            ("tokens", "client sends", "server sends", "rounds", "online", "dealer sends", "offline"),
+            ("tokens", "client sends", "server sends", "rounds", "online", "offline, sent", "offline"),
             costs,
             left=0,
         ),
@@ -188,7 +190,7 @@ def model_tables(record: ModelRecord) -> list[Group]:
         (
             "offline, from the dealer" if record.source == "dealer" else "offline, both parties",
             human_bytes(record.offline_bytes),
-            "" if record.planned_offline_bytes is None else human_bytes(record.planned_offline_bytes),
+            human_bytes(record.planned_offline_bytes),
         ),
         ("offline time", human_seconds(record.offline_seconds), ""),
         ("offline CPU, client / server", " / ".join(human_seconds(s) for s in record.offline_cpu_seconds), ""),
