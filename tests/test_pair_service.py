@@ -50,9 +50,9 @@ class World:
     def client(self, cache: Path, **options: Any) -> Client:
         return Client(self.server.address, keys=self.keys, cache=cache, **{"ready": 0, **options})
 
-    def channel(self) -> Channel:
+    def channel(self, port: int | None = None) -> Channel:
         identity = TlsIdentity(self.keys / "client.pem", self.keys / "client.key", self.keys / "authority.pem")
-        channel = connect("127.0.0.1", self.server.port, identity.client_context(), 20.0)
+        channel = connect("127.0.0.1", port or self.server.port, identity.client_context(), 20.0)
         introduce(channel, "client")
         expect(channel, Welcome)
         return channel
@@ -150,12 +150,20 @@ def test_a_client_killed_halfway_and_a_server_restarted_leave_whole_bundles_only
     left = [path.name for path in stored.iterdir()]
     assert len(left) == 1
     assert left == [path.name for path in cache.glob("*/bundles/*")]
-    with server_process(world.keys, world.checkpoint, None, state, limits=LIMITS, workers=2) as server:
+    hasty = {**LIMITS, "preparation_seconds": 1.0}
+    with server_process(world.keys, world.checkpoint, None, state, limits=hasty, workers=2) as server:
         with Client(server.address, keys=world.keys, cache=cache, ready=0) as client:
             only_what_is_stored(client)
             assert world.right(client.classify([TEXT])[0].logits)
         assert not list(stored.iterdir())
         assert not list(cache.glob("*/bundles/*"))
+        with world.channel(server.port) as channel:  # a deadline for all of it, besides the one for every step
+            say(channel, Prepare(new_bundle_id(), 1, 16, world.programs.plan(1, 16).digest))
+            expect(channel, Accepted)
+            channel.receive(32)
+            with pytest.raises(PeerClosed):
+                channel.receive(1)
+        assert any("took too long" in event["event"] for event in server.events())
 
 
 def test_a_bundle_that_the_server_has_lost_is_replaced(world: World, tmp_path: Path) -> None:

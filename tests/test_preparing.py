@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,15 @@ from comet_mpc.correlations import (
     WeightProduct,
     WeightScale,
 )
-from comet_mpc.errors import CometError, ForeignRandomness, PeerClosed, PeerError, RandomnessError, RandomnessSpent
+from comet_mpc.errors import (
+    CometError,
+    ForeignRandomness,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    RandomnessError,
+    RandomnessSpent,
+)
 from comet_mpc.pair import PairSource, Preparer
 from comet_mpc.pair_costs import preparation_traffic
 from comet_mpc.plan import Plan
@@ -51,7 +60,7 @@ WEIGHTS = {
     for name, shape in (("w", (7, 4)), ("v", (4,)))
 }
 
-Fault = Literal["cut", "length", "garbage"]
+Fault = Literal["cut", "length", "garbage", "stall"]
 
 
 class FaultyChannel(Channel):
@@ -66,6 +75,9 @@ class FaultyChannel(Channel):
         if self.messages == self._at:
             if self._fault == "cut":
                 raise PeerClosed("the line was cut")
+            if self._fault == "stall":
+                time.sleep(2.5 * self.timeout)
+                return self._inner._transfer(outgoing, sizes, deadline)
             extra = 1 if self._fault == "length" else 0
             if outgoing is not None:
                 outgoing = [memoryview(b"\xff" * (sum(map(len, outgoing)) + extra))]
@@ -85,9 +97,9 @@ class Pair:
     stores: tuple[BundleStore, BundleStore]
 
     def prepare(
-        self, name: str, fault: Fault | None = None, side: int = CLIENT, at: int = -1
+        self, name: str, fault: Fault | None = None, side: int = CLIENT, at: int = -1, timeout: float = 20.0
     ) -> tuple[list[object], list[FaultyChannel]]:
-        return self.run(lambda preparer, store: prepare_stored(preparer, name, PLAN, store), fault, side, at)
+        return self.run(lambda preparer, store: prepare_stored(preparer, name, PLAN, store), fault, side, at, timeout)
 
     def run(
         self,
@@ -95,11 +107,12 @@ class Pair:
         fault: Fault | None = None,
         side: int = CLIENT,
         at: int = -1,
+        timeout: float = 20.0,
     ) -> tuple[list[object], list[FaultyChannel]]:
         """What each side returns or raises; afterwards both have ended."""
         ends = [
             FaultyChannel(end, *((fault, at) if party == side else (None, -1)))
-            for party, end in enumerate(memory_pair(20.0))
+            for party, end in enumerate(memory_pair(timeout))
         ]
         results: list[object] = [None, None]
 
@@ -236,6 +249,14 @@ def test_a_fault_in_any_message_leaves_nothing_at_either_side(pair: Pair) -> Non
         for store in pair.stores:
             store.discard(name)
         assert pair.files() == [f"{good}.bundle"] * 2
+
+
+@pytest.mark.parametrize("at", [0, 4, 12])
+def test_a_stall_costs_a_timeout_and_leaves_nothing(pair: Pair, at: int) -> None:
+    results, _ = pair.prepare(new_bundle_id(), "stall", SERVER if at % 8 else CLIENT, at, timeout=1.5)
+    assert all(isinstance(result, PeerError) for result in results)
+    assert any(isinstance(result, PeerTimeout) for result in results)
+    assert not pair.files()
 
 
 @pytest.mark.parametrize("side", [CLIENT, SERVER])

@@ -257,8 +257,20 @@ class Client:
 
     # Randomness ----------------------------------------------------------------------------------------
 
-    def prepare(self, count: int = 1, *, batch: int = 1, bucket: int | None = None, timeout: float = 3600.0) -> int:
-        """Prepares randomness for `count` queries of one size now; returns how many are ready."""
+    def prepare(
+        self,
+        count: int = 1,
+        *,
+        batch: int = 1,
+        bucket: int | None = None,
+        timeout: float = 3600.0,
+        warm: bool = True,
+    ) -> int:
+        """Prepares randomness for `count` queries of one size now; returns how many are ready.
+
+        warm: with a dealer, also does the work of the next query that needs no text. What is in memory is lost if this
+        client ends before it is used; the others stay on disk for the next time.
+        """
         model = self.connect()
         assert self._reserve is not None
         assert self._set_up is not None
@@ -270,7 +282,7 @@ class Client:
                 self._fetch(batch, bucket, plan)
         finally:
             self._rest()
-        if ready:
+        if ready and warm:
             self._reserve.warm(batch, bucket)
         return ready
 

@@ -30,9 +30,9 @@ _COUNTERS = {
     "online_bytes_total": "Bytes sent and received in the online phase, frame headers included.",
     "online_seconds_total": "Seconds spent in the online phase.",
     "rounds_total": "Rounds of the online phase.",
-    "offline_bytes_total": "Bytes of corrections received from the dealer.",
-    "offline_seconds_total": "Seconds spent on receiving them.",
-    "bundles_prepared_total": "Bundles of randomness received from the dealer.",
+    "offline_bytes_total": "Bytes of preparing randomness: corrections from the dealer, or both ways with clients.",
+    "offline_seconds_total": "Seconds spent on that.",
+    "bundles_prepared_total": "Bundles of randomness prepared.",
     "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
     "refused_busy_total": "Connections refused because all workers were occupied.",
 }

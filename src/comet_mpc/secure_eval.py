@@ -64,7 +64,9 @@ def evaluate_securely(
     with contextlib.ExitStack() as stack:
         if client is None:
             address, keys, directory = stack.enter_context(local_service(model, source, batch=batch))
-            client = stack.enter_context(Client(address, keys=keys, cache=directory / "cache", batch=batch))
+            ready = 0 if source == "pair" else None  # in the background it would only compete with the queries
+            cache = directory / "cache"
+            client = stack.enter_context(Client(address, keys=keys, cache=cache, batch=batch, ready=ready))
         for place in range(0, len(texts), group):
             predictions += client.classify(texts[place : place + group])
             if progress is not None:

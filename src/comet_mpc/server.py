@@ -124,6 +124,7 @@ class Server:
             for job in jobs:
                 self._fork(*job)
             fields = {"address": "{}:{}".format(*self.address), "model": self._service.model.fingerprint[:16]}
+            fields["source"] = self.source
             _log.info("serving", extra={"fields": {**fields, "workers": self._workers}})
             if started is not None:
                 started()

@@ -199,7 +199,7 @@ def query(
         if texts:
             predictions = client.classify(texts)
         sizes = {(found.cost.texts, found.cost.bucket) for found in predictions} or {(1, client.connect().buckets()[0])}
-        prepared = sum(client.prepare(ready, batch=size, bucket=bucket) for size, bucket in sizes) if ready else 0
+        prepared = sum(client.prepare(ready, batch=size, bucket=bucket, warm=False) for size, bucket in sizes if ready)
         kind = client.source
     if as_json:
         entries = [{"text": item, **dataclasses.asdict(found)} for item, found in zip(texts, predictions, strict=True)]
