@@ -23,6 +23,7 @@ from comet_mpc.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
 )
@@ -52,6 +53,7 @@ PROGRAM: tuple[Correlation, ...] = (
     WeightScale(1, "v", 6, 4, 56),
     WeightProduct(1, "w", 6, 4, 7, 56),
     MatrixProduct(0, 0, 2, 3, 4, 3, True, 40),
+    TableTransfers(5, 16, (1, 2)),
 )
 PLAN = Plan(PROGRAM, ("",) * len(PROGRAM), ())
 RNG = np.random.default_rng(5)
@@ -165,6 +167,10 @@ def check(client: list[tuple[Words, ...]], server: list[tuple[Words, ...]]) -> N
     product = client[1][0].reshape(6, 4) @ values.T.astype(np.int64).view(np.uint64)
     shares = client[6][0].reshape(6, 7) + server[6][0].reshape(7, 6).T
     assert np.array_equal(shares % 2**56, product % 2**56)
+    own, pads, places = client[8][:2], client[8][2:], server[8][0]
+    for column, size in enumerate((1, 2)):
+        words = pads[column].view(f"<u{size}").reshape(5, 16)[np.arange(5), places]
+        assert np.array_equal((server[8][1 + column] + own[column]) % 256**size, words)
 
 
 def test_bundles_are_prepared_at_the_planned_cost_stored_and_used_once(pair: Pair) -> None:

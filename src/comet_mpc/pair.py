@@ -38,7 +38,6 @@ from comet_mpc.correlations import (
     TableTransfers,
     WeightProduct,
     WeightScale,
-    correction_bytes,
     correction_widths,
     program_digest,
 )
@@ -103,7 +102,7 @@ class PairSource:
     @classmethod
     def stored(cls, party: int, seed: bytes, correlations: Sequence[Correlation], file: Reader) -> Self:
         """From what `packed` gave: read as it is drawn."""
-        return cls(party, seed, correlations, lambda _, correlation: _read(file, correlation))
+        return cls(party, seed, correlations, lambda _, correlation: _read(file, party, correlation))
 
     def __repr__(self) -> str:
         return f"PairSource(party={self.party}, {self.remaining} of {len(self._order.correlations)} correlations left)"
@@ -132,35 +131,35 @@ class PairSource:
             if isinstance(correlation, Mask | ClientMask):
                 continue
             arrays = self._shares(index, correlation)
-            if isinstance(correlation, BitProducts):
-                yield arrays[0].data
-                arrays = arrays[1:]
-            for words, (_, width) in zip(arrays, correction_widths(correlation), strict=True):
-                yield kernels.pack_words(words, word_bytes(width)).data
+            for array, (_, size) in zip(arrays, _layout(self.party, correlation), strict=True):
+                yield kernels.pack_words(array, size).data if size else array.data
 
 
-def stored_bytes(correlations: Iterable[Correlation]) -> int:
-    """Bytes that `PairSource.packed` gives, the same at both parties."""
-    return sum(correction_bytes(entry) + _bit_bytes(entry) for entry in correlations)
+def stored_bytes(party: int, correlations: Iterable[Correlation]) -> int:
+    """Bytes that `PairSource.packed` gives."""
+    return sum(count * (size or 1) for entry in correlations for count, size in _layout(party, entry))
 
 
-def _bit_bytes(correlation: Correlation) -> int:
-    return -(-correlation.count // 8) if isinstance(correlation, BitProducts) else 0
+def _layout(party: int, correlation: Correlation) -> list[tuple[int, int]]:
+    """A correlation's arrays as they are stored: elements, and bytes of each word; 0 for an array of bytes."""
+    words = [(count, word_bytes(width)) for count, width in correction_widths(correlation)]
+    match correlation:
+        case BitProducts(count=count):
+            return [(-(-count // 8), 0), *words]
+        case TableTransfers(count=count) if party == SERVER:
+            return [(count, 8), *words]
+        case TableTransfers(count=count, entries=entries, sizes=sizes):
+            return [*words, *((count * entries * size, 0) for size in sizes)]
+    return words
 
 
-def _read(file: Reader, correlation: Correlation) -> tuple[Words, ...]:
-    def exactly(size: int) -> bytes:
-        data = file.read(size)
-        if len(data) != size:
-            raise RandomnessExhausted("the stored shares end before the program does")
-        return data
-
+def _read(file: Reader, party: int, correlation: Correlation) -> tuple[Words, ...]:
     arrays: list[Any] = []
-    if isinstance(correlation, BitProducts):
-        arrays.append(np.frombuffer(exactly(_bit_bytes(correlation)), np.uint8))
-    for count, width in correction_widths(correlation):
-        size = word_bytes(width)
-        arrays.append(kernels.unpack_words(exactly(count * size), size, count))
+    for count, size in _layout(party, correlation):
+        data = file.read(count * (size or 1))
+        if len(data) != count * (size or 1):
+            raise RandomnessExhausted("the stored shares end before the program does")
+        arrays.append(kernels.unpack_words(data, size, count) if size else np.frombuffer(data, np.uint8))
     return tuple(arrays)
 
 

@@ -162,7 +162,7 @@ class BundleStore:
     def part_bytes(self, correlations: Sequence[Correlation]) -> int:
         """What a bundle for this program takes here, apart from its header."""
         if self.source == "pair":
-            return stored_bytes(correlations)
+            return stored_bytes(self.party, correlations)
         return sum(map(correction_bytes, correlations)) if self.party == SERVER else 0
 
     def list(self, digest: str) -> tuple[str, ...]:

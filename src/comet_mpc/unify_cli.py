@@ -411,7 +411,7 @@ def _evaluate_securely(
     scores, plain = _shown(report["scores"]), _shown(report["plain_scores"])
     hidden = str(result) == "-"
     typer.echo(
-        f"{task.name}, {report['examples']} rows inside the protocol (source: {source}): {scores}; in the clear: {plain}",
+        f"{task.name}, {report['examples']} rows inside the protocol ({source}): {scores}; in the clear: {plain}",
         err=hidden,
     )
     typer.echo(
