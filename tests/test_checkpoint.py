@@ -201,6 +201,16 @@ def test_a_model_that_outgrew_its_certificate_is_refused() -> None:
         check_certificates(config, tensors)
 
 
+def test_tops_are_proved_for_the_rules_of_the_file() -> None:
+    """A rule for scores that errs more than the one the denominators' top was made for: R may be larger than that."""
+    config, tensors = small_model()
+    config = certify(config, tensors)
+    worse = certify(msgspec.structs.replace(config, steps=2), tensors).sites["scores"]
+    config = msgspec.structs.replace(config, sites=config.sites | {"scores": worse})
+    with pytest.raises(CheckpointError, match=r"denominators.*comet calibrate"):
+        check_certificates(config, tensors)
+
+
 def test_thresholds_outside_the_certified_range_are_refused() -> None:
     config, tensors = small_model()
     config = certify(config, tensors)

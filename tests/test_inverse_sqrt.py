@@ -114,6 +114,7 @@ def test_a_root_fused_with_the_last_step_errs_no_more_than_certified(steps: int)
     for value in (real, twin):
         allowed = rule.root_error * np.sqrt(rule.high) + rule.rounding * np.sqrt(t) + unit
         assert np.all(np.abs(value - np.sqrt(t)) <= allowed)
+        assert np.all(np.abs(value - t * rule(t)) <= 1.1 * rule.root_rounding * np.sqrt(rule.high))
 
 
 def test_a_gain_is_folded_in() -> None:

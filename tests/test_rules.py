@@ -91,6 +91,19 @@ rules = st.builds(
 )
 
 
+@pytest.mark.parametrize(("steps", "rounding"), [(2, 2e-3), (3, 1e-3), (4, 6e-4), (6, 3e-4)])
+@pytest.mark.parametrize("emphasis", [0.25, 0.5])
+def test_a_root_is_rounded_finely_and_its_coarse_coefficients_cost_nothing(
+    steps: int, rounding: float, emphasis: float
+) -> None:
+    root = minimax_rule(2.0**-8, 1.01, steps, root=True, emphasis=emphasis)
+    exact = minimax_rule(2.0**-8, 1.01, steps, root=True, emphasis=emphasis, precision=2)
+    assert exact.fraction_t < root.fraction_t
+    assert root.root_rounding <= rounding
+    assert root.error <= 1.02 * exact.error + 1e-6
+    root.check()
+
+
 @given(rules)
 @settings(max_examples=40)
 def test_the_certified_error_holds_on_a_hundred_thousand_points(rule: MinimaxRule) -> None:

@@ -244,7 +244,7 @@ def test_evaluation_inside_the_protocol_agrees_with_the_plaintext_model(world: W
         report = evaluate_securely(world.model, examples, client=client, limit=4)
     assert report["examples"] == 4
     assert report["agreement"] == 1.0
-    assert report["largest_logit_difference"] < PLAIN_BOUND
+    assert report["logit_difference"]["largest"] < PLAIN_BOUND
     assert 0.0 <= report["accuracy"] <= 1.0
 
 

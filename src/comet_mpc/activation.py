@@ -21,8 +21,8 @@ X, T, Y = variables("x t y")
 _SPARE = 12
 """Fraction bits for a public real factor."""
 
-_FRACTION_X = 12
-"""Fraction bits with which x enters the square root's argument."""
+_FRACTION_X = 14
+"""Fraction bits with which x enters the square root's argument: for |x| <= 1, what a ring of 32 bits holds."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def argument_interval(form: Smu, bound: float) -> tuple[float, float]:
 def smu_rule(form: Smu, bound: float, steps: int, *, name: str = "minimax", emphasis: float = 0.25) -> InverseSqrtRule:
     """The rule for |x| <= bound: its interval holds for every input, so that nothing depends on data."""
     low, high = argument_interval(form, bound)
-    return make_rule(name, low, high, steps, root=True, emphasis=emphasis, floor=0.9 * low)
+    beside = (1.0 + form.alpha) * bound
+    return make_rule(name, low, high, steps, root=True, beside=beside, emphasis=emphasis, floor=0.9 * low)
 
 
 def _times_real(x: Share, factor: float) -> Share:
@@ -74,13 +75,13 @@ def _times_real(x: Share, factor: float) -> Share:
 def smu(session: Session, x: Share, form: Smu, rule: InverseSqrtRule, *, fraction: int = 12, width: int = 64) -> Share:
     """smu(x) with `fraction` bits.
 
-    x may come with more fraction bits, straight from a product: what is squared is cut to 12 in a narrow ring, which is
+    x may come with more fraction bits, straight from a product: what is squared is cut to 14 in a narrow ring, which is
     mostly free. minimax, k steps: opens x in that ring, t, and y k-2 times (k-1 times if the start is classical).
     Rounds 2k (k >= 2). Reveals nothing.
     """
     with session.part("activation"):
         spare = 0 if form.factor == 1.0 else _SPARE
-        bits = min(x.fraction, _FRACTION_X)
+        bits = min(x.fraction, _FRACTION_X if not spare else _FRACTION_X - 2)
         top = form.factor * x.bound**2 + float(np.max(np.square(form.mu)))
         narrow = ring_width(2 * bits + spare, top)
         opened = session.open(session.truncate_to(x, bits, min(x.width, narrow)))

@@ -29,7 +29,8 @@ S, M, N, Y = variables("s m n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
 _QUERY = 5
-_SCORE = 12
+_SCORE = 14
+_SPARE = 12  # of a public real factor
 _VALUE = 12
 _ACTIVATED = 14
 _R = 22
@@ -190,7 +191,7 @@ def _shrunk(share: Share, bound: float) -> Share:
     mantissa, exponent = math.frexp(bound)
     if mantissa == 0.5:
         return share.times_power(1 - exponent)
-    return share.times(round(2**_SCORE / bound)).times_power(-_SCORE).bounded(share.bound / bound)
+    return share.times(round(2**_SPARE / bound)).times_power(-_SPARE).bounded(share.bound / bound)
 
 
 def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
@@ -199,12 +200,12 @@ def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share
     bound = (form.score_bound + form.threshold_bound) * math.sqrt(d)
     with session.part("scores"):
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
-        bits = min(rows.fraction, _SCORE)
-        width = ring_width(2 * bits + _SCORE, bound)
+        bits = min(rows.fraction, _VALUE)
+        width = ring_width(2 * bits + _SPARE, bound)
         rows = session.truncate_to(rows, bits, min(width, rows.width))
         opened = session.open(rows[0], rows[1])
         product = session.matmul(*opened, transposed=True, bound=bound)
-        return product.times(round(2**_SCORE / math.sqrt(d))).times_power(-_SCORE).bounded(bound / math.sqrt(d))
+        return product.times(round(2**_SPARE / math.sqrt(d))).times_power(-_SPARE).bounded(bound / math.sqrt(d))
 
 
 def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:

@@ -86,11 +86,16 @@ def attention_rules(config: CometConfig) -> AttentionForm:
     form = certified_form(
         config.steps, mu=mu, row_steps=config.row_steps, norm_interval=_NORMS, emphasis=config.emphasis
     )
-    largest = float(form.smu(1.0 + 2.0**-8)) + _root_error(_minimax(form.scores)) / 2.0 + 2.0**-10
+    low, high = _minimax(form.denominators).low, _largest_weight(form, _minimax(form.scores))
+    return replace(form, denominators=minimax_rule(low, high, config.row_steps + 1))
+
+
+def _largest_weight(form: AttentionForm, scores: MinimaxRule) -> float:
+    """smu(s)^p at most, by that rule; 2^-10 is more than rounding adds there, at the interval's upper end."""
+    largest = float(form.smu(1.0 + 2.0**-8)) + _root_error(scores) / 2.0 + 2.0**-10
     if largest > LARGEST_ACTIVATED:
-        raise CheckpointError(f"attention's mu of {mu:g} is too large: smu(s) may reach {largest:.3g} times its range")
-    low = _minimax(form.denominators).low
-    return replace(form, denominators=minimax_rule(low, largest**form.power, config.row_steps + 1))
+        raise CheckpointError(f"attention's mu is too large: smu(s) may reach {largest:.3g} times its range")
+    return largest**form.power
 
 
 def _root_error(rule: MinimaxRule) -> float:
@@ -126,14 +131,15 @@ class _Weights:
         return self.pair(f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm")
 
 
-def variance_tops(config: CometConfig, tensors: Tensors) -> dict[str, float]:
-    """The largest variance before every LayerNorm, for every input."""
+def variance_tops(
+    config: CometConfig, tensors: Tensors, activation: MinimaxRule, denominators: MinimaxRule
+) -> dict[str, float]:
+    """The largest variance before every LayerNorm, for every input, by these rules."""
     e, weights = config.encoder, _Weights(tensors)
     tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
     tops = {"embeddings.norm": embedding_norm_top(tables)}
-    denominators = _minimax(attention_rules(config).denominators)
     weight_error = (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
-    error = 0.5 * _root_error(activation_rule(config)) + 2.0**-11
+    error = 0.5 * (_root_error(activation) + activation.root_rounding * math.sqrt(activation.high)) + 2.0**-11
     form = Smu(config.activation.mu, config.activation.alpha)
     for i in range(e.layers):
         layer = f"layers.{i}"
@@ -148,6 +154,17 @@ def variance_tops(config: CometConfig, tensors: Tensors) -> dict[str, float]:
         middle = scale * form((up[0] @ beta + up[1]) / scale)
         tops[f"{layer}.output_norm"] = output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error)
     return tops
+
+
+def _interval_tops(
+    config: CometConfig, tensors: Tensors, activation: MinimaxRule, denominators: MinimaxRule
+) -> dict[str, float]:
+    """Tops of the LayerNorms' intervals, with room for weights that are rounded to fixed point, and for the rounding of
+    a row's coordinates."""
+    return {
+        name: max(power_of_two_above(_MARGIN * (top + config.encoder.epsilon)), _SMALLEST_TOP)
+        for name, top in variance_tops(config, tensors, activation, denominators).items()
+    }
 
 
 def _pooler_bound(config: CometConfig, tensors: Tensors) -> float:
@@ -170,9 +187,8 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
         "norms": Site(rule=_minimax(form.norms), certified_high=True, certified_low=False),
         "denominators": Site(rule=_minimax(form.denominators), certified_high=True, certified_low=False),
     }
-    for name, top in variance_tops(config, tensors).items():
-        # room for weights that are rounded to fixed point, and for the rounding of a row's coordinates
-        high = max(power_of_two_above(_MARGIN * (top + config.encoder.epsilon)), _SMALLEST_TOP)
+    rules = sites["activation"].rule, sites["denominators"].rule
+    for name, high in _interval_tops(config, tensors, *rules).items():
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * 2.0**-14)
         steps = config.row_steps + (1 if low < high * _RATIO else 0)
         rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
@@ -217,10 +233,8 @@ def calibrated(
                 rule = minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
                 sites[name] = Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
         return msgspec.structs.replace(config, sites=sites)
-    hidden = config.encoder.hidden
-    shrink = (hidden / 2 ** math.ceil(math.log2(hidden))) ** 3  # a LayerNorm's rule takes its variance times this
     names = norm_sites(config)
-    lows = {name: quantiles[0] / (1.5 * shrink) for name, quantiles in seen.items() if name in names}
+    lows = {name: quantiles[0] / (1.5 * _shrink(config)) for name, quantiles in seen.items() if name in names}
     sites = dict(certify(config, tensors, lows).sites)
     for name, q in seen.items():
         key = name if name in sites else name.rsplit(".", 1)[1]
@@ -231,7 +245,10 @@ def calibrated(
 
 
 def check_certificates(config: CometConfig, tensors: Tensors) -> None:
-    """Proves again, from the weights, what the configuration claims. Raises CheckpointError where it does not hold."""
+    """Proves again, from the weights and the very rules of the file, what the configuration claims.
+
+    Raises CheckpointError where it does not hold. The rules need not be those that `certify` would make today.
+    """
     if not config.certified:
         raise CheckpointError("the checkpoint is not in the certified form: not every range holds for every input")
     expected = certify(config, tensors).sites
@@ -244,9 +261,12 @@ def check_certificates(config: CometConfig, tensors: Tensors) -> None:
             raise CheckpointError(f"{name}: {error}") from error
         if name.endswith("norm"):
             _check_length(name, site.rule)
-        if site.rule.high < expected[name].rule.high * (1.0 - 1e-9):
+    tops = {name: site.rule.high for name, site in expected.items()} | _tops_in_force(config, tensors)
+    for name, site in config.sites.items():
+        if site.rule.high < tops[name] * (1.0 - 1e-9):
             raise CheckpointError(
-                f"{name}: the interval's top is {site.rule.high:g}, but the weights allow {expected[name].rule.high:g}"
+                f"{name}: the interval's top is {site.rule.high:g}, but the weights allow {tops[name]:g}: "
+                "`comet calibrate` certifies the checkpoint anew"
             )
         if name in ("activation", "scores") and site.rule.low > expected[name].rule.low * (1.0 + 1e-9):
             raise CheckpointError(f"{name}: the interval's low end {site.rule.low:g} is above what occurs")
@@ -254,6 +274,20 @@ def check_certificates(config: CometConfig, tensors: Tensors) -> None:
     for i in range(config.encoder.layers):
         if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
             raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
+
+
+def _tops_in_force(config: CometConfig, tensors: Tensors) -> dict[str, float]:
+    """Tops that follow from what the configuration's own rules can give."""
+    rules = {name: site.rule for name, site in config.sites.items()}
+    tops = _interval_tops(config, tensors, rules["activation"], rules["denominators"])
+    shrunk = {name: top * _shrink(config) for name, top in tops.items()}
+    return shrunk | {"denominators": _largest_weight(attention_rules(config), rules["scores"])}
+
+
+def _shrink(config: CometConfig) -> float:
+    """A LayerNorm's rule takes its variance times this."""
+    hidden = config.encoder.hidden
+    return float((hidden / 2 ** math.ceil(math.log2(hidden))) ** 3)
 
 
 def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals]:

@@ -76,6 +76,7 @@ def make_rule(
     steps: int | None = None,
     *,
     root: bool = False,
+    beside: float | None = None,
     emphasis: float = 0.0,
     floor: float = 0.0,
     gain: float = 1.0,
@@ -84,9 +85,9 @@ def make_rule(
     if not 0.0 < low < high:
         raise RuleError(f"the interval [{low:g}, {high:g}] is empty or not positive")
     if name == "minimax":
-        return minimax_rule(low, high, steps or 3, root=root, emphasis=emphasis, floor=floor, gain=gain)
+        return minimax_rule(low, high, steps or 3, root=root, beside=beside, emphasis=emphasis, floor=floor, gain=gain)
     if name == "reference":
-        return minimax_rule(low, high, steps or 8, root=root, floor=floor, gain=gain)
+        return minimax_rule(low, high, steps or 8, root=root, beside=beside, floor=floor, gain=gain)
     if name in _ITERATIONS:
         return NewtonRule(name, low, high, _ITERATIONS[name] if steps is None else steps)
     if name == "table":

@@ -19,9 +19,10 @@ the first is free because the start's coefficients are real anyway; so nothing i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ _GRID = 600  # points on which coefficients are fitted
 _PROOF = 20_000  # points on which errors are bounded
 _LIMIT = 62  # values in a ring of 64 bits stay below 2^62, where a truncation is exact
 _TOP = 61  # the same with a bit to spare, for bounds that are not powers of two
+_FINE = 2.0**-8  # a coefficient rounded to this needs no new fit of the others
+_COARSEST = 8.0  # units of its rounding that the highest coefficient must have
 _MARGIN = 1.25  # bounds on |y| leave room for values above the interval's top: the stable range
 
 
@@ -137,20 +140,32 @@ class MinimaxRule:
         return _peak(tau * self._trace(tau)[-1] / self.gain - np.sqrt(tau)) / top
 
     @cached_property
-    def rounding(self) -> float:
-        """What fixed point adds to `error` at most, to first order: one unit of t, one of every opened ŷ."""
+    def _rounding_of_y(self) -> Reals:
+        """What one unit of every opened ŷ does to the last one, at most and to first order."""
         tau = self._proof_grid
-        trace = self._trace(tau)
         unit = 2.0**-self.fraction_y
         gathered = np.full_like(tau, unit if self.steps else 2.0**-self.start_fraction)
-        for step, y in zip(self.steps, trace, strict=False):
+        for step, y in zip(self.steps, self._trace(tau), strict=False):
             slope = np.abs(step.a - 3.0 * 2.0**-step.shift * tau * y**2)
             curvature = 3.0 * 2.0**-step.shift * tau * np.abs(y) * gathered
             gathered = (slope + curvature) * gathered + (unit if step is not self.steps[-1] else 0.0)
+        return gathered
+
+    @cached_property
+    def rounding(self) -> float:
+        """What fixed point adds to `error` at most, to first order: one unit of t, one of every opened ŷ."""
+        tau = self._proof_grid
         relative_t = 0.5 * 2.0**-self.fraction_t / tau
-        return float(
-            np.max(gathered * np.sqrt(tau) / self.gain + relative_t * (1.0 + self.error) / (1.0 - 2 * relative_t))
-        )
+        relative_y = self._rounding_of_y * np.sqrt(tau) / self.gain
+        return float(np.max(relative_y + relative_t * (1.0 + self.error) / (1.0 - 2 * relative_t)))
+
+    @cached_property
+    def root_rounding(self) -> float:
+        """The same for `root_error`."""
+        tau = self._proof_grid
+        root = tau * self._trace(tau)[-1]
+        moved = np.abs(np.gradient(root, tau)) * 2.0**-self.fraction_t + tau * self._rounding_of_y
+        return float(np.max(moved)) / (self.gain * math.sqrt(self.high * 2.0**-self.exponent))
 
     @cached_property
     def stable_top(self) -> float:
@@ -171,16 +186,17 @@ def _peak(error: Reals) -> float:
     return float(np.max(np.abs(error)) + np.max(np.abs(np.diff(error, n=2)), initial=0.0))
 
 
-def _fit(basis: list[Reals], weight: Reals) -> Reals:
-    """The c that minimise max |Σ c_j·basis_j - 1|·weight: a linear program in a few unknowns."""
+def _fit(basis: list[Reals], weight: Reals, target: Reals | float = 1.0) -> Reals:
+    """The c that minimise max |Σ c_j·basis_j - target|·weight: a linear program in a few unknowns."""
     matrix = np.stack(basis, axis=1) * weight[:, None]
     scale = np.max(np.abs(matrix), axis=0)
     matrix = matrix / scale
+    aim = target * weight
     ones = np.ones((len(weight), 1))
     program = linprog(
         c=[0.0] * len(basis) + [1.0],
         A_ub=np.block([[matrix, -ones], [-matrix, -ones]]),
-        b_ub=np.concatenate([weight, -weight]),
+        b_ub=np.concatenate([aim, -aim]),
         bounds=[(None, None)] * len(basis) + [(0, None)],
         method="highs",
     )
@@ -221,6 +237,22 @@ def _fit_rule(
     return tuple(float(c) for c in start), tuple(steps)
 
 
+def _multiples(
+    low: float, high: float, emphasis: float, start: tuple[float, ...], units: list[float], scale: float
+) -> list[float]:
+    """The start over `scale` with its coefficients rounded to their units: the highest first, and those below it fitted
+    anew to what that gives, so that a coarse unit costs little."""
+    tau = np.geomspace(low, high, _GRID)
+    root = np.sqrt(tau)
+    left, done, target = list(start), [0.0] * len(start), np.ones_like(tau)
+    for power in reversed(range(len(start))):
+        done[power] = round(left[power] / (scale * units[power])) * units[power]
+        target = target - scale * done[power] * root * tau**power
+        if power and units[power] > _FINE:
+            left = list(_fit([root * tau**i for i in range(power)], tau**emphasis, target))
+    return done
+
+
 @lru_cache(maxsize=256)
 def minimax_rule(
     low: float,
@@ -229,6 +261,7 @@ def minimax_rule(
     *,
     emphasis: float = 0.0,
     root: bool = False,
+    beside: float | None = None,
     floor: float = 0.0,
     classical: bool = False,
     precision: int | None = None,
@@ -240,7 +273,9 @@ def minimax_rule(
                polynomial of degree 4 stands for the first two, or where there is no room for that one of degree 2 or 3
                for the first: both cost no more and err less
     emphasis   what is made small: |y·sqrt(t) - 1|·t^emphasis. 0: the relative error. 0.5: the error of sqrt(t) = t·y
-    root       leave room in the ring for t·y fused with the last step (`inverse_sqrt.square_root`)
+    root       leave room in the ring for t·y fused with the last step (`inverse_sqrt.square_root`), and divide it
+               between t and y so that rounding does least to the root
+    beside     the largest number that is added to the root before it is truncated (as large as the root if not given)
     floor      t is never below it (0: not known); the wider the range, the more room y takes
     precision  fraction bits of t at the interval's low end; by default what there is room for
     gain       the rule gives gain/sqrt(t), gain in [1/2, 2]
@@ -255,12 +290,23 @@ def minimax_rule(
         raise RuleError(f"gain {gain:g} must be in [0.5, 2]: put powers of two elsewhere")
     exponent = 2 * round(math.log2(high) / 2)
     low_bits = -math.floor(math.log2(low * 2.0**-exponent))
-    for spare in (precision,) if precision is not None else (10, 9, 8, 7, 6, 5, 4) if not root else (4, 3, 2):
-        fraction_t = low_bits + spare
-        for fraction_y in range(14, 5, -1):
-            rule = _scaled(low, high, emphasis, root, floor, exponent, fraction_t, fraction_y, steps, classical, gain)
-            if rule is not None:
-                return rule
+    spares = (10, 9, 8, 7, 6, 5, 4) if not root else (8, 7, 6, 5, 4, 3, 2)
+
+    def with_start(degree: int | None) -> Iterator[MinimaxRule]:
+        """For every number of bits of t the one with as many of y as fit."""
+        for spare in spares if precision is None else (precision,):
+            fraction_t = low_bits + spare
+            made = (
+                _scaled(low, high, emphasis, root, beside, floor, exponent, fraction_t, bits_y, steps, degree, gain)
+                for bits_y in range(44, 17, -1 if root else -3)
+            )
+            yield from islice((rule for rule in made if rule is not None), 1)
+
+    for degree in (1,) if classical else (4, None) if root and steps > 1 else (None,):
+        rules = with_start(degree)
+        best = min(rules, key=lambda rule: rule.root_rounding, default=None) if root else next(rules, None)
+        if best is not None:
+            return best
     raise RuleError(
         f"the interval [{low:g}, {high:g}], a ratio of {high / low:.3g}, overflows a ring of 64 bits: "
         "narrow it, raise its floor or lower the precision"
@@ -272,25 +318,32 @@ def _scaled(
     high: float,
     emphasis: float,
     root: bool,
+    beside: float | None,
     floor: float,
     exponent: int,
     fraction_t: int,
-    fraction_y: int,
+    bits_y: int,
     steps: int,
-    classical: bool,
+    degree: int | None,
     gain: float,
 ) -> MinimaxRule | None:
-    """The rule with given fraction bits, or None if a value could leave the ring."""
+    """The rule with given fraction bits, or None if a value could leave the ring.
+
+    bits_y   those of ŷ³; for a root, where every bit counts, together with the last step's shift
+    degree   of the start; None: what there is room for
+    """
+    fraction_y, last = divmod(bits_y, 3)
     scale = 2.0**-exponent
     low_tau, high_tau = low * scale, high * scale
     size = math.ceil(math.log2(1.5 / math.sqrt(low_tau)))
-    degree, cubic = 1, steps - 1
-    if not classical:
+    if degree is None:
         # without a cubic step it is the start that t is fused with, and t·y takes less room than y
         most = (_TOP - 4) // fraction_t - 1 if root and steps <= 2 else (_TOP - size - 6) // fraction_t
         degree = min(4 if steps > 1 else 1, most)
-        cubic = steps - (2 if degree == 4 else 1)
-    if degree < 1 or (root and steps == 2 and degree < 4 and not classical):
+        if degree < 1 or (root and steps == 2):
+            return None
+    cubic = steps - (2 if degree == 4 else 1)
+    if root and cubic and 2 * fraction_t + bits_y >= _LIMIT:  # what the check of the root below comes to
         return None
     start, real = _fit_rule(low_tau, high_tau, emphasis, degree, cubic)
     every = np.concatenate([np.linspace(floor * scale, high_tau, 4 * _GRID), np.geomspace(low_tau, high_tau, _GRID)])
@@ -298,7 +351,7 @@ def _scaled(
     scales: list[float] = [1.0 / gain]
     shifts: list[int] = []
     for _, b in reversed(real):
-        shift = round(math.log2(scales[0] / b))
+        shift = last if root and not shifts else round(math.log2(scales[0] / b))
         shifts.insert(0, shift)
         scales.insert(0, (scales[0] * 2.0**-shift / b) ** (1.0 / 3.0))
     y = np.polynomial.polynomial.polyval(every, start) / scales[0]
@@ -308,9 +361,10 @@ def _scaled(
     else:
         room = _TOP - max(0, math.ceil(math.log2(start_bound)))
     start_fraction = min(room, degree * fraction_t + 24)
-    if start_fraction < degree * fraction_t + 2:
+    if abs(start[-1]) / scales[0] * 2.0 ** (start_fraction - degree * fraction_t) < _COARSEST:
         return None
-    quantised = [_round_to(c / scales[0], start_fraction - i * fraction_t) for i, c in enumerate(start)]
+    units = [2.0 ** (i * fraction_t - start_fraction) for i in range(degree + 1)]
+    quantised = _multiples(low_tau, high_tau, emphasis * 0.5**cubic, start, units, scales[0])
     y = np.polynomial.polynomial.polyval(every, quantised)
     made = []
     for (a, _), shift, (before, after) in zip(real, shifts, pairwise(scales), strict=True):
@@ -323,7 +377,8 @@ def _scaled(
         made.append(CubicStep(a_scaled, shift, fraction, bound))
     root_bound = _MARGIN * float(np.max(np.abs(every * y)))
     final = made[-1].fraction if made else start_fraction
-    if root and 2.0 * root_bound * 2.0 ** (final + fraction_t) >= 2.0**_LIMIT:  # twice: x is added to the root
+    added = root_bound if beside is None else beside * 2.0 ** (-exponent // 2)
+    if root and (root_bound + added) * 2.0 ** (final + fraction_t) >= 2.0**_LIMIT:
         return None
     return MinimaxRule(
         low, high, floor, exponent, fraction_t, fraction_y, tuple(quantised), start_fraction, start_bound, tuple(made),

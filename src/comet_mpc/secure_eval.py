@@ -27,6 +27,7 @@ from comet_mpc.party import SourceName
 from comet_mpc.server import Server
 from comet_mpc.serving import ServiceLimits
 from comet_mpc.tasks import Example, Task
+from comet_mpc.twin_eval import compared, texts_of
 
 __all__ = ["evaluate_securely", "local_service"]
 
@@ -52,13 +53,12 @@ def evaluate_securely(
     source    of randomness, without a client
     progress  is told (done, of all)
 
-    Returns numbers that JSON can carry: `examples`, `accuracy` and `plain_accuracy` (fractions; not for a regression),
-    `agreement` (of labels), `largest_logit_difference`, `truncated`, bytes, rounds and seconds in all.
+    Returns what `twin_eval.compared` does, `truncated`, and bytes, rounds and seconds in all.
     """
     chosen = list(examples[:limit])
     if not chosen:
         raise ConfigurationError("there are no examples to evaluate")
-    texts = [example.first if example.second is None else (example.first, example.second) for example in chosen]
+    texts = texts_of(chosen)
     start = time.monotonic()
     predictions: list[Prediction] = []
     with contextlib.ExitStack() as stack:
@@ -75,11 +75,8 @@ def evaluate_securely(
     plain = np.concatenate([model.plain_logits(model.prepare([text])) for text in texts])
     secure = np.array([prediction.logits for prediction in predictions])
     runs = {id(prediction.cost): prediction.cost for prediction in predictions}.values()
-    report: dict[str, Any] = {
-        "examples": len(chosen),
+    return compared(secure, plain, chosen, task) | {
         "source": predictions[0].cost.source,
-        "agreement": float(np.mean(secure.argmax(axis=1) == plain.argmax(axis=1))),
-        "largest_logit_difference": float(np.max(np.abs(secure - plain))),
         "truncated": sum(prediction.truncated for prediction in predictions),
         "runs": len(runs),
         "online_bytes": sum(run.online_bytes for run in runs),
@@ -89,14 +86,6 @@ def evaluate_securely(
         "offline_seconds": sum(run.offline_seconds for run in runs),
         "seconds": seconds,
     }
-    labels = np.array([example.label for example in chosen])
-    if secure.shape[1] > 1:
-        report["accuracy"] = float(np.mean(secure.argmax(axis=1) == labels))
-        report["plain_accuracy"] = float(np.mean(plain.argmax(axis=1) == labels))
-    if task is not None:
-        report["scores"] = task.score(secure, labels)
-        report["plain_scores"] = task.score(plain, labels)
-    return report
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from comet_mpc.hugging_face import fetch, load_hugging_face, need, tokenizer_jso
 from comet_mpc.party import SourceName
 from comet_mpc.secure_eval import evaluate_securely
 from comet_mpc.tasks import Example, Task, find_task, own_task, read_split, with_labels
+from comet_mpc.twin_eval import evaluate_twin
 from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["register"]
@@ -368,13 +369,22 @@ def evaluate(
         bool, typer.Option("--secure", help="Inside the protocol, between real processes; needs no torch.")
     ] = False,
     source: Annotated[SourceName, typer.Option(help="With --secure: dealer, or pair (no third party).")] = "dealer",
+    twin: Annotated[
+        bool, typer.Option("--twin", help="The served program in fixed point, in the clear; needs no torch.")
+    ] = False,
     result: Json = None,
 ) -> None:
     """Metrics on the dev set; with --secure, inside the protocol, beside the plaintext model."""
+    if secure and twin:
+        raise ConfigurationError("give --secure or --twin, not both")
     config, tensors = _load_any(model)
     chosen = _task(task, data, config)
-    if secure:
-        _evaluate_securely(model, chosen, _examples(config, data, chosen, "dev", limit), source, result)
+    if secure or twin:
+        rows = _examples(config, data, chosen, "dev", limit)
+        if secure:
+            _evaluate_securely(model, chosen, rows, source, result)
+        else:
+            _evaluate_twin(model, chosen, rows, result)
         return
     if "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
@@ -408,21 +418,34 @@ def _evaluate_securely(
         source=source,
         progress=lambda done, total: typer.echo(f"{done} of {total}", err=True),
     )
-    scores, plain = _shown(report["scores"]), _shown(report["plain_scores"])
     hidden = str(result) == "-"
+    _show_comparison(task, report, f"inside the protocol ({source})", hidden)
     typer.echo(
-        f"{task.name}, {report['examples']} rows inside the protocol ({source}): {scores}; in the clear: {plain}",
-        err=hidden,
-    )
-    typer.echo(
-        f"labels agree on {report['agreement']:.1%}, "
-        f"logits differ by at most {report['largest_logit_difference']:.4f}; "
         f"{human_bytes(report['online_bytes'] / report['examples'])} online, "
         f"{human_bytes(report['offline_bytes'] / report['examples'])} offline, "
         f"{human_seconds(report['online_seconds'] / report['examples'])} online per row",
         err=hidden,
     )
     _write({"task": task.name, **report, "command": _command(), "versions": _versions()}, result)
+
+
+def _evaluate_twin(model: Path, task: Task, examples: list[Example], result: Path | None) -> None:
+    report = evaluate_twin(
+        ServedModel.load(model),
+        examples,
+        task=task,
+        progress=lambda done, total: typer.echo(f"{done} of {total}", err=True),
+    )
+    _show_comparison(task, report, "in fixed point", str(result) == "-")
+    _write({"task": task.name, **report, "command": _command(), "versions": _versions()}, result)
+
+
+def _show_comparison(task: Task, report: dict[str, Any], where: str, hidden: bool) -> None:
+    scores, plain = _shown(report["scores"]), _shown(report["plain_scores"])
+    typer.echo(f"{task.name}, {report['examples']} rows {where}: {scores}; in real arithmetic: {plain}", err=hidden)
+    labels = f"labels agree on {report['agreement']:.1%}, " if "agreement" in report else ""
+    differences = ", ".join(f"{name} {value:.4f}" for name, value in report["logit_difference"].items())
+    typer.echo(f"{labels}logits differ by {differences}", err=hidden)
 
 
 def register(app: typer.Typer) -> None:
