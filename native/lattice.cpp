@@ -238,7 +238,11 @@ const Prime &prime(u32 q) {
 }
 
 void forward(const Prime &p, const u32 *in, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::forward_kernel(p, in, out) : portable::forward_kernel(p, in, out);
+    isa == Isa::avx2 ? avx2::forward_kernel<false>(p, p.q, in, out) : portable::forward_kernel<false>(p, p.q, in, out);
+}
+
+void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::forward_kernel<true>(p, from, in, out) : portable::forward_kernel<true>(p, from, in, out);
 }
 
 void forward_short(const Prime &p, const u32 *in, size_t live, u32 *out, Isa isa) {
@@ -272,10 +276,6 @@ void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum
 void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa) {
     isa == Isa::avx2 ? avx2::divide_kernel(p, special, inverse, x, rest, more, out)
                      : portable::divide_kernel(p, special, inverse, x, rest, more, out);
-}
-
-void recentre(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::recentre_kernel(p, from, in, out) : portable::recentre_kernel(p, from, in, out);
 }
 
 Basis::Basis(const std::vector<u32> &primes) {

@@ -61,7 +61,10 @@ const Prime &prime(u32 q);
 /// out = transform of a polynomial in order, its coefficients below 4q. In-place is not allowed.
 void forward(const Prime &p, const u32 *in, u32 *out, Isa isa);
 
-/// The same for one of which only the first `live` coefficients are given, the others being zero; `live` is a power of
+/// The same for residues mod another prime `from` of about the same size, which are centred first.
+void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa);
+
+/// `forward` for one of which only the first `live` coefficients are given, the others being zero; `live` is a power of
 /// two, 2..1024. The shorter, the cheaper.
 void forward_short(const Prime &p, const u32 *in, size_t live, u32 *out, Isa isa);
 
@@ -83,9 +86,6 @@ void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum
 /// out += (x - centred rest) / special + more: a sum modulo q·special is rounded to q. `inverse` is special^-1 mod q in
 /// Montgomery form, special < q, `more` may be null.
 void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa);
-
-/// Residues mod another prime `from` of about the same size, centred, as residues mod p (below 2p).
-void recentre(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa);
 
 /// Several primes together: q is their product.
 class Basis {

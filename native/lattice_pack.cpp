@@ -12,7 +12,7 @@ public:
     Packer(const Basis &basis, const Prime &special, PackingKeys keys, Isa isa)
         : basis_(basis), special_(special), keys_(keys), isa_(isa), limbs_(basis.size()), one_(limbs_ * degree),
           difference_(degree), turned_(2 * one_), digits_(limbs_ * degree),
-          sums_(2 * (limbs_ + 1) * degree), ordered_(degree) {
+          products_(2 * degree), sums_(2 * (limbs_ + 1) * degree) {
         for (size_t i = 0; i < limbs_; ++i) {
             const Prime &p = basis[i];
             if (special.q >= p.q) throw std::invalid_argument("the special prime must be the smallest");
@@ -40,12 +40,12 @@ public:
     }
 
 private:
-    // out(X) = in(X^step).
+    // out(X) = in(X^step); a zero may come out as the prime itself.
     static void turn(const Prime &prime, const u32 *in, size_t step, u32 *out) {
         size_t place = 0;
-        for (size_t j = 0; j < degree; ++j, place = (place + step) & (2 * degree - 1)) {
-            const bool negative = place >= degree;
-            out[place & (degree - 1)] = negative ? prime.minus(0, in[j]) : in[j];
+        for (size_t j = 0; j < degree; ++j, place += step) {
+            const u32 negative = -static_cast<u32>(place / degree & 1);
+            out[place & (degree - 1)] = (in[j] ^ negative) + (negative & (prime.q + 1));
         }
     }
 
@@ -53,23 +53,20 @@ private:
     // centred: what all digits have in common would add up from one merge to the next.
     void switch_key(const u32 *c1, unsigned level) {
         const size_t key_limbs = keys_.digits + 1;
-        std::fill(sums_.begin(), sums_.end(), 0);
         for (size_t target = 0; target <= limbs_; ++target) {
             const Prime &prime = target == limbs_ ? special_ : basis_[target];
             const size_t key_limb = target == limbs_ ? keys_.digits : target;
             const u32 *x0[8], *x1[8];
             for (size_t i = 0; i < limbs_; ++i) {
-                recentre(prime, basis_[i].q, c1 + i * degree, ordered_.data(), isa_);
-                forward(prime, ordered_.data(), digits_.data() + i * degree, isa_);
+                forward_foreign(prime, basis_[i].q, c1 + i * degree, digits_.data() + i * degree, isa_);
                 x0[i] = keys_.data + (((level * keys_.digits + i) * 2) * key_limbs + key_limb) * degree;
                 x1[i] = x0[i] + key_limbs * degree;
             }
-            u32 *acc0 = sums_.data() + target * degree, *acc1 = acc0 + (limbs_ + 1) * degree;
-            multiply_add(prime, x0, x1, digits_.data(), limbs_, acc0, acc1, isa_);
-            for (u32 *acc : {acc0, acc1}) {
-                backward(prime, acc, ordered_.data(), isa_);
-                std::copy_n(ordered_.data(), degree, acc);
-            }
+            std::fill(products_.begin(), products_.end(), 0);
+            multiply_add(prime, x0, x1, digits_.data(), limbs_, products_.data(), products_.data() + degree, isa_);
+            for (size_t component = 0; component < 2; ++component)
+                backward(prime, products_.data() + component * degree,
+                         sums_.data() + (component * (limbs_ + 1) + target) * degree, isa_);
         }
     }
 
@@ -78,7 +75,7 @@ private:
     PackingKeys keys_;
     Isa isa_;
     size_t limbs_, one_;
-    std::vector<u32> difference_, turned_, digits_, sums_, ordered_, inverse_;
+    std::vector<u32> difference_, turned_, digits_, products_, sums_, inverse_;
 };
 
 } // namespace

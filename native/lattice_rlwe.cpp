@@ -144,7 +144,7 @@ void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape s
     std::fill_n(out, shape.outputs * shape.row_blocks * both, u32{0});
     for (size_t l = 0; l < limbs; ++l) {
         const Prime &p = basis[l];
-        const u32 factor = p.times(p.montgomery, p.invert(p.reduce(u64{shape.divisor})));
+        const u32 factor = p.times(p.square, p.invert(p.reduce(u64{shape.divisor}))); // in Montgomery form, twice
         for (size_t o = 0, sets = 0; o < shape.outputs; o += sets) {
             sets = shape.outputs - o >= group ? group : 1;
             for (size_t first = 0; first < shape.inputs; first += step) {
@@ -152,7 +152,7 @@ void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape s
                 for (size_t s = 0; s < sets; ++s) {
                     const i64 *values = y + ((o + s) * shape.inputs + first) * shape.live;
                     for (size_t j = 0; j < count * shape.live; ++j)
-                        residues[s * count * length + j] = p.times(p.reduce_signed(values[j]), factor);
+                        residues[s * count * length + j] = montgomery_product(p, p.reduce_signed(values[j]), factor);
                 }
                 if (dense) forward(p, residues.data(), scratch.data(), isa);
                 for (size_t r = 0; r < shape.row_blocks; ++r) {

@@ -108,14 +108,14 @@ def test_an_interrupted_bench_leaves_no_process(number: int, tmp_path: Path) -> 
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     children: set[int] = set()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while len(children) < 4 and time.monotonic() < until:  # dealer, two parties, and Python's resource tracker
         children |= _children(running.pid)
         time.sleep(0.05)
     assert len(children) >= 4
     running.send_signal(number)
-    assert running.wait(20) != 0
-    until = time.monotonic() + 10
+    assert running.wait(60) != 0
+    until = time.monotonic() + 60
     while any(map(_alive, children)) and time.monotonic() < until:
         time.sleep(0.1)
     assert not any(map(_alive, children))
