@@ -230,7 +230,7 @@ def _protocol(measured: Measured) -> Grid:
             for part in ("scores", "plain_scores")
         )
         rows = str(result.get("examples", result.get("rows", "")))
-        difference = result.get("largest_logit_difference")
+        difference = result.get("logit_difference", {}).get("largest")
         close = "" if difference is None else f"{difference:.3f}"
         grid.rows.append([name, result["task"], rows, secure, plain, f"{result['agreement']:.1%}", close])
     return grid

@@ -45,7 +45,7 @@ def results(tmp_path: Path) -> Path:
         write(folder, f"mini-lm-sst-2-seed1-certified-3-eval-minimax-{count}", scores={"accuracy": score})
     write(folder, "demo-sst-2-seed1-eval-newton-2", scores={"accuracy": 77.0})
     write(folder, "not-a-run", anything=1)
-    secure = {"task": "SST-2", "examples": 20, "agreement": 0.95, "largest_logit_difference": 0.0321}
+    secure = {"task": "SST-2", "examples": 20, "agreement": 0.95, "logit_difference": {"largest": 0.0321}}
     write(tmp_path / "secure", "sst2-demo", scores={"accuracy": 80.0}, plain_scores={"accuracy": 85.0}, **secure)
     return folder
 
