@@ -155,6 +155,7 @@ class Client:
         self._errands: set[Channel] = set()
         self._preparing = threading.Lock()  # of the connection on which bundles are prepared without a dealer
         self._preparer: Preparer | None = None
+        self._welcomed = False
         self._welcome: Welcome | None = None
         self._set_up: SetUp | None = None
         self._reserve: Reserve | None = None
@@ -209,7 +210,7 @@ class Client:
                 self._channel = self._greeted(self._dial())
                 return self._channel
             except PeerClosed:
-                if not last or self._set_up is None:
+                if not last or not self._welcomed or self._closed:
                     raise
         raise AssertionError("unreachable")
 
@@ -219,6 +220,7 @@ class Client:
                 raise NotAuthenticated(f"the peer is no server: its certificate says {channel.peer_role!r}")
             source = introduce(channel, "client", self._fingerprint, self._source)
             welcome = expect(channel, Welcome)
+            self._welcomed = True  # from here on, a connection that ends is one that the server had to give to another
             self._accept(channel, source, welcome)
         except BaseException:
             channel.close()
