@@ -231,8 +231,9 @@ def _protocol(measured: Measured) -> Grid:
         )
         rows = str(result.get("examples", result.get("rows", "")))
         difference = result.get("logit_difference", {}).get("largest")
+        same = f"{result['agreement']:.1%}" if "agreement" in result else ""
         close = "" if difference is None else f"{difference:.3f}"
-        grid.rows.append([name, result["task"], rows, secure, plain, f"{result['agreement']:.1%}", close])
+        grid.rows.append([name, result["task"], rows, secure, plain, same, close])
     return grid
 
 
