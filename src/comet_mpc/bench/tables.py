@@ -112,6 +112,14 @@ def truncation_table(records: Sequence[TruncationRecord]) -> Group:
     )
 
 
+_TRUST = {
+    "pair": "No third party: client and server prepared the randomness between themselves (offline), before any text\n"
+    "is needed; queries to come can be prepared in the background.",
+    "dealer": "The dealer here is on the same machine, for the demonstration. It knows every mask: run by one of the\n"
+    "parties, it gives no privacy.",
+}
+
+
 def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
     """The answers, what was seen, and what it cost."""
     answers = [
@@ -160,9 +168,7 @@ def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
             left=0,
         ),
         f"Set-up, once per client and model: {human_bytes(last.setup_bytes)}, "
-        f"{human_seconds(last.setup_seconds)}.\n\n"
-        "The dealer here is on the same machine, for the demonstration. It knows every mask: run by one of the\n"
-        "parties, it gives no privacy.\n",
+        f"{human_seconds(last.setup_seconds)}.\n\n{_TRUST[last.source]}\n",
     ]
 
 
