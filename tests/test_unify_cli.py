@@ -112,6 +112,30 @@ def test_every_combination_of_the_paper(
         assert "seen" in run(comet, "calibrate", out, "--task", "SST-2", "--data", glue, "--limit", 16)
 
 
+@pytest.mark.parametrize("rule", ["minimax", "paper"])
+def test_the_paper_form_inside_the_protocol_is_for_research_only(
+    comet: typer.Typer, glue: Path, tmp_path: Path, rule: str
+) -> None:
+    source, out, result = make_checkpoint(tmp_path / "source", labels=("0", "1")), tmp_path / "out", tmp_path / "r.json"
+    task = ("--task", "SST-2", "--data", glue)
+    choice = ("--attention", "smu", "--attention-mu", 0.5, "--pooler", "algebraic")
+    run(comet, "unify", source, out, "--form", "paper", *choice)
+    run(comet, "calibrate", out, *task, "--limit", 32)
+    output = run(comet, "eval", out, *task, "--secure", "--research", "--rule", rule, "--limit", 3, "--json", result)
+    assert "NOT CERTIFIED" in output
+    assert ("NOT PRIVATE" in output) == (rule == "paper")
+    found = json.loads(result.read_text())
+    assert found["examples"] == 3
+    assert found["certified"] is False
+    if rule == "minimax":
+        assert found["untrusted"] == 0
+        assert found["largest_trusted_difference"] < 0.1
+    with pytest.raises(CheckpointError, match="cannot be served"):
+        run(comet, "eval", out, *task, "--secure")
+    with pytest.raises(ConfigurationError, match="--research goes with --secure"):
+        run(comet, "eval", out, *task, "--research")
+
+
 def test_labels_that_do_not_fit_are_refused(comet: typer.Typer, glue: Path, tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", labels=("spam", "ham"))
     with pytest.raises(ConfigurationError, match="spam, ham"):

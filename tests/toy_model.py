@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from comet_mpc.certificates import certify
+from comet_mpc.certificates import calibrated, certify
 from comet_mpc.checkpoint import (
     ActivationChoice,
     AttentionChoice,
@@ -60,8 +61,11 @@ def make_checkpoint(
     steps: int = 3,
     row_steps: int = 7,
     seed: int = 0,
+    form: tuple[ActivationChoice, AttentionChoice] | None = None,
+    seen: Mapping[str, tuple[float, ...]] | None = None,
 ) -> Path:
-    """Writes a checkpoint that `ServedModel.load` takes."""
+    """Writes a checkpoint that `ServedModel.load` takes; with a `form` that is not certified, and what calibration saw
+    of it, one for research."""
     config = CometConfig(
         encoder=Encoder(
             architecture=architecture,  # type: ignore[arg-type]
@@ -77,8 +81,8 @@ def make_checkpoint(
             buckets=32 if architecture == "mpnet" else 0,
             labels=labels,
         ),
-        activation=ActivationChoice(),
-        attention=AttentionChoice(),
+        activation=ActivationChoice() if form is None else form[0],
+        attention=AttentionChoice() if form is None else form[1],
         steps=steps,
         row_steps=row_steps,
     )
@@ -96,7 +100,8 @@ def make_checkpoint(
         else:
             value = generator.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = np.asarray(value, np.float32)
-    save_checkpoint(directory, certify(config, tensors), tensors)
+    config = certify(config, tensors) if form is None else calibrated(config, tensors, seen or {})
+    save_checkpoint(directory, config, tensors)
     toy_tokenizer(architecture).save(str(directory / "tokenizer.json"))
     return directory
 

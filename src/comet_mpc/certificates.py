@@ -225,13 +225,11 @@ def calibrated(
     the largest value seen times `margin`, which some other input may exceed.
     """
     if not (config.activation.normalised and config.attention.cosine):
-        sites = {}
-        for name, quantiles in seen.items():
-            if name.endswith((".activation", ".scores")):
-                high = quantiles[4] * margin
-                low = max(quantiles[1] / margin, high * 2.0**-9)
-                rule = minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
-                sites[name] = Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
+        sites = {
+            name: Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
+            for name, quantiles in seen.items()
+            if (rule := _calibrated_rule(config, name, seen, margin)) is not None
+        }
         return msgspec.structs.replace(config, sites=sites)
     names = norm_sites(config)
     lows = {name: quantiles[0] / (1.5 * _shrink(config)) for name, quantiles in seen.items() if name in names}
@@ -244,13 +242,43 @@ def calibrated(
     return msgspec.structs.replace(config, sites=sites)
 
 
+def _calibrated_rule(
+    config: CometConfig, name: str, seen: Mapping[str, tuple[float, ...]], margin: float
+) -> MinimaxRule | None:
+    """A rule for what was seen, and a margin: no certificate. None for a site that only the certified form has.
+
+    A denominator is a mean over the padded length, which is another for every batch: its top is that of the scores.
+    """
+    quantiles = seen[name]
+    high, part = quantiles[4] * margin, name.rsplit(".", 1)[-1]
+    if part in ("activation", "scores"):
+        low = max(quantiles[1] / margin, high * 2.0**-9)
+        return minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
+    if part == "denominators":
+        score = math.sqrt(seen[name.replace(part, "scores")][4] * margin)
+        high = 1.05 * score**config.attention.power + config.attention.floor
+        return minimax_rule(max(quantiles[0] / (2.0 * margin), high * _RATIO / 4), high, config.row_steps + 1)
+    if part == "pooler":
+        return tanh_like_rule(math.sqrt(max(high, 2.0) - 1.0), config.row_steps)
+    if name in norm_sites(config):
+        hidden = config.encoder.hidden
+        shrink = (hidden / 2 ** math.ceil(math.log2(hidden))) ** 3
+        low, high = max(quantiles[0] / margin, high * _RATIO) / shrink, high / shrink
+        return _minimax(layer_norm_rule(hidden, low, high, config.row_steps))
+    return None
+
+
 def check_certificates(config: CometConfig, tensors: Tensors) -> None:
     """Proves again, from the weights and the very rules of the file, what the configuration claims.
 
     Raises CheckpointError where it does not hold. The rules need not be those that `certify` would make today.
     """
     if not config.certified:
-        raise CheckpointError("the checkpoint is not in the certified form: not every range holds for every input")
+        raise CheckpointError(
+            "the checkpoint is not in the certified form: not every range holds for every input, so it cannot be "
+            "served. Make a certified one with `comet unify --form certified` and `comet finetune`; for research, "
+            "`comet eval --secure --research` runs the paper's forms on one machine"
+        )
     expected = certify(config, tensors).sites
     if expected.keys() != config.sites.keys():
         raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")

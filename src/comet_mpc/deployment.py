@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from comet_mpc.activation import Smu
 from comet_mpc.certificates import attention_rules, check_certificates
-from comet_mpc.checkpoint import CometConfig, fingerprint, load_checkpoint
+from comet_mpc.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.folding import check_fixed, fold, plain_states
 from comet_mpc.plan import Plan, plan_program
@@ -40,7 +40,7 @@ from comet_mpc.transformer import (
     public_weights,
 )
 
-__all__ = ["BUCKETS", "PublicModel", "Query", "ServedModel"]
+__all__ = ["BUCKETS", "PublicModel", "Query", "ServedModel", "public_part"]
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Public lengths that texts are padded to; the server learns the bucket, not the length."""
@@ -307,31 +307,15 @@ class ServedModel(PublicModel):
         """
         config, tensors = load_checkpoint(directory)
         check_certificates(config, tensors)
-        path = Path(directory) / "tokenizer.json"
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        e = config.encoder
-        tables = {
-            name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
-        }
         folded, value_bounds, logit_bound = fold(config, tensors)
+        public = public_part(
+            directory, config, tensors, value_bounds, logit_bound, private_embeddings=private_embeddings
+        )
+        e, tables = config.encoder, public.embeddings
         if private_embeddings:
             stacked = [tables["words"], *([tables["types"]] if e.types else [])]
             folded["embeddings.weight"] = np.concatenate(stacked).T.astype(np.float64)
             folded["embeddings.positions"] = np.roll(tables["positions"], -e.first_position, axis=0).astype(np.float64)
-        public = PublicModel(
-            fingerprint=fingerprint(config, tensors),
-            config=config,
-            value_bounds=value_bounds,
-            logit_bound=logit_bound,
-            tokenizer=tokenizer,
-            embeddings=tables,
-            private_embeddings=private_embeddings,
-        )
         fixed = encode_weights(public.shape, folded)
         check_fixed(public.shape, public.rules, fixed)
         return ServedModel(**vars(public), folded=folded, fixed=fixed)
@@ -362,6 +346,36 @@ class ServedModel(PublicModel):
             ids = query.rows[..., :split].argmax(axis=-1)
             query = replace(query, rows=self.embed(ids, np.zeros_like(ids) if types is None else types))
         return plain_states(query.rows, query.mask, self.shape, self.rules, self.folded, exact=exact)
+
+
+def public_part(
+    directory: Path,
+    config: CometConfig,
+    tensors: Tensors,
+    value_bounds: tuple[float, ...],
+    logit_bound: float,
+    *,
+    private_embeddings: bool = False,
+) -> PublicModel:
+    """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
+    path = Path(directory) / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return PublicModel(
+        fingerprint=fingerprint(config, tensors),
+        config=config,
+        value_bounds=value_bounds,
+        logit_bound=logit_bound,
+        tokenizer=tokenizer,
+        embeddings={
+            name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
+        },
+        private_embeddings=private_embeddings,
+    )
 
 
 def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from comet_mpc.errors import CheckpointError
 from comet_mpc.session import Weight
 from comet_mpc.transformer import EncoderRules, EncoderShape, position_buckets
 
-__all__ = ["check_fixed", "fold", "plain_states"]
+__all__ = ["check_fixed", "fold", "neuron_scale", "plain_states"]
 
 Reals = npt.NDArray[np.float64]
 
@@ -38,7 +38,10 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
     gamma, beta = get("embeddings.norm")
     for i in range(e.layers):
         source, target = f"layers.{i}.", f"layer.{i}."
-        parts = [normalised_queries(tensors, i, part, e.heads) for part in ("query", "key")]
+        parts = [
+            normalised_queries(tensors, i, part, e.heads) if config.attention.cosine else get(source + part)
+            for part in ("query", "key")
+        ]
         parts.append(get(source + "value"))
         value_bounds.append(power_of_two_above(1.05 * float(np.max(activation_bounds(*parts[2], gamma, beta)))))
         folded[target + "qkv.weight"] = np.concatenate([w * gamma for w, _ in parts])
@@ -48,7 +51,11 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         folded[target + "output.weight"], folded[target + "output.bias"] = output, bias + beta
         folded[target + "first.gamma"] = gamma
         gamma, beta = get(source + "attention_norm")
-        up, up_bias, down = normalised_neurons(tensors, i)
+        if config.activation.normalised:
+            up, up_bias, down = normalised_neurons(tensors, i)
+        else:
+            scale, (up, up_bias), down = neuron_scale(config, i), get(source + "up"), get(source + "down")[0]
+            up, up_bias, down = up / scale, up_bias / scale, down * scale
         folded[target + "up.weight"], folded[target + "up.bias"] = up * gamma, up @ beta + up_bias
         folded[target + "down.weight"], folded[target + "down.bias"] = down, get(source + "down")[1] + beta
         folded[target + "second.gamma"] = gamma
@@ -61,12 +68,20 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
 
 
 def _thresholds(config: CometConfig, tensors: Tensors, layer: int) -> Reals:
-    """(heads, 1); with relative positions (heads, buckets), their bias taken off. Clamped, so that scores keep their
-    range whatever the bias is: `unified` trains the same."""
-    thresholds = tensors[f"layers.{layer}.thresholds"].astype(np.float64)[:, None]
-    if config.encoder.buckets:
-        thresholds = thresholds - tensors["relative_positions"].astype(np.float64).T
-    return np.clip(thresholds, -1.0, 1.0)
+    """(heads, 1); with relative positions (heads, buckets), their bias taken off. In the certified form they are
+    clamped, so that scores keep their range whatever the bias is: `unified` trains the same."""
+    e = config.encoder
+    thresholds = np.zeros((e.heads, max(1, e.buckets)))
+    if e.buckets:
+        thresholds -= tensors["relative_positions"].astype(np.float64).T
+    if not config.attention.cosine:
+        return thresholds
+    return np.clip(thresholds + tensors[f"layers.{layer}.thresholds"].astype(np.float64)[:, None], -1.0, 1.0)
+
+
+def neuron_scale(config: CometConfig, layer: int) -> float:
+    """What neurons that are not normalised are divided by: a power of two above all that calibration allows."""
+    return power_of_two_above(math.sqrt(config.sites[f"layers.{layer}.activation"].rule.high))
 
 
 def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, Weight]) -> None:

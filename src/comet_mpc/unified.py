@@ -263,14 +263,11 @@ class _Layer(nn.Module):
         r = smu(s, mu * scale, 0.0, model.rule(name, "scores"))
         r = r**choice.power * mask
         n = max(_SHORTEST, 2 ** math.ceil(math.log2(r.shape[-1])))
-        total = r.sum(-1, keepdim=True) / n
+        total = (r.sum(-1, keepdim=True) + choice.floor) / n
         model.see(f"{name}.denominators", total)
         rule = model.rule(name, "denominators")
         product = (r @ v) / n
-        if rule is None:
-            context = product / (total + choice.floor / n if choice.floor else total)
-        else:
-            context = product * inverse_sqrt(total + choice.floor / n, rule) ** 2
+        context = product / total if rule is None else product * inverse_sqrt(total, rule) ** 2
         return context.transpose(1, 2).flatten(2)
 
     def _unit(self, model: UnifiedModel, z: Tensor, part: nn.Linear, before: _Norm) -> Tensor:
@@ -328,11 +325,14 @@ class UnifiedModel(nn.Module):
         """Chooses how to evaluate, with the weights as they are now: call it again when they changed.
 
         `served` takes the configuration's sites, or certifies now; `rules` replace some. A model whose form is not
-        certified has rules only where its configuration (calibration) gives them.
+        certified has calibrated rules for activations and scores; row quantities stay exact unless `rules` names them,
+        since there a sum of approximate weights may fall below zero, where no rule holds (`research`).
         """
         config = self.config
         known = {name: site.rule for name, site in config.sites.items()}
         certifiable = config.activation.normalised and config.attention.cosine
+        if not certifiable:
+            known = {name: rule for name, rule in known.items() if name.endswith((".activation", ".scores"))}
         if mode == "served" and certifiable and not known:
             known = {name: site.rule for name, site in certify(config, self.tensors()).sites.items()}
         if mode == "steps" and certifiable:

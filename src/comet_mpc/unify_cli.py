@@ -32,6 +32,7 @@ from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.hugging_face import fetch, load_hugging_face, need, tokenizer_json
 from comet_mpc.party import SourceName
+from comet_mpc.research import UncertifiedModel, evaluate_uncertified
 from comet_mpc.secure_eval import evaluate_securely
 from comet_mpc.tasks import Example, Task, find_task, own_task, read_split, with_labels
 from comet_mpc.twin_eval import evaluate_twin
@@ -42,7 +43,7 @@ __all__ = ["register"]
 _CALIBRATION_ROWS = 256
 
 Form = Literal["certified", "paper", "unmodified"]
-Rule = Literal["minimax", "newton"]
+Rule = Literal["minimax", "newton", "paper"]
 Mode = Literal["exact", "steps", "served"]
 TaskName = Annotated[str | None, typer.Option("--task", help="RTE, MRPC, STS-B, CoLA or SST-2; else your own data.")]
 Data = Annotated[Path, typer.Option("--data", help="Directory of train.tsv and dev.tsv, or of GLUE's tasks.")]
@@ -90,6 +91,10 @@ def unify(
     floor: Annotated[float | None, typer.Option(help="Added to attention's denominators.")] = None,
     power: Annotated[int | None, typer.Option(help="1 or 2.")] = None,
     trainable: Annotated[bool | None, typer.Option(help="Learn α and μ.")] = None,
+    pooler: Annotated[
+        Literal["tanh", "algebraic"] | None,
+        typer.Option(help="tanh, or x/sqrt(1 + x²), which has a protocol."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="For a new head.")] = 0,
 ) -> None:
     """Makes a Comet checkpoint of a Hugging Face (or Comet) one, with other non-linear steps."""
@@ -107,9 +112,12 @@ def unify(
             "α and μ that are learnt layer by layer cannot be certified, since one public rule serves all layers: "
             "use --form paper, or fix them with --alpha, --mu and --attention-mu"
         )
-    chosen, attends, pooler = _choices(form, options)
+    chosen, attends, usual = _choices(form, options)
+    head = pooler or usual
+    if form == "certified" and pooler == "tanh":
+        raise ConfigurationError("tanh has no protocol: the certified form has the algebraic pooler")
     config, made = in_form(
-        config, tensors, activation=chosen, attention=attends, pooler=pooler, labels=names, steps=steps, seed=seed  # type: ignore[arg-type]
+        config, tensors, activation=chosen, attention=attends, pooler=head, labels=names, steps=steps, seed=seed  # type: ignore[arg-type]
     )  # fmt: skip
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)
     new = [part for part in ("pooler", "classifier") if not _same(tensors, made, f"{part}.weight")]
@@ -360,7 +368,11 @@ def evaluate(
     limit: Limit = None,
     mode: Annotated[Mode, typer.Option(help="exact, steps, or served (all rules in force).")] = "served",
     rule: Annotated[
-        Rule | None, typer.Option(help="Instead of the model's: minimax, or newton from the paper's constant.")
+        Rule | None,
+        typer.Option(
+            help="Instead of the model's: minimax, or newton from the paper's constant; with --research also paper, "
+            "the flooded guess (NOT PRIVATE)."
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=0, max=16, help="Steps of activations and scores, if not the model's.")
@@ -372,6 +384,10 @@ def evaluate(
     twin: Annotated[
         bool, typer.Option("--twin", help="The served program in fixed point, in the clear; needs no torch.")
     ] = False,
+    research: Annotated[
+        bool,
+        typer.Option("--research", help="With --secure: a form that is not certified and cannot be served."),
+    ] = False,
     result: Json = None,
 ) -> None:
     """Metrics on the dev set; with --secure, inside the protocol, beside the plaintext model."""
@@ -379,6 +395,11 @@ def evaluate(
         raise ConfigurationError("give --secure or --twin, not both")
     config, tensors = _load_any(model)
     chosen = _task(task, data, config)
+    if research or rule == "paper":
+        if not (secure and research):
+            raise ConfigurationError("--research goes with --secure, and the paper's rule (not private) with both")
+        _evaluate_uncertified(model, chosen, _examples(config, data, chosen, "dev", limit), rule or "minimax", result)
+        return
     if secure or twin:
         rows = _examples(config, data, chosen, "dev", limit)
         if secure:
@@ -446,6 +467,34 @@ def _show_comparison(task: Task, report: dict[str, Any], where: str, hidden: boo
     labels = f"labels agree on {report['agreement']:.1%}, " if "agreement" in report else ""
     differences = ", ".join(f"{name} {value:.4f}" for name, value in report["logit_difference"].items())
     typer.echo(f"{labels}logits differ by {differences}", err=hidden)
+
+
+def _evaluate_uncertified(model: Path, task: Task, examples: list[Example], rule: Rule, result: Path | None) -> None:
+    if rule == "newton":
+        raise ConfigurationError("--research takes --rule minimax or paper")
+    report = evaluate_uncertified(
+        UncertifiedModel.load(model, rule=rule),
+        examples,
+        task,
+        progress=lambda done, total: typer.echo(f"{done} of {total}", err=True),
+    )
+    hidden = str(result) == "-"
+    privacy = "shares uniform" if report["private"] else "NOT PRIVATE: the flooded guess leaks"
+    typer.echo(f"research only, NOT CERTIFIED, cannot be served; rule {rule}: {privacy}", err=hidden)
+    typer.echo(
+        f"{task.name}, {report['examples']} rows inside the protocol: {_shown(report['scores'])}; "
+        f"in the clear: {_shown(report['plain_scores'])}",
+        err=hidden,
+    )
+    typer.echo(
+        f"{report['untrusted']} rows untrusted (a value left its calibrated range"
+        + (f"; first: {report['first_reason']}" if report["untrusted"] else "")
+        + f"); of the others, logits differ by at most {report['largest_trusted_difference']:.4f}; "
+        f"{human_bytes(report['online_bytes'] / report['examples'])} online, "
+        f"{report['rounds'] / report['examples']:.0f} rounds per row",
+        err=hidden,
+    )
+    _write({"task": task.name, "rule": rule, **report, "command": _command(), "versions": _versions()}, result)
 
 
 def register(app: typer.Typer) -> None:

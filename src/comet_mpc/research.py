@@ -1,0 +1,327 @@
+"""The paper's own forms inside the protocol. NOT CERTIFIED: for research only, no service takes them.
+
+    activation  s-GeLU: smu with α and μ (the paper: 0 and 1/√2) of neurons that are not normalised
+    attention   Softmax* (ReLU) or s-Softmax* (smu) of q·k/√d
+
+Their intervals come from calibration, so some input may leave them, and then what the protocol computes is anything at
+all. So every text is also run through the twin, which checks all values: where it finds one out of range, the result
+is marked untrusted. Two rules for 1/sqrt:
+
+    minimax  the coefficients of the checkpoint: shares stay uniform, nothing is revealed
+    paper    the flooded guess and plain Newton steps. NOT PRIVATE (`flooding.py`). Arguments of activations, scores and
+             denominators are scaled to at most 1 here, where it fares best; variances are taken as they come
+
+GeLU, Softmax and tanh have no protocol here that a model can be run with (`peers` has GeLU and Softmax as single
+operations, for comparison). Both parties and the dealing are in this one process: it shows values and cost, no more.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.activation import Smu
+from comet_mpc.attention import AttentionForm
+from comet_mpc.bounds import activation_bounds, power_of_two_above
+from comet_mpc.certificates import norm_sites
+from comet_mpc.channel import memory_pair
+from comet_mpc.checkpoint import CometConfig, Tensors, load_checkpoint
+from comet_mpc.dealing import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.deployment import PublicModel, Query, public_part
+from comet_mpc.errors import CheckpointError, ConfigurationError, RangeError
+from comet_mpc.folding import fold, neuron_scale, plain_states
+from comet_mpc.inverse_sqrt import InverseSqrtRule, NewtonRule
+from comet_mpc.party import PartySession
+from comet_mpc.plan import Plan, plan_program
+from comet_mpc.rules import MinimaxRule
+from comet_mpc.seeds import new_seed
+from comet_mpc.session import Session, Weight
+from comet_mpc.share import CLIENT, SERVER, decode
+from comet_mpc.tasks import Example, Task
+from comet_mpc.transformer import EncoderRules, LayerRules, classify, encode_weights, input_mask, input_rows
+from comet_mpc.twin import TwinSession
+
+__all__ = ["Outcome", "UncertifiedModel", "evaluate_uncertified"]
+
+Reals = npt.NDArray[np.float64]
+ResearchRule = Literal["minimax", "paper"]
+
+_BIAS = 64.0
+"""|relative position bias|."""
+_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Logits of one run, and whether the twin saw every value in its range."""
+
+    logits: Reals
+    trusted: bool
+    why: str
+    """The first value out of range, if not."""
+    plan: Plan
+    seconds: float
+
+
+def _check_form(config: CometConfig) -> None:
+    """Says what of a form has no protocol, or what is missing."""
+    activation, attention = config.activation, config.attention
+    if activation.kind != "smu":
+        raise ConfigurationError(
+            "GeLU has no protocol here: make a model with s-GeLU, `comet unify --form paper --activation smu`"
+        )
+    if attention.kind == "softmax":
+        raise ConfigurationError(
+            "Softmax has no protocol here: make a model with `comet unify --form paper --attention relu` (or smu)"
+        )
+    if config.pooler != "algebraic":
+        raise ConfigurationError(
+            "tanh has no protocol here: `comet unify --form paper --pooler algebraic` takes x/sqrt(1 + x²) instead"
+        )
+    if activation.normalised or attention.cosine:
+        raise ConfigurationError("this is (part of) the certified form: evaluate it without --research")
+    layers = range(config.encoder.layers)
+    needed = [f"layers.{i}.{part}" for i in layers for part in ("activation", "scores", "denominators")]
+    missing = [name for name in (*needed, *norm_sites(config), "pooler") if name not in config.sites]
+    if missing:
+        raise CheckpointError(f"no interval for {missing[0]}: run `comet calibrate` on the checkpoint first")
+
+
+def _rescaled(rule: MinimaxRule, bits: int) -> MinimaxRule:
+    """The same rule for t·2^-bits, `bits` even: all its numbers stay."""
+    factor = 2.0**-bits
+    return replace(
+        rule,
+        low=rule.low * factor,
+        high=rule.high * factor,
+        floor=rule.floor * factor,
+        exponent=rule.exponent - bits,
+    )
+
+
+def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Sequence[float]) -> EncoderRules:
+    """The checkpoint's calibrated rules, for what the protocol computes with."""
+
+    def learnt(name: str, otherwise: float) -> float:
+        return float(tensors[name]) if name in tensors else otherwise
+
+    sites = {name: site.rule for name, site in config.sites.items()}
+    layers = []
+    for i, value_bound in enumerate(values):
+        layer = f"layers.{i}."
+        rule, scale = sites[layer + "activation"], neuron_scale(config, i)
+        rule = _rescaled(rule, 2 * round(math.log2(scale)))
+        form = Smu(
+            learnt(layer + "activation.mu", config.activation.mu) / scale,
+            learnt(layer + "activation.alpha", config.activation.alpha),
+        )
+        before = f"layers.{i - 1}.output_norm" if i else "embeddings.norm"
+        gamma, beta = tensors[before + ".weight"], tensors[before + ".bias"]
+        queries = [
+            activation_bounds(tensors[f"{layer}{part}.weight"], tensors[f"{layer}{part}.bias"], gamma, beta).max()
+            for part in ("query", "key")
+        ]
+        mu = learnt(layer + "attention.mu", config.attention.mu) if config.attention.kind == "smu" else 0.0
+        layers.append(
+            LayerRules(
+                activation=form,
+                activation_rule=rule,
+                attention=_attention(config, mu, sites[layer + "scores"], sites[layer + "denominators"]),
+                variances=(sites[layer + "attention_norm"], sites[layer + "output_norm"]),
+                value_bound=value_bound,
+                query_bound=power_of_two_above(1.05 * float(max(queries))),
+                neuron_bound=(1.0 - 2.0**-8) * math.sqrt((rule.high - float(np.max(np.square(form.mu)))) / form.factor),
+            )
+        )
+    return EncoderRules(
+        layers=tuple(layers), pooler=sites["pooler"], logit_bound=logit_bound, epsilon=config.encoder.epsilon
+    )
+
+
+def _attention(config: CometConfig, mu: float, scores: MinimaxRule, denominators: MinimaxRule) -> AttentionForm:
+    """R is at most 1 where smu is taken of s/scale, scale a power of four (so that rules keep their numbers)."""
+    bits = 2 * math.ceil(math.log2(scores.high) / 4)
+    return AttentionForm(
+        power=config.attention.power,
+        cosine=False,
+        smu=Smu(mu * 2.0**-bits),
+        score_bound=math.sqrt(scores.high - mu**2) * (1.0 - 2.0**-7),
+        scores=_rescaled(scores, 2 * bits),
+        denominators=_rescaled(denominators, bits * config.attention.power),
+        scale=2.0**bits,
+        threshold_bound=_BIAS if config.encoder.buckets else 1.0,
+        floor=config.attention.floor * 2.0 ** (-bits * config.attention.power),
+    )
+
+
+def _flooded(rules: EncoderRules, steps: int) -> EncoderRules:
+    """All of them by the paper's guess."""
+
+    def paper(rule: InverseSqrtRule) -> NewtonRule:
+        return NewtonRule("paper", rule.low, rule.high, steps)
+
+    layers = [
+        replace(
+            own,
+            activation_rule=paper(own.activation_rule),
+            attention=replace(
+                own.attention, scores=paper(own.attention.scores), denominators=paper(own.attention.denominators)
+            ),
+            variances=(paper(own.variances[0]), paper(own.variances[1])),
+        )
+        for own in rules.layers
+    ]
+    return replace(rules, layers=tuple(layers), pooler=paper(rules.pooler))
+
+
+@dataclass(frozen=True, eq=False)
+class UncertifiedModel:
+    """A model whose ranges do not hold for every input. Nothing that serves takes one."""
+
+    texts: PublicModel
+    """For tokens and embeddings; it has no program of its own."""
+    rules: EncoderRules
+    folded: Mapping[str, Reals]
+    fixed: Mapping[str, Weight]
+    leaks: bool
+    """The rule is not private."""
+
+    @staticmethod
+    def load(directory: Path, *, rule: ResearchRule = "minimax") -> UncertifiedModel:
+        config, tensors = load_checkpoint(directory)
+        _check_form(config)
+        folded, values, logit_bound = fold(config, tensors)
+        texts = public_part(directory, config, tensors, values, logit_bound)
+        rules = _rules(config, tensors, logit_bound, values)
+        return UncertifiedModel(
+            texts=texts,
+            rules=_flooded(rules, config.steps) if rule == "paper" else rules,
+            folded=folded,
+            fixed=encode_weights(texts.shape, folded),
+            leaks=rule == "paper",
+        )
+
+    def plain_states(self, query: Query) -> list[Reals]:
+        """In real arithmetic, through the rules (exact functions where a rule is the paper's)."""
+        return plain_states(query.rows, query.mask, self.texts.shape, self.rules, self.folded)
+
+    def answer(self, query: Query) -> Callable[[Session, Mapping[str, Weight]], Reals | None]:
+        """The whole program: logits, revealed to the client."""
+
+        def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
+            session.permits_leaks = self.leaks
+            client = session.holds(CLIENT)
+            rows = input_rows(session, query.rows if client else None, query.rows.shape)
+            mask = input_mask(session, query.mask if client else None, query.mask.shape)
+            logits = classify(session, rows, mask, self.texts.shape, self.rules, weights)
+            words = session.reveal(logits, CLIENT)
+            return None if words is None else decode(words, logits.fraction, logits.width)
+
+        return run
+
+    @cached_property
+    def _held(self) -> tuple[bytes, Mapping[str, Weight]]:
+        """A key, and the client's masked weights under it."""
+        key = new_seed()
+        return key, {name: replace(w.public(), masked=mask_weight(key, w)) for name, w in self.fixed.items()}
+
+    def run(self, query: Query) -> Outcome:
+        """By two parties, and by the twin for the ranges."""
+        program = self.answer(query)
+        why = ""
+        try:
+            program(TwinSession(), self.fixed)
+        except RangeError as error:
+            why = str(error)
+        public = {name: weight.public() for name, weight in self.fixed.items()}
+        plan = plan_program(lambda session: program(session, public))
+        start = time.monotonic()
+        logits = self._two_parties(program, plan)
+        return Outcome(logits, not why, why, plan, time.monotonic() - start)
+
+    def _two_parties(self, program: Callable[[Session, Mapping[str, Weight]], Reals | None], plan: Plan) -> Reals:
+        key, masked = self._held
+        dealing = Dealing(plan.correlations, key)
+        corrections = io.BytesIO(b"".join(dealing.corrections()))
+        bundles = (
+            Bundle(CLIENT, dealing.client_seed, plan.correlations),
+            Bundle(SERVER, dealing.server_seed, plan.correlations, corrections),
+        )
+        ends, weights = memory_pair(timeout=_TIMEOUT), (masked, self.fixed)
+        found: dict[int, Reals | None] = {}
+        errors: list[BaseException] = []
+
+        def work(party: int) -> None:
+            try:
+                source = DealtSource(bundles[party], weights[party])
+                found[party] = program(PartySession(party, ends[party], source), weights[party])
+            except BaseException as error:
+                errors.append(error)
+                ends[party].close()
+
+        threads = [threading.Thread(target=work, args=(party,)) for party in (CLIENT, SERVER)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        logits = found[CLIENT]
+        assert logits is not None
+        return logits
+
+
+def evaluate_uncertified(
+    model: UncertifiedModel,
+    examples: Sequence[Example],
+    task: Task,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """The examples one by one, by two parties and in the clear: numbers that JSON can carry.
+
+    `untrusted` counts texts with a value out of its calibrated range, whose logits may be anything.
+    """
+    if not examples:
+        raise ConfigurationError("there are no examples to evaluate")
+    outcomes, plain = [], []
+    for done, example in enumerate(examples, 1):
+        text = example.first if example.second is None else (example.first, example.second)
+        query = model.texts.prepare([text])
+        outcomes.append(model.run(query))
+        with np.errstate(over="ignore", invalid="ignore"):  # out of its range, a rule may explode
+            plain.append(model.plain_states(query)[-1])
+        if progress is not None:
+            progress(done, len(examples))
+    secure, clear = np.concatenate([outcome.logits for outcome in outcomes]), np.concatenate(plain)
+    trusted = np.array([outcome.trusted for outcome in outcomes])
+    clear = np.nan_to_num(clear)
+    differences = np.abs(secure - clear).max(axis=1)[trusted]
+    labels = np.array([example.label for example in examples])
+    report: dict[str, Any] = {
+        "certified": False,
+        "private": not model.leaks,
+        "examples": len(outcomes),
+        "untrusted": int(np.sum(~trusted)),
+        "first_reason": next((outcome.why for outcome in outcomes if outcome.why), ""),
+        "largest_trusted_difference": float(differences.max(initial=0.0)),
+        "online_bytes": sum(outcome.plan.online_bytes for outcome in outcomes),
+        "offline_bytes": sum(outcome.plan.correction_bytes for outcome in outcomes),
+        "rounds": sum(outcome.plan.rounds for outcome in outcomes),
+        "seconds": sum(outcome.seconds for outcome in outcomes),
+        "scores": task.score(secure, labels),
+        "plain_scores": task.score(clear, labels),
+    }
+    if not task.regression:
+        report["agreement"] = float(np.mean(secure.argmax(axis=1) == clear.argmax(axis=1)))
+    return report
