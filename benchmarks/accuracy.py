@@ -137,7 +137,7 @@ class Measured:
     """Results inside the protocol, or in its fixed point, by name."""
 
     def add(self, name: str, result: dict[str, Any]) -> None:
-        if "agreement" in result:
+        if "logit_difference" in result:
             self.protocol[name] = result
             return
         parts = NAME.match(name)
@@ -222,18 +222,17 @@ def _steps(measured: Measured) -> Grid:
 
 
 def _protocol(measured: Measured) -> Grid:
-    columns = ["result", "task", "rows", "in the protocol", "in the clear", "labels agree", "logits differ by at most"]
-    grid = Grid("Inside the protocol, beside the plaintext model on the same rows", columns)
+    differences = ["logits: median", "99 %", "largest"]
+    columns = ["result", "task", "rows", "fixed point", "real numbers", "labels agree", *differences]
+    grid = Grid(
+        "Inside the protocol, and by its fixed-point twin, beside real arithmetic on the same rows", columns,
+        "Logits: the largest difference of an example.",
+    )  # fmt: skip
     for name, result in sorted(measured.protocol.items()):
-        secure, plain = (
-            f"{next(iter(result[part].values())):.2f}" if result.get(part) else ""
-            for part in ("scores", "plain_scores")
-        )
-        rows = str(result.get("examples", result.get("rows", "")))
-        difference = result.get("logit_difference", {}).get("largest")
-        same = f"{result['agreement']:.1%}" if "agreement" in result else ""
-        close = "" if difference is None else f"{difference:.3f}"
-        grid.rows.append([name, result["task"], rows, secure, plain, same, close])
+        scores = [f"{next(iter(result[part].values())):.2f}" for part in ("scores", "plain_scores")]
+        agreement = f"{result['agreement']:.1%}" if "agreement" in result else ""
+        found = [f"{value:.4f}" for value in result["logit_difference"].values()]
+        grid.rows.append([name, result["task"], str(result["examples"]), *scores, agreement, *found])
     return grid
 
 

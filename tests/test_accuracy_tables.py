@@ -45,7 +45,8 @@ def results(tmp_path: Path) -> Path:
         write(folder, f"mini-lm-sst-2-seed1-certified-3-eval-minimax-{count}", scores={"accuracy": score})
     write(folder, "demo-sst-2-seed1-eval-newton-2", scores={"accuracy": 77.0})
     write(folder, "not-a-run", anything=1)
-    secure = {"task": "SST-2", "examples": 20, "agreement": 0.95, "logit_difference": {"largest": 0.0321}}
+    differences = {"median": 0.001, "99 %": 0.02, "largest": 0.0321}
+    secure = {"task": "SST-2", "examples": 20, "agreement": 0.95, "logit_difference": differences}
     write(tmp_path / "secure", "sst2-demo", scores={"accuracy": 80.0}, plain_scores={"accuracy": 85.0}, **secure)
     return folder
 
@@ -68,7 +69,7 @@ def test_markdown_has_every_number(accuracy: Any, results: Path) -> None:
         "| SST-2 (accuracy) | 87.00 | 89.00 | +2.00 |",
         "| mini-lm certified-3 | SST-2 | minimax | 50.00 | 60.00 | 70.00 | 89.00 | 88.00 |",
         "| demo | SST-2 | newton |  |  | 77.00 |  |  |",
-        "| sst2-demo | SST-2 | 20 | 80.00 | 85.00 | 95.0% | 0.032 |",
+        "| sst2-demo | SST-2 | 20 | 80.00 | 85.00 | 95.0% | 0.0010 | 0.0200 | 0.0321 |",
     ):
         assert line in text
 

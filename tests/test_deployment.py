@@ -137,6 +137,15 @@ def test_a_long_text_is_truncated_and_said_so(model: ServedModel) -> None:
     assert query.mask.sum() == model.longest
 
 
+def test_of_a_pair_the_longer_text_is_cut_as_in_training(model: ServedModel) -> None:
+    query = model.prepare([("film " * 500, "good")])
+    kept = model.longest - 4  # besides the short text, three tokens separate the two
+    wanted = model.prepare([("film " * kept, "good")])
+    assert query.truncated == (True,)
+    assert wanted.truncated == (False,)
+    assert np.array_equal(query.rows, wanted.rows)
+
+
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-9], lambda data: data[:100], lambda data: b"\0" * 64, lambda data: b""]
 )

@@ -94,6 +94,14 @@ class PublicModel:
     """Tables of words, positions and types; empty if they stay at the server."""
     private_embeddings: bool = False
 
+    def __post_init__(self) -> None:
+        """Texts are cut as in training: of a pair, the longer one."""
+        self.tokenizer.no_padding()
+        try:
+            self.tokenizer.enable_truncation(self.longest)
+        except Exception as error:
+            raise CheckpointError(f"the model's tokenizer cannot cut texts after {self.longest} tokens") from error
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.fingerprint[:12]}, {self.config.encoder.architecture})"
 
@@ -246,7 +254,7 @@ class PublicModel:
             if not any(part.strip() for part in parts):
                 raise ConfigurationError(f"text {place + 1} is empty: there is nothing to classify")
             encodings.append(self.tokenizer.encode(*parts))
-        lengths = [min(len(encoding.ids), self.longest) for encoding in encodings]
+        lengths = [len(encoding.ids) for encoding in encodings]
         needed = next(size for size in self.buckets() if size >= max(lengths))
         bucket = bucket or needed
         if bucket < needed:
@@ -255,12 +263,10 @@ class PublicModel:
         types = np.zeros_like(ids)
         mask = np.zeros(ids.shape)
         for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
-            ids[row, :length] = encoding.ids[:length]
-            if length < len(encoding.ids):
-                ids[row, length - 1] = encoding.ids[-1]  # the closing token stays
-            types[row, :length] = encoding.type_ids[:length]
+            ids[row, :length] = encoding.ids
+            types[row, :length] = encoding.type_ids
             mask[row, :length] = 1.0
-        truncated = tuple(len(encoding.ids) > self.longest for encoding in encodings)
+        truncated = tuple(bool(encoding.overflowing) for encoding in encodings)
         rows = self.one_hot(ids, types) if self.private_embeddings else self.embed(ids, types)
         return Query(rows, mask, truncated)
 
@@ -363,8 +369,6 @@ def public_part(
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     return PublicModel(
         fingerprint=fingerprint(config, tensors),
         config=config,
