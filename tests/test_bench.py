@@ -106,7 +106,13 @@ def test_nothing_is_left_behind() -> None:
 def test_an_interrupted_bench_leaves_no_process(number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from comet_mpc.cli import app; app()", "bench", "ops"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     children: set[int] = set()
     until = time.monotonic() + 120
     while len(children) < 4 and time.monotonic() < until:  # dealer, two parties, and Python's resource tracker
