@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 from comet_mpc.checkpoint import ActivationChoice, AttentionChoice, load_checkpoint, save_checkpoint
 from comet_mpc.deployment import ServedModel
-from comet_mpc.errors import CheckpointError, ConfigurationError
-from comet_mpc.research import UncertifiedModel, evaluate_uncertified
+from comet_mpc.errors import CheckpointError, CometError, ConfigurationError
+from comet_mpc.research import Parties, UncertifiedModel, evaluate_uncertified
 from comet_mpc.tasks import TASKS, Example
 from comet_mpc.twin import run_twin
 from toy_model import make_checkpoint, some_texts
@@ -47,10 +48,11 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def test_two_parties_the_twin_and_real_arithmetic_agree(directory: Path) -> None:
-    model = UncertifiedModel.load(directory)
-    query = model.texts.prepare(TEXTS)
+    with Parties(directory) as parties:
+        model = parties.model
+        query = model.texts.prepare(TEXTS)
+        outcome = parties.run(query)
     twin = run_twin(lambda session: model.answer(query)(session, model.fixed))
-    outcome = model.run(query)
     assert outcome.trusted, outcome.why
     assert twin is not None
     assert np.abs(twin - model.plain_states(query)[-1]).max() < TWIN
@@ -90,25 +92,33 @@ def test_no_service_takes_such_a_model(directory: Path) -> None:
 
 def test_a_value_beyond_its_range_makes_the_result_untrusted(tmp_path: Path) -> None:
     form = (S_GELU, S_SOFTMAX_STAR)
-    model = UncertifiedModel.load(make_checkpoint(tmp_path, form=form, seen=seen(top=0.02), steps=4))
-    outcome = model.run(model.texts.prepare(TEXTS[:1]))
-    assert not outcome.trusted
-    assert "times the bound" in outcome.why
-    examples = [Example(text, None, 0) for text in TEXTS]
-    report = evaluate_uncertified(model, examples, TASKS["SST-2"])
+    with Parties(make_checkpoint(tmp_path, form=form, seen=seen(top=0.02), steps=4)) as parties:
+        examples = [Example(text, None, 0) for text in TEXTS]
+        report = evaluate_uncertified(parties, examples, TASKS["SST-2"])
+    assert "times the bound" in report["first_reason"]
     assert report["untrusted"] == 2
     assert not report["certified"]
 
 
 def test_the_flooded_guess_runs_and_says_that_it_leaks(tmp_path: Path) -> None:
-    model = UncertifiedModel.load(
-        make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4), rule="paper"
-    )
-    report = evaluate_uncertified(model, [Example(TEXTS[0], None, 1)], TASKS["SST-2"])
+    make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4)
+    with Parties(tmp_path, "paper") as parties:
+        report = evaluate_uncertified(parties, [Example(TEXTS[0], None, 1)], TASKS["SST-2"])
     assert report["private"] is False
     minimax = UncertifiedModel.load(tmp_path)
     assert not minimax.leaks
-    assert report["rounds"] > minimax.run(minimax.texts.prepare(TEXTS[:1])).plan.rounds
+    assert report["rounds"] > minimax.plan(minimax.texts.prepare(TEXTS[:1])).rounds
+
+
+def test_the_parties_are_processes_and_end_with_their_user(directory: Path) -> None:
+    with Parties(directory) as parties:
+        workers = [worker.process for worker in parties._crew._workers]
+        assert [worker.name for worker in workers] == ["comet dealer", "comet server"]
+        assert all(worker.is_alive() and worker.pid != os.getpid() for worker in workers)
+        workers[1].kill()
+        with pytest.raises(CometError, match="server"):
+            parties.run(parties.model.texts.prepare(TEXTS))
+    assert not any(worker.is_alive() for worker in workers)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,8 @@ _RATIO = 2.0**-12
 _MARGIN = 1.05
 _SMALLEST_TOP = 0.25
 _NORMS = (_RATIO, (1.0 + SLACK) ** 2)
+_SCORES = 64.0
+"""What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
 
 def _minimax(rule: InverseSqrtRule | None) -> MinimaxRule:
@@ -224,7 +226,7 @@ def calibrated(
     Certified form: tops stay certified from the weights, LayerNorms' low ends follow the data. Other forms: the top is
     the largest value seen times `margin`, which some other input may exceed.
     """
-    if not (config.activation.normalised and config.attention.cosine):
+    if not config.certifiable:
         sites = {
             name: Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
             for name, quantiles in seen.items()
@@ -345,7 +347,11 @@ def in_form(
     steps: int = 4,
     seed: int = 0,
 ) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:
-    """The same encoder with other non-linear steps. What it has not got (thresholds, a head) is made anew."""
+    """The same encoder with other non-linear steps. What it has not got (thresholds, a head) is made anew.
+
+    Softmax* does not change when all scores of a head are multiplied by a number, but for μ and the floor. So the
+    queries of a softmax are multiplied, head by head: scores begin within ±_SCORES, and one μ or floor suits all heads.
+    """
     encoder = msgspec.structs.replace(config.encoder, labels=labels)
     changed = msgspec.structs.replace(
         config, encoder=encoder, activation=activation, attention=attention, pooler=pooler, steps=steps, sites={}
@@ -356,7 +362,7 @@ def in_form(
         old = tensors.get(name)
         if old is not None and old.shape == shape:
             made[name] = np.asarray(old, np.float32)
-            if name == "relative_positions" and attention.cosine:
+            if name == "relative_positions" and attention.kind != "softmax":
                 # biases of a softmax go up to 10 and more; beyond 1 a cosine score has no use for them, nor a gradient
                 made[name] = made[name] / np.maximum(1.0, np.abs(made[name]).max(axis=0))
         elif name in ("pooler.weight", "classifier.weight"):
@@ -364,4 +370,18 @@ def in_form(
         else:
             start = {"alpha": activation.alpha, "mu": activation.mu}.get(name.rsplit(".", 1)[1], 0.0)
             made[name] = np.full(shape, attention.mu if name.endswith("attention.mu") else start, np.float32)
+    if config.attention.kind == "softmax" and attention.kind != "softmax" and not attention.cosine:
+        for i in range(encoder.layers):
+            factor = _SCORES / _score_bounds(tensors, i, encoder.heads)
+            rows = np.repeat(factor, encoder.hidden // encoder.heads).astype(np.float32)
+            for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
+                made[name] = made[name] * by
     return changed, made
+
+
+def _score_bounds(tensors: Tensors, layer: int, heads: int) -> Reals:
+    """|q·k|/√d per head, for every input."""
+    weights = _Weights(tensors)
+    pairs = [weights.pair(f"layers.{layer}.{part}") for part in ("query", "key")]
+    q, k = (head_bounds(*pair, *weights.before(layer), heads) for pair in pairs)
+    return np.asarray(q * k / math.sqrt(len(pairs[0][1]) / heads))

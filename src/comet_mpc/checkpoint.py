@@ -138,6 +138,11 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     sites: dict[str, Site] = {}
 
     @property
+    def certifiable(self) -> bool:
+        """In a form whose ranges follow from the weights."""
+        return self.activation.normalised and self.attention.cosine
+
+    @property
     def certified(self) -> bool:
         """Every argument of every inverse square root has a top that holds for all inputs."""
         return (

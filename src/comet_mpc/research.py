@@ -12,33 +12,36 @@ is marked untrusted. Two rules for 1/sqrt:
              denominators are scaled to at most 1 here, where it fares best; variances are taken as they come
 
 GeLU, Softmax and tanh have no protocol here that a model can be run with (`peers` has GeLU and Softmax as single
-operations, for comparison). Both parties and the dealing are in this one process: it shows values and cost, no more.
+operations, for comparison). Dealer and server are processes of this machine, the client is this one: it shows values
+and cost, and is no deployment.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.activation import Smu
 from comet_mpc.attention import AttentionForm
+from comet_mpc.bench.models import set_up
+from comet_mpc.bench.workers import LOOPBACK, Crew, Link, identity
 from comet_mpc.bounds import activation_bounds, power_of_two_above
 from comet_mpc.certificates import norm_sites
-from comet_mpc.channel import memory_pair
+from comet_mpc.channel import Channel, Traffic
 from comet_mpc.checkpoint import CometConfig, Tensors, load_checkpoint
-from comet_mpc.dealing import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.dealing import DealtSource
 from comet_mpc.deployment import PublicModel, Query, public_part
-from comet_mpc.errors import CheckpointError, ConfigurationError, RangeError
+from comet_mpc.errors import CheckpointError, CometError, ConfigurationError, PeerClosed, PeerError, RangeError
+from comet_mpc.fetching import PARTY_ROLES, fetch_to_memory
 from comet_mpc.folding import fold, neuron_scale, plain_states
 from comet_mpc.inverse_sqrt import InverseSqrtRule, NewtonRule
 from comet_mpc.party import PartySession
@@ -47,11 +50,13 @@ from comet_mpc.rules import MinimaxRule
 from comet_mpc.seeds import new_seed
 from comet_mpc.session import Session, Weight
 from comet_mpc.share import CLIENT, SERVER, decode
+from comet_mpc.sockets import connect, listen
+from comet_mpc.store import new_bundle_id
 from comet_mpc.tasks import Example, Task
 from comet_mpc.transformer import EncoderRules, LayerRules, classify, encode_weights, input_mask, input_rows
 from comet_mpc.twin import TwinSession
 
-__all__ = ["Outcome", "UncertifiedModel", "evaluate_uncertified"]
+__all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
 
 Reals = npt.NDArray[np.float64]
 ResearchRule = Literal["minimax", "paper"]
@@ -59,6 +64,7 @@ ResearchRule = Literal["minimax", "paper"]
 _BIAS = 64.0
 """|relative position bias|."""
 _TIMEOUT = 600.0
+_ORDER_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -229,60 +235,119 @@ class UncertifiedModel:
 
         return run
 
-    @cached_property
-    def _held(self) -> tuple[bytes, Mapping[str, Weight]]:
-        """A key, and the client's masked weights under it."""
-        key = new_seed()
-        return key, {name: replace(w.public(), masked=mask_weight(key, w)) for name, w in self.fixed.items()}
+    def untrusted(self, query: Query) -> str:
+        """The first value out of its range, as the twin finds it; empty if there is none."""
+        try:
+            self.answer(query)(TwinSession(), self.fixed)
+        except RangeError as error:
+            return str(error)
+        return ""
+
+    def public_weights(self) -> dict[str, Weight]:
+        """Their shapes and scales."""
+        return {name: weight.public() for name, weight in self.fixed.items()}
+
+    def plan(self, query: Query) -> Plan:
+        public = self.public_weights()
+        return plan_program(lambda session: self.answer(query)(session, public))
+
+
+class Parties:
+    """A dealer and a server as processes of their own; the client is this one. All talk over TLS."""
+
+    def __init__(self, directory: Path, rule: ResearchRule = "minimax") -> None:
+        self.model = UncertifiedModel.load(directory, rule=rule)
+        self._crew = Crew()
+        self._start = (directory, rule)
+
+    def __enter__(self) -> Self:
+        crew = self._crew.__enter__()
+        try:
+            self._server = crew.start("server", _serve, *self._start, crew.keys, crew.dealer_address)
+            (address,) = crew.notes([self._server])
+            host, port = address
+            self._channel = connect(host, port, identity(crew.keys, "client").client_context(), timeout=_TIMEOUT)
+            self._weights = set_up(self._channel, self.model.public_weights(), None, None)
+        except BaseException:
+            crew.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+        self._crew.close()
 
     def run(self, query: Query) -> Outcome:
         """By two parties, and by the twin for the ranges."""
-        program = self.answer(query)
-        why = ""
+        plan, why = self.model.plan(query), self.model.untrusted(query)
+        order = _Order(new_bundle_id(), *query.mask.shape)
         try:
-            program(TwinSession(), self.fixed)
-        except RangeError as error:
-            why = str(error)
-        public = {name: weight.public() for name, weight in self.fixed.items()}
-        plan = plan_program(lambda session: program(session, public))
-        start = time.monotonic()
-        logits = self._two_parties(program, plan)
+            self._channel.send(msgspec.json.encode(order))
+            start = time.monotonic()
+            logits, online = _take_part(
+                CLIENT,
+                self._channel,
+                self.model,
+                query,
+                order,
+                self._crew.dealer_address,
+                self._crew.keys,
+                self._weights,
+            )
+        except PeerError:
+            self._crew.results([self._server])  # raises what the server died of
+            raise
+        assert logits is not None
+        if (online.sent, online.received, online.rounds) != (plan.sent(CLIENT), plan.sent(SERVER), plan.rounds):
+            raise CometError("other bytes or rounds than were planned")
         return Outcome(logits, not why, why, plan, time.monotonic() - start)
 
-    def _two_parties(self, program: Callable[[Session, Mapping[str, Weight]], Reals | None], plan: Plan) -> Reals:
-        key, masked = self._held
-        dealing = Dealing(plan.correlations, key)
-        corrections = io.BytesIO(b"".join(dealing.corrections()))
-        bundles = (
-            Bundle(CLIENT, dealing.client_seed, plan.correlations),
-            Bundle(SERVER, dealing.server_seed, plan.correlations, corrections),
-        )
-        ends, weights = memory_pair(timeout=_TIMEOUT), (masked, self.fixed)
-        found: dict[int, Reals | None] = {}
-        errors: list[BaseException] = []
 
-        def work(party: int) -> None:
-            try:
-                source = DealtSource(bundles[party], weights[party])
-                found[party] = program(PartySession(party, ends[party], source), weights[party])
-            except BaseException as error:
-                errors.append(error)
-                ends[party].close()
+class _Order(msgspec.Struct, frozen=True):
+    """What the server must know of a query."""
 
-        threads = [threading.Thread(target=work, args=(party,)) for party in (CLIENT, SERVER)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        logits = found[CLIENT]
-        assert logits is not None
-        return logits
+    bundle_id: str
+    batch: int
+    tokens: int
+
+
+def _serve(link: Link, directory: Path, rule: ResearchRule, keys: Path, dealer: tuple[str, int]) -> None:
+    """The server's process: one client, until it leaves."""
+    model, key = UncertifiedModel.load(directory, rule=rule), new_seed()
+    with listen(LOOPBACK, 0, identity(keys, "server").server_context(require_client=True)) as listener:
+        link.tell(listener.address)
+        channel = listener.accept(_TIMEOUT, channel_timeout=_TIMEOUT)
+    with channel, contextlib.suppress(PeerClosed):
+        set_up(channel, model.public_weights(), dict(model.fixed), key)
+        while True:
+            order = msgspec.json.decode(channel.receive(_ORDER_BYTES), type=_Order)
+            size = (order.batch, order.tokens)
+            query = Query(np.zeros((*size, model.texts.shape.hidden)), np.ones(size), ())
+            _take_part(SERVER, channel, model, query, order, dealer, keys, model.fixed, key)
+
+
+def _take_part(
+    party: int,
+    channel: Channel,
+    model: UncertifiedModel,
+    query: Query,
+    order: _Order,
+    dealer: tuple[str, int],
+    keys: Path,
+    weights: Mapping[str, Weight],
+    key: bytes | None = None,
+) -> tuple[Reals | None, Traffic]:
+    """One party's run of a query: the client's logits, and what it sent and received online."""
+    plan = model.plan(query)
+    with connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context()) as line:
+        bundle = fetch_to_memory(line, party, order.bundle_id, plan.correlations, key=key)
+    before = channel.traffic
+    logits = model.answer(query)(PartySession(party, channel, DealtSource(bundle, weights)), weights)
+    return logits, channel.traffic - before
 
 
 def evaluate_uncertified(
-    model: UncertifiedModel,
+    parties: Parties,
     examples: Sequence[Example],
     task: Task,
     *,
@@ -294,11 +359,12 @@ def evaluate_uncertified(
     """
     if not examples:
         raise ConfigurationError("there are no examples to evaluate")
+    model = parties.model
     outcomes, plain = [], []
     for done, example in enumerate(examples, 1):
         text = example.first if example.second is None else (example.first, example.second)
         query = model.texts.prepare([text])
-        outcomes.append(model.run(query))
+        outcomes.append(parties.run(query))
         with np.errstate(over="ignore", invalid="ignore"):  # out of its range, a rule may explode
             plain.append(model.plain_states(query)[-1])
         if progress is not None:

@@ -56,7 +56,7 @@ def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: 
     Quantities of which there is one per row keep their rules.
     """
     mus = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
-    universal = config.activation.normalised and config.attention.cosine
+    universal = config.certifiable
     if universal:
         intervals = {name: (mu**2, 1.0 + mu**2) for name, mu in mus.items()}
     else:
@@ -231,7 +231,7 @@ class _Layer(nn.Module):
         if not choice.normalised:
             h = self.up(x)
             model.see(f"{self.name}.activation", (1.0 - alpha) ** 2 * h.square() + mu**2)
-            return self.down(smu(h, mu, alpha, rule))
+            return self.down(smu(model.held(h, mu, alpha, rule), mu, alpha, rule))
         bound = activation_bounds(self.up.weight, self.up.bias, self.attention_norm.weight, self.attention_norm.bias)
         h = F.linear(x, self.up.weight / bound[:, None], self.up.bias / bound)
         model.see(f"{self.name}.activation", h.square() + mu**2)
@@ -260,7 +260,9 @@ class _Layer(nn.Module):
             mu = 0.0
         s = s * scale
         model.see(f"{name}.scores", s.square() + (mu * scale) ** 2)
-        r = smu(s, mu * scale, 0.0, model.rule(name, "scores"))
+        rule = model.rule(name, "scores")
+        s = s if choice.cosine else model.held(s, mu, 0.0, rule)
+        r = smu(s, mu * scale, 0.0, rule)
         r = r**choice.power * mask
         n = max(_SHORTEST, 2 ** math.ceil(math.log2(r.shape[-1])))
         total = (r.sum(-1, keepdim=True) + choice.floor) / n
@@ -330,12 +332,11 @@ class UnifiedModel(nn.Module):
         """
         config = self.config
         known = {name: site.rule for name, site in config.sites.items()}
-        certifiable = config.activation.normalised and config.attention.cosine
-        if not certifiable:
+        if not config.certifiable:
             known = {name: rule for name, rule in known.items() if name.endswith((".activation", ".scores"))}
-        if mode == "served" and certifiable and not known:
+        if mode == "served" and config.certifiable and not known:
             known = {name: site.rule for name, site in certify(config, self.tensors()).sites.items()}
-        if mode == "steps" and certifiable:
+        if mode == "steps" and config.certifiable:
             form = attention_rules(config)
             assert isinstance(form.scores, MinimaxRule)
             assert isinstance(form.denominators, MinimaxRule)
@@ -357,6 +358,13 @@ class UnifiedModel(nn.Module):
         if self.mode == "exact" or (rows and self.mode == "steps"):
             return None
         return self._rules.get(f"{owner}.{site}" if site else owner) or self._rules.get(site)
+
+    def held(self, x: Tensor, mu: float | Tensor, alpha: float | Tensor, rule: MinimaxRule | None) -> Tensor:
+        """x, in training held to where a calibrated rule is stable; the penalty on its range sees it as it is."""
+        if rule is None or self.mode != "steps":
+            return x
+        limit = math.sqrt(rule.high - float(mu) ** 2) / (1.0 - float(alpha))
+        return x.clamp(-limit, limit)
 
     def see(self, site: str, t: Tensor) -> None:
         if self.probe is not None:

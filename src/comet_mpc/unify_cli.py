@@ -32,7 +32,7 @@ from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.hugging_face import fetch, load_hugging_face, need, tokenizer_json
 from comet_mpc.party import SourceName
-from comet_mpc.research import UncertifiedModel, evaluate_uncertified
+from comet_mpc.research import Parties, evaluate_uncertified
 from comet_mpc.secure_eval import evaluate_securely
 from comet_mpc.tasks import Example, Task, find_task, own_task, read_split, with_labels
 from comet_mpc.twin_eval import evaluate_twin
@@ -41,6 +41,8 @@ from comet_mpc.units import human_bytes, human_seconds
 __all__ = ["register"]
 
 _CALIBRATION_ROWS = 256
+_MANY_ROWS = 2048
+"""Where tops are no more than what was seen."""
 
 Form = Literal["certified", "paper", "unmodified"]
 Rule = Literal["minimax", "newton", "paper"]
@@ -57,7 +59,7 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
         "certified": (ActivationChoice(), AttentionChoice(), "algebraic"),
         "paper": (
             ActivationChoice(mu=1 / math.sqrt(2), normalised=False),
-            AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1e-3),
+            AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1.0),
             "tanh",
         ),
         "unmodified": (
@@ -71,6 +73,9 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
     activation = msgspec.structs.replace(activation, **{renamed[k]: v for k, v in given.items() if k in renamed})
     renamed = {"attention": "kind", "attention_mu": "mu", "floor": "floor", "power": "power", "trainable": "trainable"}
     attention = msgspec.structs.replace(attention, **{renamed[k]: v for k, v in given.items() if k in renamed})
+    if form == "paper" and attention.kind == "smu":
+        kept = {"mu": given.get("attention_mu", 0.5), "floor": given.get("floor", 0.0)}
+        attention = msgspec.structs.replace(attention, **kept)
     if attention.trainable and attention.kind != "smu":
         attention = msgspec.structs.replace(attention, trainable=False)
     return activation, attention, pooler
@@ -87,8 +92,8 @@ def unify(
     attention: Annotated[Literal["softmax", "relu", "smu"] | None, typer.Option(help="softmax, relu or smu.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Slope of smu on the negative side.")] = None,
     mu: Annotated[float | None, typer.Option(help="Smoothness of the activation.")] = None,
-    attention_mu: Annotated[float | None, typer.Option(help="Smoothness of attention.")] = None,
-    floor: Annotated[float | None, typer.Option(help="Added to attention's denominators.")] = None,
+    attention_mu: Annotated[float | None, typer.Option(help="Smoothness of attention (s-Softmax*: 0.5).")] = None,
+    floor: Annotated[float | None, typer.Option(help="Added to attention's denominators (Softmax*: 1).")] = None,
     power: Annotated[int | None, typer.Option(help="1 or 2.")] = None,
     trainable: Annotated[bool | None, typer.Option(help="Learn α and μ.")] = None,
     pooler: Annotated[
@@ -349,7 +354,8 @@ def _finish(out: Path, train: Any, dev: Any, task: Task) -> dict[str, float]:
     config, tensors = load_checkpoint(out)
     smu = "smu" in (config.activation.kind, config.attention.kind)
     if smu and not any(site.seen for site in config.sites.values()):
-        config, _ = _calibrated(config, tensors, training.first_rows(train, _CALIBRATION_ROWS))
+        count = _CALIBRATION_ROWS if config.certifiable else _MANY_ROWS
+        config, _ = _calibrated(config, tensors, training.first_rows(train, count))
         save_config(out, config)
     with bar("evaluating") as tick:
         net = unified.UnifiedModel.from_tensors(config, tensors).use("served")
@@ -472,12 +478,10 @@ def _show_comparison(task: Task, report: dict[str, Any], where: str, hidden: boo
 def _evaluate_uncertified(model: Path, task: Task, examples: list[Example], rule: Rule, result: Path | None) -> None:
     if rule == "newton":
         raise ConfigurationError("--research takes --rule minimax or paper")
-    report = evaluate_uncertified(
-        UncertifiedModel.load(model, rule=rule),
-        examples,
-        task,
-        progress=lambda done, total: typer.echo(f"{done} of {total}", err=True),
-    )
+    with Parties(model, rule) as parties:
+        report = evaluate_uncertified(
+            parties, examples, task, progress=lambda done, total: typer.echo(f"{done} of {total}", err=True)
+        )
     hidden = str(result) == "-"
     privacy = "shares uniform" if report["private"] else "NOT PRIVATE: the flooded guess leaks"
     typer.echo(f"research only, NOT CERTIFIED, cannot be served; rule {rule}: {privacy}", err=hidden)

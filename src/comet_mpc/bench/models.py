@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -274,7 +275,8 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
         start = time.perf_counter()
         key = new_seed() if party == SERVER else None
         masked = case.source == "dealer"  # a pair multiplies with the weights themselves, homomorphically
-        weights = set_up(channel, case.shape, case_weights(case) if party == SERVER else None, key, masked=masked)
+        values = case_weights(case) if party == SERVER else None
+        weights = set_up(channel, public_weights(case.shape), values, key, masked=masked)
         setup, setup_seconds = channel.traffic, time.perf_counter() - start
         start, cpu = time.perf_counter(), time.process_time()
         source: DealtSource | PairSource
@@ -327,26 +329,29 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
 
 def set_up(
     channel: Channel,
-    shape: EncoderShape,
+    public: dict[str, Weight],
     values: dict[str, Weight] | None,
     key: bytes | None,
     *,
     masked: bool = True,
 ) -> dict[str, Weight]:
-    """The server's weights, `values`; at the client, the masked ones, downloaded once per model."""
-    public = public_weights(shape)
+    """The server's weights, `values`; at the client, the masked ones, downloaded once per model.
+
+    public  their shapes and scales: what both parties know
+    """
     needed = [name for name in public if masked and name.endswith(("weight", "gamma"))]
     if values is not None:
         assert key is not None
         for name in needed:
             channel.exchange([mask_weight(key, values[name])], 0)
         return values
+    found = dict(public)
     for name in needed:
         weight = public[name]
         data = channel.exchange([], 8 * math.prod(weight.shape))
         words = np.frombuffer(data, np.uint64).reshape(weight.shape)
-        public[name] = Weight(name, weight.shape, weight.fraction, weight.gain, masked=words)
-    return public
+        found[name] = replace(weight, masked=words)
+    return found
 
 
 def _reveal(party: int, channel: Channel, share: Share) -> list[list[float]]:

@@ -34,7 +34,7 @@ from comet_mpc.session import Session, Weight
 from comet_mpc.share import CLIENT, SERVER
 from comet_mpc.sockets import connect, listen
 from comet_mpc.store import BundleStore, new_bundle_id
-from comet_mpc.transformer import EncoderShape
+from comet_mpc.transformer import EncoderShape, public_weights
 
 if TYPE_CHECKING:
     from comet_mpc.channel import Sendable
@@ -288,7 +288,7 @@ def _party(link: Link, party: int, case: ProfileCase, keys: Path, dealer: tuple[
         hello = {"role": PARTY_ROLES[party], "program": job.plan.digest}
         agree(hello, greet(channel, hello, timeout=120.0), ("program",))
         key = new_seed() if party == SERVER else None
-        weights = set_up(channel, job.shape, job.weights() if party == SERVER else None, key)
+        weights = set_up(channel, public_weights(job.shape), job.weights() if party == SERVER else None, key)
         store = BundleStore(Path(directory) / "bundles", party)
         runs, lines = [], []
         for bundle_id in bundles:
