@@ -24,9 +24,9 @@ from two_parties import run_two_parties, twin_value
 Reals = npt.NDArray[np.float64]
 
 ARCHITECTURES = ("bert", "roberta", "mpnet")
-TWIN = 0.05, 0.005
+TWIN = 0.006, 0.001
 """Coordinates of rows (about 1): the twin against the same rules in real arithmetic; largest, and root mean square."""
-PARTIES = 0.15, 0.015
+PARTIES = 0.015, 0.002
 """Two parties against the twin: their truncations round at random, by less than a unit."""
 TORCH = 5e-5, 1e-5
 """Single against double precision, the same coefficients."""

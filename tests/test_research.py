@@ -110,8 +110,8 @@ def test_the_flooded_guess_runs_and_says_that_it_leaks(tmp_path: Path) -> None:
     assert report["rounds"] > minimax.plan(minimax.texts.prepare(TEXTS[:1])).rounds
 
 
-def test_the_parties_are_processes_and_end_with_their_user(directory: Path) -> None:
-    with Parties(directory) as parties:
+def test_the_parties_are_processes_and_end_with_their_user(tmp_path: Path) -> None:
+    with Parties(make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4)) as parties:
         workers = [worker.process for worker in parties._crew._workers]
         assert [worker.name for worker in workers] == ["comet dealer", "comet server"]
         assert all(worker.is_alive() and worker.pid != os.getpid() for worker in workers)
