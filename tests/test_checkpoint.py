@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from comet_mpc.bounds import activation_bounds, attention_norm_top, embedding_norm_top, head_bounds, output_norm_top
 from comet_mpc.certificates import certify, check_certificates, in_form, normalised_neurons, normalised_queries
 from comet_mpc.checkpoint import (
+    AttentionChoice,
     fingerprint,
     load_checkpoint,
     save_checkpoint,
@@ -130,6 +131,32 @@ def test_an_encoder_is_converted_without_losing_a_weight() -> None:
     assert {name: value.shape for name, value in made.items()} == tensor_shapes(changed)
     assert made["classifier.weight"].shape == (3, 24)
     assert all(np.array_equal(made[name], tensors[name]) for name in tensors if not name.startswith("classifier"))
+
+
+def test_a_softmaxs_scores_begin_in_one_range_for_every_input() -> None:
+    """Multiplied head by head, which the ratios that Softmax* takes do not feel."""
+    config, tensors = small_model(UNMODIFIED)
+    relu = AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1.0)
+    choice = {"activation": CERTIFIED[0], "pooler": "algebraic", "labels": ("a", "b")}
+    before = {name: value.copy() for name, value in tensors.items()}
+    made = in_form(config, tensors, attention=relu, **choice)[1]  # type: ignore[arg-type]
+    assert all(np.array_equal(before[name], value) for name, value in tensors.items())  # the source is as it was
+    rows = normalised_rows(np.random.default_rng(1), 300, 24)
+    x = rows * made["layers.0.output_norm.weight"] + made["layers.0.output_norm.bias"]
+
+    def scores(found: dict[str, Any]) -> Any:
+        q, k = (x @ found[f"layers.1.{part}.weight"].T + found[f"layers.1.{part}.bias"] for part in ("query", "key"))
+        return np.einsum("ihd,jhd->hij", q.reshape(-1, 3, 8), k.reshape(-1, 3, 8)) / np.sqrt(8.0)
+
+    new, old = scores(made), scores(tensors)
+    assert 4.0 < np.abs(new).max() <= 64.0
+    factors = (new * old).sum(axis=(1, 2), keepdims=True) / np.square(old).sum(axis=(1, 2), keepdims=True)
+    np.testing.assert_allclose(new, factors * old, atol=1e-4)
+    changed = [name for name in tensors if name in made and not np.array_equal(made[name], tensors[name])]
+    assert changed
+    assert all(".query." in name for name in changed)
+    again = in_form(*in_form(config, tensors, attention=relu, **choice), attention=relu, **choice)[1]  # type: ignore[arg-type]
+    assert all(np.array_equal(again[name], made[name]) for name in made)  # what was learnt since would be kept
 
 
 def test_neurons_never_leave_their_bounds() -> None:

@@ -192,6 +192,33 @@ def test_arguments_stay_in_their_intervals_for_wild_inputs() -> None:
         assert largest <= rules[site].high, site
 
 
+PAPER = (SMU, AttentionChoice(kind="smu", power=1, cosine=False, mu=0.5), "algebraic")
+
+
+def test_a_calibrated_form_trains_on_although_values_leave_their_intervals(tmp_path: Path) -> None:
+    """Held where the rules are stable, and drawn back by the penalty."""
+    config, tensors = small_model(PAPER)
+    data = toy_data()
+    seen = quantiles(observe(UnifiedModel.from_tensors(config, tensors).use("exact"), data))
+    config = calibrated(config, tensors, seen)
+    for i in range(2):
+        tensors[f"layers.{i}.up.weight"] *= 3.0
+        tensors[f"layers.{i}.query.weight"] *= 3.0
+
+    def excess(changed: dict[str, Any]) -> float:
+        """The largest argument over its interval's top."""
+        found = observe(UnifiedModel.from_tensors(config, changed).use("exact"), data)
+        return max(float(t.max()) / config.sites[site].rule.high for site, t in found.items())
+
+    model = UnifiedModel.from_tensors(config, tensors)
+    assert excess(tensors) > 3.0
+    assert np.abs(predict(model.use("steps"), data)).max() < 10.0
+    assert not np.abs(predict(model.use("served"), data)).max() < 10.0  # as served, they explode
+    recipe = Recipe(epochs=30, rate=3e-3, penalty=3.0, dropout=0.0, evaluations=1)
+    finetune(config, tensors, TASKS["SST-2"], data, data, tmp_path / "out", recipe, say=lambda line: None)
+    assert excess(load_checkpoint(tmp_path / "out")[1]) < 0.5 * excess(tensors)
+
+
 def test_served_bounds_follow_the_weights() -> None:
     model = UnifiedModel.from_tensors(*small_model()).eval()
     ids, mask = tokens()

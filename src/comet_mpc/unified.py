@@ -363,7 +363,8 @@ class UnifiedModel(nn.Module):
         """x, in training held to where a calibrated rule is stable; the penalty on its range sees it as it is."""
         if rule is None or self.mode != "steps":
             return x
-        limit = math.sqrt(rule.high - float(mu) ** 2) / (1.0 - float(alpha))
+        m, a = (float(z.detach()) if isinstance(z, Tensor) else z for z in (mu, alpha))
+        limit = math.sqrt(rule.high - m * m) / (1.0 - a)
         return x.clamp(-limit, limit)
 
     def see(self, site: str, t: Tensor) -> None:
