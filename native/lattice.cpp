@@ -12,6 +12,12 @@
 
 namespace comet::lattice {
 
+namespace {
+
+u32 companion_of(const Prime &p, u32 w) { return 0 - w * p.inverse; }
+
+} // namespace
+
 namespace portable {
 
 #define LATTICE_TARGET
@@ -47,18 +53,22 @@ COMET_INLINE Vec lesser(Vec x, const Vec &y) {
     for (size_t i = 0; i < lanes; ++i) x.at[i] = std::min(x.at[i], y.at[i]);
     return x;
 }
-// x·w/2^32 mod q, between 1 and 2q - 1, for any x.
+// x·w/2^32 mod q, below 2q, for any x.
 COMET_INLINE Vec multiply(Vec x, const Vec &w, const Vec &companion, const Vec &q) {
     for (size_t i = 0; i < lanes; ++i) {
         const u32 quotient = x.at[i] * companion.at[i];
-        const u32 high = static_cast<u32>((static_cast<u64>(x.at[i]) * w.at[i]) >> 32);
-        x.at[i] = high - static_cast<u32>((static_cast<u64>(quotient) * q.at[i]) >> 32) + q.at[i];
+        x.at[i] = static_cast<u32>((static_cast<u64>(x.at[i]) * w.at[i] + static_cast<u64>(quotient) * q.at[i]) >> 32);
     }
     return x;
 }
 COMET_INLINE void transpose(Vec (&x)[8]) {
     for (size_t i = 0; i < lanes; ++i)
         for (size_t j = 0; j < i; ++j) std::swap(x[i].at[j], x[j].at[i]);
+}
+// Lanes of y whose number has this bit, the others of x.
+template <unsigned bit> COMET_INLINE Vec choose_lanes(Vec x, const Vec &y) {
+    for (size_t i = 0; i < lanes; ++i) x.at[i] = i & bit ? y.at[i] : x.at[i];
+    return x;
 }
 COMET_INLINE Vec choose_above(Vec x, const Vec &bound, const Vec &y) {
     for (size_t i = 0; i < lanes; ++i) x.at[i] = x.at[i] > bound.at[i] ? y.at[i] : x.at[i];
@@ -107,9 +117,9 @@ COMET_AVX2 COMET_INLINE Vec lesser(Vec x, Vec y) { return _mm256_min_epu32(x, y)
 COMET_AVX2 COMET_INLINE Vec odd(Vec x) { return _mm256_srli_epi64(x, 32); }
 COMET_AVX2 COMET_INLINE Vec multiply(Vec x, Vec w, Vec companion, Vec q) {
     const Vec quotient = _mm256_mullo_epi32(x, companion);
-    const Vec even_part = _mm256_sub_epi64(_mm256_mul_epu32(x, w), _mm256_mul_epu32(quotient, q));
-    const Vec odd_part = _mm256_sub_epi64(_mm256_mul_epu32(odd(x), odd(w)), _mm256_mul_epu32(odd(quotient), q));
-    return add(_mm256_blend_epi32(odd(even_part), odd_part, 0xAA), q);
+    const Vec even_part = _mm256_add_epi64(_mm256_mul_epu32(x, w), _mm256_mul_epu32(quotient, q));
+    const Vec odd_part = _mm256_add_epi64(_mm256_mul_epu32(odd(x), odd(w)), _mm256_mul_epu32(odd(quotient), q));
+    return _mm256_blend_epi32(odd(even_part), odd_part, 0xAA);
 }
 COMET_AVX2 COMET_INLINE void transpose(Vec (&x)[8]) {
     Vec y[8], z[8];
@@ -127,6 +137,9 @@ COMET_AVX2 COMET_INLINE void transpose(Vec (&x)[8]) {
         x[i] = _mm256_permute2x128_si256(z[i], z[i + 4], 0x20);
         x[i + 4] = _mm256_permute2x128_si256(z[i], z[i + 4], 0x31);
     }
+}
+template <unsigned bit> COMET_AVX2 COMET_INLINE Vec choose_lanes(Vec x, Vec y) {
+    return _mm256_blend_epi32(x, y, bit == 1 ? 0xAA : bit == 2 ? 0xCC : 0xF0);
 }
 // y where x > bound, else x; both below 2^31.
 COMET_AVX2 COMET_INLINE Vec choose_above(Vec x, Vec bound, Vec y) {
@@ -187,7 +200,7 @@ void fill(const Prime &p, u32 psi, std::vector<u32> &table, std::vector<u32> &co
             for (size_t lane = 0; lane < lanes; ++lane)
                 table[8 + (groups - 1 + g) * lanes + lane] = entry(lanes * groups + lane * groups + g);
     companion.resize(table.size());
-    for (size_t i = 0; i < table.size(); ++i) companion[i] = table[i] * p.inverse;
+    for (size_t i = 0; i < table.size(); ++i) companion[i] = companion_of(p, table[i]);
 }
 
 std::unique_ptr<const Prime> make_prime(u32 q) {
@@ -238,39 +251,39 @@ const Prime &prime(u32 q) {
 }
 
 void forward(const Prime &p, const u32 *in, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::forward_kernel<false>(p, p.q, in, out) : portable::forward_kernel<false>(p, p.q, in, out);
+    const auto kernel = isa == Isa::avx2 ? avx2::forward_kernel<false> : portable::forward_kernel<false>;
+    kernel(p, p.q, in, out, out, lanes);
 }
 
-void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::forward_kernel<true>(p, from, in, out) : portable::forward_kernel<true>(p, from, in, out);
+void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *out, size_t stride, Isa isa) {
+    const auto kernel = isa == Isa::avx2 ? avx2::forward_kernel<true> : portable::forward_kernel<true>;
+    kernel(p, from, in, work, out, stride);
 }
 
-void forward_short(const Prime &p, const u32 *in, size_t live, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::forward_short_kernel(p, in, live, out) : portable::forward_short_kernel(p, in, live, out);
+void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride, Isa isa) {
+    const auto kernel = isa == Isa::avx2 ? avx2::forward_short_kernel : portable::forward_short_kernel;
+    kernel(p, in, live, block, work, out, stride);
 }
 
 void backward(const Prime &p, u32 *in, u32 *out, Isa isa) {
     isa == Isa::avx2 ? avx2::backward_kernel(p, in, out) : portable::backward_kernel(p, in, out);
 }
 
-void multiply_add(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t terms, u32 *acc0,
-                  u32 *acc1, Isa isa) {
-    const auto kernel = isa == Isa::avx2 ? avx2::multiply_add_kernel : portable::multiply_add_kernel;
-    for (size_t k = 0; k < terms; k += fold)
-        kernel(p, x0 + k, x1 + k, y + k * degree, std::min(fold, terms - k), acc0, acc1);
-}
-
-void multiply_add_short(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t live, size_t terms,
-                        size_t sets, u32 *const *acc0, u32 *const *acc1, u32 *scratch, Isa isa) {
+void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t sets, size_t count, u32 *const *acc,
+                  size_t component, Isa isa) {
     const auto kernel = isa == Isa::avx2
-                            ? (sets == wide ? avx2::multiply_short_kernel<wide> : avx2::multiply_short_kernel<1>)
-                            : (sets == wide ? portable::multiply_short_kernel<wide> : portable::multiply_short_kernel<1>);
-    kernel(p, x0, x1, y, live, terms, acc0, acc1, scratch);
+                            ? (sets == wide ? avx2::multiply_add_kernel<wide> : avx2::multiply_add_kernel<1>)
+                            : (sets == wide ? portable::multiply_add_kernel<wide> : portable::multiply_add_kernel<1>);
+    kernel(p, x, y, terms, count, acc, component);
 }
 
 void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference, Isa isa) {
     isa == Isa::avx2 ? avx2::shift_kernel(p, x, y, distance, sum, difference)
                      : portable::shift_kernel(p, x, y, distance, sum, difference);
+}
+
+void turn(const Prime &p, const u32 *in, size_t distance, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::turn_kernel(p, in, distance, out) : portable::turn_kernel(p, in, distance, out);
 }
 
 void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa) {

@@ -7,6 +7,7 @@
 // basis of several primes the residues of one prime follow those of another: [prime][8192].
 // All residues that leave a function are below their prime, so every instruction set gives the same bits.
 
+#include <algorithm>
 #include <vector>
 
 #include "isa.hpp"
@@ -25,7 +26,7 @@ constexpr size_t wide = 2;  // sets of factors that share the loads of a ciphert
 constexpr size_t fold = 16; // products of two residues that fit into 64 bits together
 
 /// Tables for one prime q = 1 mod 2^14, q < 2^30. Twiddles are in Montgomery form (times 2^32), each with its companion
-/// w·q^-1 mod 2^32. Entries 1..7 serve the first three stages; vectors of 8 for the others start at entry 8.
+/// -w·q^-1 mod 2^32. Entries 1..7 serve the first three stages; vectors of 8 for the others start at entry 8.
 struct Prime {
     u32 q;
     u32 inverse;     // q^-1 mod 2^32
@@ -39,6 +40,14 @@ struct Prime {
         const u64 quotient = static_cast<u64>((static_cast<u128>(x) * barrett) >> 64);
         const u64 rest = x - quotient * q;
         return static_cast<u32>(rest >= q ? rest - q : rest);
+    }
+    /// x / 2^32 mod q.
+    u32 reduce_montgomery(u64 x) const {
+        u32 high = static_cast<u32>(x >> 32);
+        for (const u32 multiple : {2 * q, 2 * q, q}) high = std::min(high, high - multiple);
+        const u32 quotient = static_cast<u32>(x) * inverse;
+        const u32 rest = high - static_cast<u32>((static_cast<u64>(quotient) * q) >> 32) + q;
+        return std::min(rest, rest - q);
     }
     u32 reduce(u128 x) const {
         const u64 high = reduce(static_cast<u64>(x >> 64)), low = reduce(static_cast<u64>(x));
@@ -61,27 +70,39 @@ const Prime &prime(u32 q);
 /// out = transform of a polynomial in order, its coefficients below 4q. In-place is not allowed.
 void forward(const Prime &p, const u32 *in, u32 *out, Isa isa);
 
-/// The same for residues mod another prime `from` of about the same size, which are centred first.
-void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *out, Isa isa);
+/// The same for residues mod another prime `from` of about the same size, which are centred first. Row r of 8 elements goes
+/// to out + r·stride; `work` has 8192 entries.
+void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *out, size_t stride, Isa isa);
 
-/// `forward` for one of which only the first `live` coefficients are given, the others being zero; `live` is a power of
-/// two, 2..1024. The shorter, the cheaper.
-void forward_short(const Prime &p, const u32 *in, size_t live, u32 *out, Isa isa);
+/// The same for a polynomial in[live] below q, the other coefficients being zero; `live` is a power of two, 2..1024. The
+/// shorter, the cheaper. Only the `live` rows of one of 1024/live blocks are made; `work` has live·8 entries.
+void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride, Isa isa);
 
 /// The inverse of `forward`; destroys its input.
 void backward(const Prime &p, u32 *in, u32 *out, Isa isa);
 
-/// acc_c += Σ_k x_c[k] ⊙ y[k] for both components c; the y are in Montgomery form, y[k] at y + k·8192.
-void multiply_add(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t terms, u32 *acc0,
-                  u32 *acc1, Isa isa);
+/// Left factors of two components and right factors of several sets, in rows of 8 elements. Those that meet in one row lie
+/// close together (at strides of whole polynomials they would share a few sets of the caches): row r of x_c[k] is at
+/// data + r·row + k·term + c·component, row r of y[k][s] at data + r·row + (k·sets + s)·8.
+struct Left {
+    const u32 *data;
+    size_t row, term, component;
+};
+struct Right {
+    const u32 *data;
+    size_t row;
+};
 
-/// acc_c[s] += Σ_k x_c[k] ⊙ transform(y[s][k]) for short polynomials y[s][k][live] as in `forward_short`, in Montgomery
-/// form; one set or `wide` sets s, at most `fold` terms. `scratch` has sets·terms·live·8 entries.
-void multiply_add_short(const Prime &p, const u32 *const *x0, const u32 *const *x1, const u32 *y, size_t live, size_t terms,
-                        size_t sets, u32 *const *acc0, u32 *const *acc1, u32 *scratch, Isa isa);
+/// acc_c[s] += Σ_k x_c[k] ⊙ y[k][s] in `count` rows; acc_c[s] at acc[s] + c·component, y in Montgomery form. One set or `wide`
+/// sets, at most `fold` terms.
+void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t sets, size_t count, u32 *const *acc,
+                  size_t component, Isa isa);
 
 /// sum = x + X^distance·y and difference = x - X^distance·y, in order; x may be `sum` itself.
 void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference, Isa isa);
+
+/// out(X) = in(X^(1 + distance)), in order, for a power of two 128..8192; a zero may come out as the prime itself.
+void turn(const Prime &p, const u32 *in, size_t distance, u32 *out, Isa isa);
 
 /// out += (x - centred rest) / special + more: a sum modulo q·special is rounded to q. `inverse` is special^-1 mod q in
 /// Montgomery form, special < q, `more` may be null.

@@ -31,7 +31,10 @@ void py_forward(const Basis &basis, const Residues &x, const ResiduesOut &out, c
 void py_forward_short(const Basis &basis, const Residues &x, size_t live, const ResiduesOut &out, const std::string &isa) {
     const Isa chosen = isa_from_name(isa);
     for (size_t i = 0; i < basis.size(); ++i)
-        forward_short(basis[i], x.data() + i * live, live, out.data() + i * degree, chosen);
+        for (size_t block = 0; block < rows / live; ++block) {
+            u32 *to = out.data() + i * degree + block * live * lanes;
+            forward_short(basis[i], x.data() + i * live, live, block, to, to, lanes, chosen);
+        }
 }
 
 void py_backward(const Basis &basis, const Residues &x, const ResiduesOut &out, const std::string &isa) {

@@ -23,12 +23,12 @@ public:
     // p = (p + X^t·q) + s(p - X^t·q), polynomials in order; q may be missing.
     void merge(u32 *p, const u32 *q, unsigned level, unsigned levels) {
         const size_t distance = size_t{1} << (levels - 1 - level);
-        const size_t step = 1 + ((degree >> (levels - 1)) << level);
+        const size_t step = (degree >> (levels - 1)) << level;
         for (size_t k = 0; k < 2 * limbs_; ++k) {
             const Prime &prime = basis_[k % limbs_];
             u32 *own = p + k * degree;
             if (q != nullptr) shift(prime, own, q + k * degree, distance, own, difference_.data(), isa_);
-            turn(prime, q != nullptr ? difference_.data() : own, step, turned_.data() + k * degree);
+            turn(prime, q != nullptr ? difference_.data() : own, step, turned_.data() + k * degree, isa_);
         }
         switch_key(turned_.data() + one_, level);
         for (size_t k = 0; k < 2 * limbs_; ++k) {
@@ -40,30 +40,21 @@ public:
     }
 
 private:
-    // out(X) = in(X^step); a zero may come out as the prime itself.
-    static void turn(const Prime &prime, const u32 *in, size_t step, u32 *out) {
-        size_t place = 0;
-        for (size_t j = 0; j < degree; ++j, place += step) {
-            const u32 negative = -static_cast<u32>(place / degree & 1);
-            out[place & (degree - 1)] = (in[j] ^ negative) + (negative & (prime.q + 1));
-        }
-    }
-
     // sums_ = Σ_i digit_i(c1)·key_i for every prime and the special one, in order. Digit i is c1 mod prime i,
     // centred: what all digits have in common would add up from one merge to the next.
     void switch_key(const u32 *c1, unsigned level) {
-        const size_t key_limbs = keys_.digits + 1;
+        const size_t key_row = keys_.digits * 2 * lanes;
         for (size_t target = 0; target <= limbs_; ++target) {
             const Prime &prime = target == limbs_ ? special_ : basis_[target];
             const size_t key_limb = target == limbs_ ? keys_.digits : target;
-            const u32 *x0[8], *x1[8];
-            for (size_t i = 0; i < limbs_; ++i) {
-                forward_foreign(prime, basis_[i].q, c1 + i * degree, digits_.data() + i * degree, isa_);
-                x0[i] = keys_.data + (((level * keys_.digits + i) * 2) * key_limbs + key_limb) * degree;
-                x1[i] = x0[i] + key_limbs * degree;
-            }
+            for (size_t i = 0; i < limbs_; ++i)
+                forward_foreign(prime, basis_[i].q, c1 + i * degree, difference_.data(), digits_.data() + i * lanes,
+                                limbs_ * lanes, isa_);
+            const u32 *key = keys_.data + (level * (keys_.digits + 1) + key_limb) * rows * key_row;
             std::fill(products_.begin(), products_.end(), 0);
-            multiply_add(prime, x0, x1, digits_.data(), limbs_, products_.data(), products_.data() + degree, isa_);
+            u32 *products = products_.data();
+            multiply_add(prime, {key, key_row, 2 * lanes, lanes}, {digits_.data(), limbs_ * lanes}, limbs_, 1, rows, &products,
+                         degree, isa_);
             for (size_t component = 0; component < 2; ++component)
                 backward(prime, products_.data() + component * degree,
                          sums_.data() + (component * (limbs_ + 1) + target) * degree, isa_);

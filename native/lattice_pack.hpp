@@ -15,7 +15,7 @@
 
 namespace comet::lattice {
 
-/// Keys [level][digit][c0, c1][prime][8192] in Montgomery form; the primes are `digits` ones and then the special one.
+/// Keys [level][prime][row][digit][c0, c1][8] in Montgomery form; the primes are `digits` ones and then the special one.
 struct PackingKeys {
     const u32 *data;
     size_t digits;

@@ -135,43 +135,89 @@ void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 
     }
 }
 
-void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape shape, u32 *out, Isa isa) {
-    constexpr size_t chunk = 8; // ciphertexts: transformed factors of a block stay in the cache
-    const size_t limbs = basis.size(), one = limbs * degree, both = 2 * one;
-    const bool dense = shape.live > rows; // then one at a time
-    const size_t step = dense ? 1 : chunk, group = dense ? 1 : wide, length = dense ? degree : shape.live;
-    std::vector<u32> residues(group * step * length), scratch(dense ? degree : group * step * length * lanes);
-    std::fill_n(out, shape.outputs * shape.row_blocks * both, u32{0});
-    for (size_t l = 0; l < limbs; ++l) {
-        const Prime &p = basis[l];
-        const u32 factor = p.times(p.square, p.invert(p.reduce(u64{shape.divisor}))); // in Montgomery form, twice
+namespace {
+
+// out = in·factor/2^32 mod q, for integers of any size.
+void reduce_integers(const Prime &p, const i64 *in, size_t count, u32 factor, u32 *out) {
+    const u32 high = p.times(factor, p.montgomery), lowest = p.times(p.power(2, 63), factor);
+    for (size_t j = 0; j < count; ++j) {
+        const u64 value = static_cast<u64>(in[j]) + (u64{1} << 63); // minus what it stands for: 2^63
+        const u64 sum = (value >> 32) * high + (value & low_mask(32)) * factor + static_cast<u64>(p.q - lowest);
+        out[j] = p.reduce_montgomery(sum);
+    }
+}
+
+struct ShortProduct {
+    const u32 *x; // [row][input][c0, c1][8]; those of other row blocks at x_stride
+    size_t x_stride;
+    const i64 *y;
+    ShortShape shape;
+    u32 factor;
+    u32 *out; // c0; c1 at `component`, other ciphertexts at 2·component
+    size_t component;
+
+    Left left(size_t r, size_t input, size_t row) const {
+        const size_t width = shape.inputs * 2 * lanes;
+        return {x + r * x_stride + row * width + input * 2 * lanes, width, 2 * lanes, lanes};
+    }
+    u32 *sum(size_t o, size_t r, size_t row) const {
+        return out + (o * shape.row_blocks + r) * 2 * component + row * lanes;
+    }
+};
+
+// Right factors of full length are transformed as a whole, one at a time.
+void multiply_dense(const Prime &p, const ShortProduct &product, Isa isa) {
+    const ShortShape &shape = product.shape;
+    std::vector<u32> residues(degree), transformed(degree);
+    for (size_t o = 0; o < shape.outputs; ++o)
+        for (size_t i = 0; i < shape.inputs; ++i) {
+            reduce_integers(p, product.y + (o * shape.inputs + i) * shape.live, shape.live, product.factor, residues.data());
+            forward(p, residues.data(), transformed.data(), isa);
+            for (size_t r = 0; r < shape.row_blocks; ++r) {
+                u32 *acc = product.sum(o, r, 0);
+                multiply_add(p, product.left(r, i, 0), {transformed.data(), lanes}, 1, 1, rows, &acc, product.component, isa);
+            }
+        }
+}
+
+// Block by block: the left factors' part stays in the second-level cache for all outputs, a few transformed right factors in
+// the first.
+void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
+    constexpr size_t chunk = 12; // at most `fold`
+    const ShortShape &shape = product.shape;
+    const size_t live = shape.live;
+    std::vector<u32> residues(shape.outputs * shape.inputs * live), work(live * lanes), right(wide * chunk * live * lanes);
+    reduce_integers(p, product.y, residues.size(), product.factor, residues.data());
+    for (size_t row = 0; row < rows; row += live)
         for (size_t o = 0, sets = 0; o < shape.outputs; o += sets) {
-            sets = shape.outputs - o >= group ? group : 1;
-            for (size_t first = 0; first < shape.inputs; first += step) {
-                const size_t count = std::min(step, shape.inputs - first);
-                for (size_t s = 0; s < sets; ++s) {
-                    const i64 *values = y + ((o + s) * shape.inputs + first) * shape.live;
-                    for (size_t j = 0; j < count * shape.live; ++j)
-                        residues[s * count * length + j] = montgomery_product(p, p.reduce_signed(values[j]), factor);
+            sets = shape.outputs - o >= wide ? wide : 1;
+            for (size_t first = 0; first < shape.inputs; first += chunk) {
+                const size_t terms = std::min(chunk, shape.inputs - first), width = terms * sets * lanes;
+                for (size_t k = 0; k < terms * sets; ++k) {
+                    const size_t factor = (o + k % sets) * shape.inputs + first + k / sets;
+                    forward_short(p, residues.data() + factor * live, live, row / live, work.data(), right.data() + k * lanes,
+                                  width, isa);
                 }
-                if (dense) forward(p, residues.data(), scratch.data(), isa);
                 for (size_t r = 0; r < shape.row_blocks; ++r) {
-                    const u32 *x0[chunk], *x1[chunk];
-                    for (size_t k = 0; k < count; ++k) {
-                        x0[k] = x + (r * shape.inputs + first + k) * both + l * degree;
-                        x1[k] = x0[k] + one;
-                    }
-                    u32 *acc0[wide], *acc1[wide];
-                    for (size_t s = 0; s < sets; ++s) {
-                        acc0[s] = out + ((o + s) * shape.row_blocks + r) * both + l * degree;
-                        acc1[s] = acc0[s] + one;
-                    }
-                    dense ? multiply_add(p, x0, x1, scratch.data(), 1, acc0[0], acc1[0], isa)
-                          : multiply_add_short(p, x0, x1, residues.data(), shape.live, count, sets, acc0, acc1,
-                                               scratch.data(), isa);
+                    u32 *acc[wide];
+                    for (size_t s = 0; s < sets; ++s) acc[s] = product.sum(o + s, r, row);
+                    multiply_add(p, product.left(r, first, row), {right.data(), width}, terms, sets, live, acc,
+                                 product.component, isa);
                 }
             }
         }
+}
+
+} // namespace
+
+void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape shape, u32 *out, Isa isa) {
+    const size_t limbs = basis.size(), one = limbs * degree, polynomials = shape.inputs * 2 * degree;
+    std::fill_n(out, shape.outputs * shape.row_blocks * 2 * one, u32{0});
+    for (size_t l = 0; l < limbs; ++l) {
+        const Prime &p = basis[l];
+        const u32 factor = p.times(p.square, p.invert(p.reduce(u64{shape.divisor}))); // in Montgomery form, twice
+        const auto multiply = shape.live > rows ? multiply_dense : multiply_blocks;
+        multiply(p, {x + l * polynomials, limbs * polynomials, y, shape, factor, out + l * degree, one}, isa);
     }
 }
 
@@ -180,8 +226,9 @@ void multiply_plain(const Basis &basis, const u32 *const *x, const u32 *const *y
     std::fill_n(out, 2 * one, u32{0});
     for (size_t l = 0; l < basis.size(); ++l)
         for (size_t k = 0; k < terms; ++k) {
-            const u32 *x0 = x[k] + l * degree, *x1 = x0 + one;
-            multiply_add(basis[l], &x0, &x1, y[k] + l * degree, 1, out + l * degree, out + one + l * degree, isa);
+            u32 *acc = out + l * degree;
+            const Left left{x[k] + l * degree, lanes, 0, one};
+            multiply_add(basis[l], left, {y[k] + l * degree, lanes}, 1, 1, rows, &acc, one, isa);
         }
 }
 

@@ -36,7 +36,8 @@ struct ShortShape {
     u32 divisor;
 };
 
-/// out[o][r] = Σ_i x[r][i] · y[o][i] / divisor mod q, for ciphertexts x and short integer polynomials y[o][i][live].
+/// out[o][r] = Σ_i x[r][i] · y[o][i] / divisor mod q, for ciphertexts x, as [r][prime][row][i][c0, c1][8], and short integer
+/// polynomials y[o][i][live].
 void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape shape, u32 *out, Isa isa);
 
 /// out = Σ_k x[k] · y[k], for ciphertexts x and polynomials y from `transform_plain`.

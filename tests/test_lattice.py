@@ -25,6 +25,7 @@ from comet_mpc.lattice import (
     SecretKey,
     Stream,
     basis,
+    by_rows,
     choose_scheme,
     multiply_short,
     read_uploads,
@@ -233,8 +234,8 @@ def test_products_decrypt_exactly_and_their_noise_is_below_what_the_flood_hides(
     )
     right = RNG.choice([-(2**31), 2**31 - 1], (1, inputs, live)).astype(np.int64)
     left = np.stack(read_uploads([scheme] * inputs, data))[None]
-    ciphertext = multiply_short(scheme, left, right)[0, 0]
-    assert np.array_equal(ciphertext, multiply_short(scheme, left, right, isa="portable")[0, 0])
+    ciphertext = multiply_short(scheme, by_rows(left), right)[0, 0]
+    assert np.array_equal(ciphertext, multiply_short(scheme, by_rows(left), right, isa="portable")[0, 0])
 
     exact = [0] * DEGREE
     for word, polynomial in zip(words, right[0], strict=True):
@@ -303,7 +304,7 @@ def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, isa: 
     one = np.zeros((1, 1, 2), np.int64)
     one[0, 0, 0] = 1
     uploads = read_uploads([scheme] * count, data)
-    divided = [multiply_short(scheme, x[None, None], one, 2**levels, isa)[0, 0] for x in uploads]
+    divided = [multiply_short(scheme, by_rows(x[None, None]), one, 2**levels, isa)[0, 0] for x in uploads]
     packed = PackingKeys(b"".join(packing_keys(key))).pack(scheme, np.stack(divided), levels, isa)
     expected = np.zeros(DEGREE, np.uint64)
     for place, word in enumerate(words):
@@ -370,7 +371,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     left = np.zeros((1, 2, 2, 4, DEGREE), np.uint32)
     for shape in ((1, 3, 16), (1, 2, 15), (1, 2, 1)):
         with pytest.raises(ShapeError):
-            multiply_short(scheme, left, np.zeros(shape, np.int64))
+            multiply_short(scheme, by_rows(left), np.zeros(shape, np.int64))
     with pytest.raises(ShapeError):
         PrimeModulus(SLOT_PRIMES, 1).multiply([], [])
     with pytest.raises(ShapeError):

@@ -14,6 +14,7 @@ from comet_mpc.lattice import (
     SecretKey,
     Stream,
     choose_scheme,
+    by_rows,
     multiply_short,
     read_uploads,
     respond,
@@ -70,7 +71,7 @@ def test_seal_gives_the_same_product_of_polynomials(width: int, bits: int, live:
     key, seed = SecretKey(), new_seed()
     public, _ = key.public_key()
     (upload,) = read_uploads([scheme], seed + key.encrypt_words(scheme, words, width, seed, 0).tobytes())
-    product = multiply_short(scheme, upload[None, None], factor[None, None])[0, 0]
+    product = multiply_short(scheme, by_rows(upload[None, None]), factor[None, None])[0, 0]
     everywhere = np.arange(DEGREE, dtype=np.uint32)
     zeros = scale_words(scheme, np.zeros(DEGREE, np.uint64), width)
     ours, _ = key.decrypt_words(

@@ -25,6 +25,7 @@ from comet_mpc.lattice import (
     Residues,
     SecretKey,
     Stream,
+    by_rows,
     multiply_short,
     read_uploads,
     respond,
@@ -195,7 +196,7 @@ class MatrixJob(Job):
         tiling, y = self.tiling, self._y
         row_blocks, input_blocks, output_blocks = tiling.blocks
         uploads = np.stack(read_uploads([tiling.scheme] * (row_blocks * input_blocks), data))
-        left = uploads.reshape(row_blocks, input_blocks, *uploads.shape[1:])
+        left = by_rows(uploads.reshape(row_blocks, input_blocks, *uploads.shape[1:]))
 
         group = tiling.group_blocks
         chunk = group if tiling.levels else _CHUNK

@@ -52,6 +52,7 @@ __all__ = [
     "SecretKey",
     "Stream",
     "basis",
+    "by_rows",
     "checked",
     "choose_scheme",
     "multiply_short",
@@ -79,6 +80,8 @@ _STEP_SHARE = 8.0
 NOISE_LIMIT = 0.375
 """Of a step: what an honest response never exceeds (flood 1/8, rounding 1/16, and 18 deviations of the rest)."""
 
+_LANES = 8
+"""Elements of a row, as native/lattice.hpp has it."""
 _SLACK = 512
 """Words more than needed, for those that rejection sampling throws away: of 8,192 about 2, of bytes 32."""
 
@@ -310,21 +313,27 @@ def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Re
     return uploads
 
 
+def by_rows(ciphertexts: Residues) -> Residues:
+    """Ciphertexts (…, i, 2, limbs, 8192) as (…, limbs, 1024, i, 2, 8): what meets in one sum lies close together."""
+    apart = ciphertexts.reshape(*ciphertexts.shape[:-1], DEGREE // _LANES, _LANES)
+    return np.ascontiguousarray(np.moveaxis(apart, (-5, -4), (-3, -2)))
+
+
 def multiply_short(
     scheme: Scheme, left: Residues, right: NDArray[np.int64], divisor: int = 1, isa: str = ""
 ) -> Residues:
-    """Σ_i left[r, i]·right[o, i]/divisor mod q: ciphertexts (r, i, 2, limbs, 8192) times polynomials (o, i, live).
+    """Σ_i left[r, i]·right[o, i]/divisor mod q: ciphertexts (r, i, …) `by_rows` times polynomials (o, i, live).
 
     `live`, their length, is a power of two; the shorter, the cheaper. The result is (o, r, 2, limbs, 8192).
     """
-    row_blocks, inputs = left.shape[:2]
+    row_blocks, inputs = left.shape[0], left.shape[3]
     outputs, same, live = right.shape
     if same != inputs or live & (live - 1) or not 2 <= live <= DEGREE:
         raise ShapeError(f"cannot multiply ciphertexts {left.shape} by polynomials {right.shape}")
     out = np.empty((outputs, row_blocks, 2, scheme.limbs, DEGREE), np.uint32)
     _native.lattice_multiply_short(
         basis(scheme.primes),
-        np.ascontiguousarray(left).reshape(-1),
+        left.reshape(-1),
         np.ascontiguousarray(right).reshape(-1),
         row_blocks,
         inputs,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from comet_mpc import _native
-from comet_mpc.lattice import DEGREE, ERROR_VARIANCE, PRIMES, Residues, Scheme, SecretKey, basis, read_uploads
+from comet_mpc.lattice import DEGREE, ERROR_VARIANCE, PRIMES, Residues, Scheme, SecretKey, basis, by_rows, read_uploads
 from comet_mpc.seeds import SEED_BYTES, new_seed
 
 __all__ = ["MAX_LEVELS", "PackingKeys", "packing_keys", "packing_noise"]
@@ -55,7 +55,7 @@ class PackingKeys:
             for component in both:
                 flat = component.reshape(-1)
                 _native.lattice_to_montgomery(basis(PRIMES), flat, flat)
-        self._keys = keys.reshape(MAX_LEVELS, -1)
+        self._keys = by_rows(keys.reshape(MAX_LEVELS, _DIGITS, *keys.shape[1:])).reshape(MAX_LEVELS, -1)
 
     def pack(self, scheme: Scheme, ciphertexts: Residues, levels: int, isa: str = "") -> Residues:
         """One ciphertext from up to 2^levels (count, 2, limbs, 8192), which are destroyed.
