@@ -163,7 +163,7 @@ def main() -> int:
     print(f"keys: {PublicKey.SIZE / 1e6:.3f} MB; for packing {PackingKeys.SIZE / 1e6:.3f} MB", file=sys.stderr)
     rows = []
     for parties in (plain := Parties(packed=False), Parties(packed=True)):
-        rows.append(report(matrix(parties, (128, 768, 768), 56, 24, repeats)))
+        rows += [report(matrix(parties, (128, 768, 768), width, 24, repeats)) for width in (56, 64)]
         rows.append(report(matrix(parties, (128, 64, 128), 32, 32, repeats)))
         rows.append(report(matrix(parties, (128, 128, 64), 56, 56, repeats)))
     rows += [report(monomials(plain, "square", 1, ((0,),), width, repeats)) for width in (32, 40, 48, 56, 64)]

@@ -266,14 +266,25 @@ void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32
 }
 
 void backward(const Prime &p, u32 *in, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::backward_kernel(p, in, out) : portable::backward_kernel(p, in, out);
+    const auto kernel = isa == Isa::avx2 ? avx2::backward_kernel : portable::backward_kernel;
+    kernel(p, in, rows, out);
+}
+
+void backward_sparse(const Prime &p, u32 *in, size_t step, u32 *out, Isa isa) {
+    isa == Isa::avx2 ? avx2::fold_kernel(p, in, step) : portable::fold_kernel(p, in, step);
+    const auto kernel = isa == Isa::avx2 ? avx2::backward_kernel : portable::backward_kernel;
+    kernel(p, in, rows / step, out);
 }
 
 void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t sets, size_t count, u32 *const *acc,
-                  size_t component, Isa isa) {
-    const auto kernel = isa == Isa::avx2
-                            ? (sets == wide ? avx2::multiply_add_kernel<wide> : avx2::multiply_add_kernel<1>)
-                            : (sets == wide ? portable::multiply_add_kernel<wide> : portable::multiply_add_kernel<1>);
+                  size_t component, bool fresh, Isa isa) {
+    const auto of = [&](auto two, auto one) { return sets == wide ? two : one; };
+    const auto kernel =
+        isa == Isa::avx2
+            ? (fresh ? of(avx2::multiply_add_kernel<wide, true>, avx2::multiply_add_kernel<1, true>)
+                     : of(avx2::multiply_add_kernel<wide, false>, avx2::multiply_add_kernel<1, false>))
+            : (fresh ? of(portable::multiply_add_kernel<wide, true>, portable::multiply_add_kernel<1, true>)
+                     : of(portable::multiply_add_kernel<wide, false>, portable::multiply_add_kernel<1, false>));
     kernel(p, x, y, terms, count, acc, component);
 }
 

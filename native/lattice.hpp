@@ -81,6 +81,9 @@ void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32
 /// The inverse of `forward`; destroys its input.
 void backward(const Prime &p, u32 *in, u32 *out, Isa isa);
 
+/// Of the same only the 8192/step coefficients at multiples of `step`, a power of two up to 128: far cheaper.
+void backward_sparse(const Prime &p, u32 *in, size_t step, u32 *out, Isa isa);
+
 /// Left factors of two components and right factors of several sets, in rows of 8 elements. Those that meet in one row lie
 /// close together (at strides of whole polynomials they would share a few sets of the caches): row r of x_c[k] is at
 /// data + r·row + k·term + c·component, row r of y[k][s] at data + r·row + (k·sets + s)·8.
@@ -93,10 +96,10 @@ struct Right {
     size_t row;
 };
 
-/// acc_c[s] += Σ_k x_c[k] ⊙ y[k][s] in `count` rows; acc_c[s] at acc[s] + c·component, y in Montgomery form. One set or `wide`
-/// sets, at most `fold` terms.
+/// acc_c[s] += Σ_k x_c[k] ⊙ y[k][s] in `count` rows, or `fresh` ones = it; acc_c[s] at acc[s] + c·component, y in Montgomery
+/// form. One set or `wide` sets, at most `fold` terms.
 void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t sets, size_t count, u32 *const *acc,
-                  size_t component, Isa isa);
+                  size_t component, bool fresh, Isa isa);
 
 /// sum = x + X^distance·y and difference = x - X^distance·y, in order; x may be `sum` itself.
 void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference, Isa isa);

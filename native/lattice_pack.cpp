@@ -20,11 +20,11 @@ public:
         }
     }
 
-    // p = (p + X^t·q) + s(p - X^t·q), polynomials in order; q may be missing.
+    // p = (p + X^t·q) + s(p - X^t·q), polynomials in order; q may be missing. At the first level c0 is zero.
     void merge(u32 *p, const u32 *q, unsigned level, unsigned levels) {
         const size_t distance = size_t{1} << (levels - 1 - level);
         const size_t step = (degree >> (levels - 1)) << level;
-        for (size_t k = 0; k < 2 * limbs_; ++k) {
+        for (size_t k = level == 0 ? limbs_ : 0; k < 2 * limbs_; ++k) {
             const Prime &prime = basis_[k % limbs_];
             u32 *own = p + k * degree;
             if (q != nullptr) shift(prime, own, q + k * degree, distance, own, difference_.data(), isa_);
@@ -34,7 +34,7 @@ public:
         for (size_t k = 0; k < 2 * limbs_; ++k) {
             const size_t component = k / limbs_, i = k % limbs_;
             const u32 *sums = sums_.data() + component * (limbs_ + 1) * degree;
-            const u32 *more = component == 0 ? turned_.data() + i * degree : nullptr;
+            const u32 *more = component == 0 && level > 0 ? turned_.data() + i * degree : nullptr;
             divide(basis_[i], special_.q, inverse_[i], sums + i * degree, sums + limbs_ * degree, more, p + k * degree, isa_);
         }
     }
@@ -51,10 +51,9 @@ private:
                 forward_foreign(prime, basis_[i].q, c1 + i * degree, difference_.data(), digits_.data() + i * lanes,
                                 limbs_ * lanes, isa_);
             const u32 *key = keys_.data + (level * (keys_.digits + 1) + key_limb) * rows * key_row;
-            std::fill(products_.begin(), products_.end(), 0);
             u32 *products = products_.data();
             multiply_add(prime, {key, key_row, 2 * lanes, lanes}, {digits_.data(), limbs_ * lanes}, limbs_, 1, rows, &products,
-                         degree, isa_);
+                         degree, true, isa_);
             for (size_t component = 0; component < 2; ++component)
                 backward(prime, products_.data() + component * degree,
                          sums_.data() + (component * (limbs_ + 1) + target) * degree, isa_);
@@ -73,12 +72,18 @@ private:
 
 void pack(const Basis &basis, const Prime &special, u32 *ciphertexts, size_t count, unsigned levels, PackingKeys keys,
           u32 *out, Isa isa) {
-    const size_t limbs = basis.size(), both = 2 * limbs * degree;
-    std::vector<u32> ordered(degree);
+    const size_t limbs = basis.size(), both = 2 * limbs * degree, step = size_t{1} << levels, few = degree >> levels;
+    std::vector<u32> wanted(count * limbs * few), ordered(degree);
     for (size_t k = 0; k < count * 2 * limbs; ++k) {
+        const Prime &p = basis[k % limbs];
         u32 *polynomial = ciphertexts + k * degree;
-        backward(basis[k % limbs], polynomial, ordered.data(), isa);
-        std::copy_n(ordered.data(), degree, polynomial);
+        if (k / limbs % 2 == 0) {
+            backward_sparse(p, polynomial, step, wanted.data() + (k / (2 * limbs) * limbs + k % limbs) * few, isa);
+            std::fill_n(polynomial, degree, u32{0});
+        } else {
+            backward(p, polynomial, ordered.data(), isa);
+            std::copy_n(ordered.data(), degree, polynomial);
+        }
     }
     Packer packer(basis, special, keys, isa);
     for (unsigned level = 0; level < levels; ++level) {
@@ -86,6 +91,12 @@ void pack(const Basis &basis, const Prime &special, u32 *ciphertexts, size_t cou
         for (size_t k = 0; k < std::min(half, count); ++k)
             packer.merge(ciphertexts + k * both, k + half < count ? ciphertexts + (k + half) * both : nullptr, level, levels);
     }
+    for (size_t i = 0; i < count; ++i)
+        for (size_t l = 0; l < limbs; ++l)
+            for (size_t k = 0; k < few; ++k) {
+                u32 &place = ciphertexts[l * degree + k * step + i];
+                place = basis[l].plus(place, basis[l].times(wanted[(i * limbs + l) * few + k], static_cast<u32>(step)));
+            }
     for (size_t k = 0; k < 2 * limbs; ++k)
         forward(basis[k % limbs], ciphertexts + k * degree, out + k * degree, isa);
 }

@@ -9,7 +9,8 @@
 //
 // for j = 0, 1, … in turn doubles what is wanted of P, puts that of Q at distance t, and after the last j everything else
 // has cancelled (Chen, Dai, Kim and Song 2021; interleaved as in BumbleBee, Lu et al. 2025). The factor 2^l is divided
-// out beforehand, mod q. An automorphism changes the secret to s_j(s); keys that encrypt special·s_j(s) change it back.
+// out beforehand, mod q. Of the inputs' c0 only what is wanted ever enters the result, so c0 starts with nothing but the
+// changes of keys, and what is wanted is put in its place in the end. An automorphism changes the secret to s_j(s); keys that encrypt special·s_j(s) change it back.
 
 #include "lattice.hpp"
 

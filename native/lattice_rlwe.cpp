@@ -175,7 +175,8 @@ void multiply_dense(const Prime &p, const ShortProduct &product, Isa isa) {
             forward(p, residues.data(), transformed.data(), isa);
             for (size_t r = 0; r < shape.row_blocks; ++r) {
                 u32 *acc = product.sum(o, r, 0);
-                multiply_add(p, product.left(r, i, 0), {transformed.data(), lanes}, 1, 1, rows, &acc, product.component, isa);
+                multiply_add(p, product.left(r, i, 0), {transformed.data(), lanes}, 1, 1, rows, &acc, product.component,
+                             i == 0, isa);
             }
         }
 }
@@ -202,7 +203,7 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
                     u32 *acc[wide];
                     for (size_t s = 0; s < sets; ++s) acc[s] = product.sum(o + s, r, row);
                     multiply_add(p, product.left(r, first, row), {right.data(), width}, terms, sets, live, acc,
-                                 product.component, isa);
+                                 product.component, first == 0, isa);
                 }
             }
         }
@@ -212,7 +213,6 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
 
 void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape shape, u32 *out, Isa isa) {
     const size_t limbs = basis.size(), one = limbs * degree, polynomials = shape.inputs * 2 * degree;
-    std::fill_n(out, shape.outputs * shape.row_blocks * 2 * one, u32{0});
     for (size_t l = 0; l < limbs; ++l) {
         const Prime &p = basis[l];
         const u32 factor = p.times(p.square, p.invert(p.reduce(u64{shape.divisor}))); // in Montgomery form, twice
@@ -223,12 +223,11 @@ void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape s
 
 void multiply_plain(const Basis &basis, const u32 *const *x, const u32 *const *y, size_t terms, u32 *out, Isa isa) {
     const size_t one = basis.size() * degree;
-    std::fill_n(out, 2 * one, u32{0});
     for (size_t l = 0; l < basis.size(); ++l)
         for (size_t k = 0; k < terms; ++k) {
             u32 *acc = out + l * degree;
             const Left left{x[k] + l * degree, lanes, 0, one};
-            multiply_add(basis[l], left, {y[k] + l * degree, lanes}, 1, 1, rows, &acc, one, isa);
+            multiply_add(basis[l], left, {y[k] + l * degree, lanes}, 1, 1, rows, &acc, one, k == 0, isa);
         }
 }
 

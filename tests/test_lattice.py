@@ -292,10 +292,10 @@ def test_a_number_modulo_many_primes_is_split_exactly(count: int) -> None:
     assert [bool(v) for v in upper] == [2 * number >= product for number in numbers]
 
 
-@pytest.mark.parametrize("count", [1, 5, 8])
+@pytest.mark.parametrize(("count", "levels"), [(2, 1), (3, 2), (1, 3), (5, 3), (8, 3), (9, 4), (17, 5), (3, 6)])
 @every_isa
-def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, isa: str) -> None:
-    levels, scheme = 3, Scheme(5, 32, 80)
+def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, levels: int, isa: str) -> None:
+    scheme = Scheme(5, 32, 80)
     key, seed = SecretKey(), new_seed()
     words = [random_words(DEGREE, 32) for _ in range(count)]
     data = seed + b"".join(
