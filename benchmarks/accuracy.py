@@ -1,12 +1,15 @@
 """What the unified forms cost in accuracy: one task's whole recipe, and the tables of what was measured.
 
 python benchmarks/accuracy.py run ENCODER GLUE WORK --task MRPC [--seed 1] [--epochs 3] [--results DIR]
+python benchmarks/accuracy.py paper ENCODER GLUE WORK --task CoLA [--attention smu] [--results DIR]
 python benchmarks/accuracy.py tables [DIR] [--markdown]
 
-The recipe: fine-tune the encoder unmodified; unify that into the certified form and fine-tune it through the protocol's
-own steps (3 by default), distilled from the unmodified one, or with --no-distil without it; then evaluate the same
-weights with 0 to 4 steps, by minimax and by plain Newton from the paper's constant. A stage whose result exists is
-skipped, one that broke off is resumed. Needs the extra [train]. Results are one JSON file per stage.
+The recipe of `run`: fine-tune the encoder unmodified; unify that into the certified form and fine-tune it through the
+protocol's own steps (3 by default), distilled from the unmodified one, or with --no-distil without it; then evaluate
+the same weights with 0 to 4 steps, by minimax and by plain Newton from the paper's constant. That of `paper`: take the
+unmodified model in the paper's form (s-GeLU with Softmax* or s-Softmax*, not certified), fine-tune it with exact
+functions, which calibrates it, then through its calibrated rules. A stage whose result exists is skipped, one that
+broke off is resumed. Needs the extra [train]. Results are one JSON file per stage.
 """
 
 from __future__ import annotations
@@ -41,11 +44,57 @@ def command(*arguments: object) -> None:
     comet(words, standalone_mode=False)
 
 
+Encoder = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint.")]
+Glue = Annotated[Path, typer.Argument(help="Directory of GLUE tasks.")]
+Work = Annotated[Path, typer.Argument(help="For checkpoints.")]
+Rows = Annotated[int | None, typer.Option(help="Take only so many training rows.")]
+
+
+@dataclass
+class Recipe:
+    """The stages of one encoder, task and seed."""
+
+    encoder: Path
+    glue: Path
+    work: Path
+    task: str
+    seed: int
+    limit: int | None
+    results: Path
+    batch: int = 32
+
+    def __post_init__(self) -> None:
+        self.label = f"{self.encoder.name}-{self.task.lower()}-seed{self.seed}"
+        self.base = self.work / self.label
+
+    def stage(self, name: str, *arguments: object) -> Path:
+        """A command whose result is a file; skipped if that exists."""
+        path = self.results / f"{self.label}-{name}.json"
+        if not path.exists():
+            command(*arguments, "--json", path)
+        return self.base / name
+
+    def unify(self, name: str, source: Path, *options: object) -> Path:
+        if not (self.base / name / "config.json").exists():
+            command("unify", source, self.base / name, *options)
+        return self.base / name
+
+    def finetune(self, name: str, start: Path, epochs: float, rate: float, *options: object) -> Path:
+        common = ["--task", self.task, "--data", self.glue, "--seed", self.seed, "--batch", self.batch]
+        common += [] if self.limit is None else ["--limit", self.limit]
+        rest = ("--epochs", epochs, "--rate", rate)
+        return self.stage(name, "finetune", start, self.base / name, *common, *options, *rest)
+
+    def unmodified(self, epochs: float, rate: float) -> Path:
+        start = self.unify("start", self.encoder, "--form", "unmodified", "--task", self.task, "--seed", self.seed)
+        return self.finetune("unmodified", start, epochs, rate)
+
+
 @app.command()
 def run(
-    encoder: Annotated[Path, typer.Argument(help="A Hugging Face checkpoint.")],
-    glue: Annotated[Path, typer.Argument(help="Directory of GLUE tasks.")],
-    work: Annotated[Path, typer.Argument(help="For checkpoints.")],
+    encoder: Encoder,
+    glue: Glue,
+    work: Work,
     task: str = "MRPC",
     seed: int = 1,
     epochs: float = 3.0,
@@ -54,42 +103,51 @@ def run(
     unified_rate: float = 2e-4,
     batch: int = 32,
     steps: Annotated[int, typer.Option(help="Steps of activations and scores.")] = 3,
-    limit: Annotated[int | None, typer.Option(help="Take only so many training rows.")] = None,
+    limit: Rows = None,
     distil: Annotated[bool, typer.Option(help="Learn from the unmodified model too, not from labels alone.")] = True,
     sweep: Annotated[bool, typer.Option(help="Evaluate with 0 to 4 steps as well.")] = True,
     results: Path = RESULTS,
 ) -> None:
     """Every stage of one task's recipe."""
-    label = f"{encoder.name}-{task.lower()}-seed{seed}"
-    base = work / label
-    common = ["--task", task, "--data", glue, "--seed", seed, "--batch", batch]
-    common += [] if limit is None else ["--limit", limit]
-
-    def stage(name: str, *arguments: object) -> Path:
-        path = results / f"{label}-{name}.json"
-        if not path.exists():
-            command(*arguments, "--json", path)
-        return base / name
-
-    if not (base / "start" / "config.json").exists():
-        command("unify", encoder, base / "start", "--form", "unmodified", "--task", task, "--seed", seed)
-    plain = stage(
-        "unmodified", "finetune", base / "start", base / "unmodified", *common, "--epochs", epochs, "--rate", rate
-    )
+    recipe = Recipe(encoder, glue, work, task, seed, limit, results, batch)
+    plain = recipe.unmodified(epochs, rate)
     name = f"certified-{steps}" + ("" if distil else "-undistilled")
-    start = base / f"unified-{steps}"
-    if not (start / "config.json").exists():
-        command("unify", plain, start, "--steps", steps)
+    start = recipe.unify(f"unified-{steps}", plain, "--steps", steps)
     teacher = ["--teacher", plain, "--dropout", 0] if distil else []  # noise would only hide the teacher's states
-    model = stage(
-        name, "finetune", start, base / name, *common, *teacher, "--epochs", unified_epochs, "--rate", unified_rate
-    )
+    model = recipe.finetune(name, start, unified_epochs, unified_rate, *teacher)
     if not sweep:
         return
     for rule in ("minimax", "newton"):
         for count in range(5):
             other = f"{name}-eval-{rule}-{count}"
-            stage(other, "eval", model, "--task", task, "--data", glue, "--rule", rule, "--steps", count)
+            recipe.stage(other, "eval", model, "--task", task, "--data", glue, "--rule", rule, "--steps", count)
+
+
+@app.command()
+def paper(
+    encoder: Encoder,
+    glue: Glue,
+    work: Work,
+    task: str = "CoLA",
+    seed: int = 1,
+    attention: Annotated[str, typer.Option(help="smu: s-Softmax*; relu: Softmax*.")] = "smu",
+    epochs: float = 4.0,
+    exact_epochs: float = 3.0,
+    steps_epochs: float = 2.0,
+    rate: float = 1e-4,
+    unified_rate: float = 2e-4,
+    steps: Annotated[int, typer.Option(help="Steps of activations and scores.")] = 4,
+    limit: Rows = None,
+    results: Path = RESULTS,
+) -> None:
+    """The paper's form, for research: nothing serves it. `comet eval --secure --research` runs what comes out."""
+    recipe = Recipe(encoder, glue, work, task, seed, limit, results)
+    plain = recipe.unmodified(epochs, rate)
+    form = ("--form", "paper", "--attention", attention, "--pooler", "algebraic", "--steps", steps)
+    start = recipe.unify(f"paper-{attention}", plain, *form)
+    teacher = ("--teacher", plain, "--dropout", 0)
+    exact = recipe.finetune(f"paper-{attention}-exact", start, exact_epochs, unified_rate, "--exact", *teacher)
+    recipe.finetune(f"paper-{attention}-{steps}", exact, steps_epochs, rate, *teacher)
 
 
 NAME = re.compile(
@@ -120,6 +178,8 @@ class Grid:
             found.add_row(*row)
         return found
 
+
+PAPER = "smu: s-GeLU with s-Softmax*; relu: s-GeLU with Softmax*. exact: exact functions; else so many steps."
 
 Scores = dict[str, dict[int, float]]
 """By task and seed."""
@@ -196,6 +256,12 @@ def grids(measured: Measured) -> list[Grid]:
             kept = {name: stages[name] for name in sorted(stages) if re.fullmatch(r"unmodified|certified-\d+", name)}
             kept = {"unmodified": kept.pop("unmodified"), **kept}
             found.append(compare(f"{encoder}: what the certified form costs", kept, "unmodified", dev))
+            forms = {name: stages[name] for name in sorted(stages) if name.startswith("paper-")}
+            if forms:
+                both = {"unmodified": stages["unmodified"], **forms}
+                found.append(
+                    compare(f"{encoder}: what the paper's forms cost, not certified", both, "unmodified", PAPER)
+                )
     for encoder, stages in measured.trained.items():
         for name in sorted(stages):
             if f"{name}-undistilled" in stages:

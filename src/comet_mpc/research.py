@@ -55,6 +55,7 @@ from comet_mpc.store import new_bundle_id
 from comet_mpc.tasks import Example, Task
 from comet_mpc.transformer import EncoderRules, LayerRules, classify, encode_weights, input_mask, input_rows
 from comet_mpc.twin import TwinSession
+from comet_mpc.twin_eval import compared, texts_of
 
 __all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
 
@@ -355,39 +356,32 @@ def evaluate_uncertified(
 ) -> dict[str, Any]:
     """The examples one by one, by two parties and in the clear: numbers that JSON can carry.
 
-    `untrusted` counts texts with a value out of its calibrated range, whose logits may be anything.
+    `compared` of those whose values all stayed in their calibrated ranges; `untrusted` counts the others, whose logits
+    may be anything, and `all_scores` has the scores with them.
     """
     if not examples:
         raise ConfigurationError("there are no examples to evaluate")
     model = parties.model
     outcomes, plain = [], []
-    for done, example in enumerate(examples, 1):
-        text = example.first if example.second is None else (example.first, example.second)
+    for done, text in enumerate(texts_of(examples), 1):
         query = model.texts.prepare([text])
         outcomes.append(parties.run(query))
         with np.errstate(over="ignore", invalid="ignore"):  # out of its range, a rule may explode
-            plain.append(model.plain_states(query)[-1])
+            plain.append(np.nan_to_num(model.plain_states(query)[-1]))
         if progress is not None:
             progress(done, len(examples))
     secure, clear = np.concatenate([outcome.logits for outcome in outcomes]), np.concatenate(plain)
-    trusted = np.array([outcome.trusted for outcome in outcomes])
-    clear = np.nan_to_num(clear)
-    differences = np.abs(secure - clear).max(axis=1)[trusted]
-    labels = np.array([example.label for example in examples])
-    report: dict[str, Any] = {
+    trusted = [place for place, outcome in enumerate(outcomes) if outcome.trusted]
+    report = compared(secure[trusted], clear[trusted], [examples[place] for place in trusted], task) if trusted else {}
+    return report | {
         "certified": False,
         "private": not model.leaks,
-        "examples": len(outcomes),
-        "untrusted": int(np.sum(~trusted)),
+        "untrusted": len(outcomes) - len(trusted),
         "first_reason": next((outcome.why for outcome in outcomes if outcome.why), ""),
-        "largest_trusted_difference": float(differences.max(initial=0.0)),
+        "all_scores": task.score(secure, np.array([example.label for example in examples])),
+        "runs": len(outcomes),
         "online_bytes": sum(outcome.plan.online_bytes for outcome in outcomes),
         "offline_bytes": sum(outcome.plan.correction_bytes for outcome in outcomes),
         "rounds": sum(outcome.plan.rounds for outcome in outcomes),
         "seconds": sum(outcome.seconds for outcome in outcomes),
-        "scores": task.score(secure, labels),
-        "plain_scores": task.score(clear, labels),
     }
-    if not task.regression:
-        report["agreement"] = float(np.mean(secure.argmax(axis=1) == clear.argmax(axis=1)))
-    return report

@@ -485,17 +485,18 @@ def _evaluate_uncertified(model: Path, task: Task, examples: list[Example], rule
     hidden = str(result) == "-"
     privacy = "shares uniform" if report["private"] else "NOT PRIVATE: the flooded guess leaks"
     typer.echo(f"research only, NOT CERTIFIED, cannot be served; rule {rule}: {privacy}", err=hidden)
+    if report["untrusted"]:
+        typer.echo(
+            f"{report['untrusted']} of {report['runs']} rows are untrusted: a value left its calibrated range (first: "
+            f"{report['first_reason']}); scores with them: {_shown(report['all_scores'])}",
+            err=hidden,
+        )
+    if "scores" in report:
+        _show_comparison(task, report, "inside the protocol", hidden)
     typer.echo(
-        f"{task.name}, {report['examples']} rows inside the protocol: {_shown(report['scores'])}; "
-        f"in the clear: {_shown(report['plain_scores'])}",
-        err=hidden,
-    )
-    typer.echo(
-        f"{report['untrusted']} rows untrusted (a value left its calibrated range"
-        + (f"; first: {report['first_reason']}" if report["untrusted"] else "")
-        + f"); of the others, logits differ by at most {report['largest_trusted_difference']:.4f}; "
-        f"{human_bytes(report['online_bytes'] / report['examples'])} online, "
-        f"{report['rounds'] / report['examples']:.0f} rounds per row",
+        f"{human_bytes(report['online_bytes'] / report['runs'])} online, "
+        f"{human_bytes(report['offline_bytes'] / report['runs'])} offline, "
+        f"{report['rounds'] / report['runs']:.0f} rounds per row",
         err=hidden,
     )
     _write({"task": task.name, "rule": rule, **report, "command": _command(), "versions": _versions()}, result)
