@@ -125,11 +125,12 @@ def test_the_paper_form_inside_the_protocol_is_for_research_only(
     assert "NOT CERTIFIED" in output
     assert ("NOT PRIVATE" in output) == (rule == "paper")
     found = json.loads(result.read_text())
-    assert found["examples"] == 3
+    assert found["runs"] == 3
     assert found["certified"] is False
     if rule == "minimax":
         assert found["untrusted"] == 0
-        assert found["largest_trusted_difference"] < 0.1
+        assert found["examples"] == 3
+        assert found["logit_difference"]["largest"] < 0.1
     with pytest.raises(CheckpointError, match="cannot be served"):
         run(comet, "eval", out, *task, "--secure")
     with pytest.raises(ConfigurationError, match="--research goes with --secure"):
