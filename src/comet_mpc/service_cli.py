@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -54,10 +54,25 @@ def showing_preparation(wanted: bool = True) -> Iterator[Progress | None]:
     if not wanted or not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), _TimeLeft())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("preparing randomness", visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=done < total)
+        task = bar.add_task("", visible=False)
+        finished = 0
+
+        def show(done: int, total: int) -> None:
+            nonlocal finished
+            what = "preparing randomness" + (f" ({finished + 1})" if finished else "")
+            bar.update(task, description=what, completed=done, total=total, visible=done < total)
+            finished += done == total
+
+        yield show
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """Nothing to begin with: the first messages are small and take long."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.percentage >= 10 else Text("-:--:--", style="progress.remaining")
 
 
 def identity_in(keys: Path, name: str) -> TlsIdentity:

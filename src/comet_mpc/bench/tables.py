@@ -113,9 +113,9 @@ def truncation_table(records: Sequence[TruncationRecord]) -> Group:
 
 
 _TRUST = {
-    "pair": "No third party: client and server prepared the randomness between themselves (offline), before any text\n"
+    "pair": "No third party: client and server prepared the randomness between themselves (offline), before any text "
     "is needed; queries to come can be prepared in the background.",
-    "dealer": "The dealer here is on the same machine, for the demonstration. It knows every mask: run by one of the\n"
+    "dealer": "The dealer here is on the same machine, for the demonstration. It knows every mask: run by one of the "
     "parties, it gives no privacy.",
 }
 
@@ -149,21 +149,21 @@ def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
     return [
         "\nA client with texts and a server with a classifier"
         + (": two" if last.source == "pair" else ", and a dealer: three")
-        + " processes, connected by TLS 1.3.\n"
+        + " processes, connected by TLS 1.3. "
         "The server does not learn the texts or the answers, the client does not learn the weights.\n",
         _table("The answers, at the client", ("text", "private", "", "in the clear", ""), answers, left=2),
         _table(
             "What the server saw for the last text: uniform bytes have 8 bits of entropy each",
             ("", "first bytes", "size", "entropy"),
             [
-                (what, g.first_bytes, human_bytes(g.size), f"{g.entropy:.4f}")
+                (what, g.first_bytes[:35], human_bytes(g.size), f"{g.entropy:.4f}")
                 for what, g in (("the text itself", last.text_itself), ("all that it received", last.server_saw))
             ],
             left=2,
         ),
         _table(
             "What each text cost" + ("; bytes and rounds are the planned ones" if agree else ""),
-            ("tokens", "client sends", "server sends", "rounds", "online", "offline, sent", "offline"),
+            ("tokens", "client sends", "server sends", "rounds", "time", "offline", "time"),
             costs,
             left=0,
         ),
