@@ -154,7 +154,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 class NearClient(Client):
-    """Talks to conversations in this process; the fault is in its first connection."""
+    """Talks to conversations in this process; the fault is in the connection on which it asks for bundles."""
 
     def __init__(self, service: Service, identities: Identities, cache: Path, fault: Fault | None, side: str, at: int):
         timeout = IMPATIENT if fault == "stall" and side == "server" else 20.0
@@ -166,8 +166,10 @@ class NearClient(Client):
 
     def _dial(self) -> Channel:
         mine, theirs = memory_pair(self._timeout)
-        near = FaultyChannel(mine, "server", *self._strike.pop("client", (None, -1)))
-        far = FaultyChannel(theirs, None, *self._strike.pop("server", (None, -1)))
+        asks = self._service.source == "dealer" or bool(self.messages)
+        strike = self._strike if asks else {}
+        near = FaultyChannel(mine, "server", *strike.pop("client", (None, -1)))
+        far = FaultyChannel(theirs, None, *strike.pop("server", (None, -1)))
         thread = threading.Thread(target=Conversation(self._service, far, require_client=False).serve, daemon=True)
         thread.start()
         self.messages.append(near)
@@ -224,3 +226,55 @@ def test_a_fault_between_client_and_server_while_preparing(
         assert isinstance(attempt(None, "", -1)[0], str)
         dealer.close()
         thread.join(20)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
+    identities: Identities, model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    """In the messages before a preparation, at its beginning, halfway, and when both commit."""
+    patience = 2.0 if fault == "stall" else 20.0
+    monkeypatch.setattr("comet_mpc.client._PREPARE_STALL", patience)
+    monkeypatch.setattr("faulty_channel.IMPATIENT", patience / 2)  # a stall takes 2.5 times that
+    allowed = ServiceLimits(stall_seconds=patience, step_seconds=patience, preparations=1)
+    service = Service(model, None, identities["server"], tmp_path / "state", allowed)
+    plan = service.programs.plan(1, 16)
+
+    def attempt(fault: Fault | None = None, side: str = "", at: int = -1) -> tuple[object, list[FaultyChannel]]:
+        client = NearClient(service, identities, tmp_path / "cache", fault, side, at)
+
+        def fetch() -> str:
+            client.connect()
+            return client._fetch(1, 16, plan)
+
+        end = outcome(fetch)
+        client.close()
+        for conversation in client.threads:
+            conversation.join(20)
+            assert not conversation.is_alive()
+        with service.place():  # the only one was given back
+            pass
+        assert client._set_up is not None
+        stores = client._set_up.store, service.store
+        mine, theirs = (store.list(plan.digest) for store in stores)
+        assert mine == (() if isinstance(end, CometError) else (end,))
+        assert set(mine) <= set(theirs)
+        for store, names in zip(stores, (mine, theirs), strict=True):
+            assert not list(store.directory.glob(".*"))
+            for name in names:
+                store.discard(name)
+        return end, client.messages
+
+    def served() -> int:
+        """Messages of a good preparation. An impatient service may need another go on a busy machine."""
+        return next(line.messages for end, (_, line) in (attempt() for _ in range(5)) if isinstance(end, str))
+
+    messages = served()
+    places = (
+        [3, messages // 2, messages - 1] if fault == "stall" else [*range(5), messages // 2, messages - 2, messages - 1]
+    )
+    ends = [attempt(fault, side, at)[0] for side, at in itertools.product(("client", "server"), places)]
+    failed = [end for end in ends if isinstance(end, CometError)]
+    assert all(isinstance(error, PeerError | RandomnessError) for error in failed), failed
+    assert len(failed) >= len(places)
+    assert served() == messages  # the next client
