@@ -192,6 +192,16 @@ def test_queries_go_on_while_randomness_is_prepared_for_two_clients(world: World
         assert all(pool.map(work, range(2)))
 
 
+def test_a_server_of_one_worker_prepares_and_answers_in_turn(world: World, tmp_path: Path) -> None:
+    """The client's connection for queries, idle meanwhile, gives way to the one on which the bundle is prepared."""
+    limits = {"stall_seconds": 20.0, "step_seconds": 20.0}
+    with server_process(world.keys, world.checkpoint, None, tmp_path / "state", limits=limits, workers=1) as server:
+        for name in ("first", "second"):
+            with Client(server.address, keys=world.keys, cache=tmp_path / name, ready=0) as client:
+                (prediction,) = client.classify([TEXT])
+                assert world.right(prediction.logits)
+
+
 def test_a_preparation_too_many_is_refused_and_waited_for(world: World, tmp_path: Path) -> None:
     plan = world.programs.plan(1, 16)
     with world.channel() as first, world.channel() as second, world.channel() as third:

@@ -415,7 +415,7 @@ class TableRule:
     powers  from the top bit's place: what to multiply t with to have m; and 2^(-k/2)
     guesses w ≈ 1/sqrt(m) from m's leading bits, then one Newton step w·(3/2 - m·w²/2)
 
-    The error is relative and does not depend on the interval. All numbers are public.
+    The error is relative and the same for every interval that the tables hold. All numbers are public.
     """
 
     low: float

@@ -94,7 +94,7 @@ def local_service(
 ) -> Iterator[tuple[str, Path, Path]]:
     """A server, and with that source a dealer, as processes of this machine, for trials.
 
-    Gives (address of the server, keys, a directory). Without a dealer a client needs two workers.
+    Gives (address of the server, keys, a directory). Without a dealer a client that prepares takes two workers.
     """
     with tempfile.TemporaryDirectory(prefix="comet-") as name, contextlib.ExitStack() as stack:
         directory = Path(name)
