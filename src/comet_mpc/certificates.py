@@ -69,6 +69,10 @@ _RATIO = 2.0**-12
 _MARGIN = 1.05
 _SMALLEST_TOP = 0.25
 _NORMS = (_RATIO, (1.0 + SLACK) ** 2)
+_BELOW = 1.2
+"""What was seen least over a calibrated low end, below which a value only costs accuracy."""
+_NODES = 40
+"""Of an integral over normal numbers."""
 _SCORES = 64.0
 """What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
@@ -219,7 +223,7 @@ def _check_scores(norms: MinimaxRule, size: int) -> None:
 
 
 def calibrated(
-    config: CometConfig, tensors: Tensors, seen: Mapping[str, tuple[float, ...]], *, margin: float = 1.2
+    config: CometConfig, tensors: Tensors, seen: Mapping[str, tuple[float, ...]], *, margin: float = 2.0
 ) -> CometConfig:
     """Intervals after a look at data. `seen`: five quantiles of t by site (`Site.seen`), a layer's own or universal.
 
@@ -254,18 +258,18 @@ def _calibrated_rule(
     quantiles = seen[name]
     high, part = quantiles[4] * margin, name.rsplit(".", 1)[-1]
     if part in ("activation", "scores"):
-        low = max(quantiles[1] / margin, high * 2.0**-9)
+        low = max(quantiles[1] / _BELOW, high * 2.0**-9)
         return minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
     if part == "denominators":
         score = math.sqrt(seen[name.replace(part, "scores")][4] * margin)
         high = 1.05 * score**config.attention.power + config.attention.floor
-        return minimax_rule(max(quantiles[0] / (2.0 * margin), high * _RATIO / 4), high, config.row_steps + 1)
+        return minimax_rule(max(quantiles[0] / (2.0 * _BELOW), high * _RATIO / 4), high, config.row_steps + 1)
     if part == "pooler":
         return tanh_like_rule(math.sqrt(max(high, 2.0) - 1.0), config.row_steps)
     if name in norm_sites(config):
         hidden = config.encoder.hidden
         shrink = (hidden / 2 ** math.ceil(math.log2(hidden))) ** 3
-        low, high = max(quantiles[0] / margin, high * _RATIO) / shrink, high / shrink
+        low, high = max(quantiles[0] / _BELOW, high * _RATIO) / shrink, high / shrink
         return _minimax(layer_norm_rule(hidden, low, high, config.row_steps))
     return None
 
@@ -351,6 +355,7 @@ def in_form(
 
     Softmax* does not change when all scores of a head are multiplied by a number, but for μ and the floor. So the
     queries of a softmax are multiplied, head by head: scores begin within ±_SCORES, and one μ or floor suits all heads.
+    An smu in GeLU's place is fitted to it, neuron by neuron (`_fit_activations`).
     """
     encoder = msgspec.structs.replace(config.encoder, labels=labels)
     changed = msgspec.structs.replace(
@@ -376,7 +381,37 @@ def in_form(
             rows = np.repeat(factor, encoder.hidden // encoder.heads).astype(np.float32)
             for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
                 made[name] = made[name] * by
+    if config.activation.kind == "gelu" and activation.kind == "smu":
+        for i in range(encoder.layers):
+            made.update(_fit_activations(tensors, i, activation))
     return changed, made
+
+
+def _fit_activations(tensors: Tensors, layer: int, activation: ActivationChoice) -> dict[str, npt.NDArray[np.float32]]:
+    """The block's second matrix and bias for a·smu(h) + c in place of GeLU(h), a and c by least squares.
+
+    The weights say what h is like: LayerNorm's rows have mean 0 and variance 1, so that h is about normal with mean
+    w·β + b and deviation ‖C(γ⊙w)‖. (smu is above GeLU by μ/2 at 0; a block would begin with all of these added up.)
+    """
+    weights, name = _Weights(tensors), f"layers.{layer}"
+    (w, b), (gamma, beta) = weights.pair(f"{name}.up"), weights.pair(f"{name}.attention_norm")
+    centred = w * gamma - (w * gamma).mean(axis=1, keepdims=True)
+    nodes, parts = np.polynomial.hermite_e.hermegauss(_NODES)
+    parts = parts / parts.sum()
+    h = (w @ beta + b)[:, None] + np.linalg.norm(centred, axis=1)[:, None] * nodes
+    scale = activation_bounds(w, b, gamma, beta)[:, None] if activation.normalised else 1.0
+    old, new = h * _normal(h), scale * Smu(activation.mu, activation.alpha)(h / scale)
+    old_mean, new_mean = old @ parts, new @ parts
+    spread = np.square(new - new_mean[:, None]) @ parts
+    a = ((old - old_mean[:, None]) * (new - new_mean[:, None])) @ parts / np.maximum(spread, 1e-30)
+    down, bias = weights.pair(f"{name}.down")
+    fitted = {f"{name}.down.weight": down * a, f"{name}.down.bias": bias + down @ (old_mean - a * new_mean)}
+    return {key: value.astype(np.float32) for key, value in fitted.items()}
+
+
+def _normal(x: Reals) -> Reals:
+    """The normal distribution's Φ."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x.flat]).reshape(x.shape)
 
 
 def _score_bounds(tensors: Tensors, layer: int, heads: int) -> Reals:

@@ -42,7 +42,8 @@ __all__ = ["register"]
 
 _CALIBRATION_ROWS = 256
 _MANY_ROWS = 2048
-"""Where tops are no more than what was seen."""
+"""Where tops are no more than what was seen, times:"""
+_MARGIN = 2.0
 
 Form = Literal["certified", "paper", "unmodified"]
 Rule = Literal["minimax", "newton", "paper"]
@@ -179,7 +180,7 @@ def calibrate(
     limit: Limit = _CALIBRATION_ROWS,
     margin: Annotated[
         float, typer.Option(min=1.0, help="Forms without certificate: top over the largest value seen.")
-    ] = 1.2,
+    ] = _MARGIN,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the distributions beside their intervals (.png, .svg or .pdf).")
     ] = None,
@@ -202,7 +203,7 @@ def calibrate(
         typer.echo(f"drew {picture}")
 
 
-def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = 1.2) -> tuple[CometConfig, Any]:
+def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = _MARGIN) -> tuple[CometConfig, Any]:
     """The configuration with calibrated intervals, and what was seen. Certificates are proved before it is returned."""
     if "smu" not in (config.activation.kind, config.attention.kind):
         raise ConfigurationError("nothing to calibrate: the model is unmodified (see `comet unify`)")
