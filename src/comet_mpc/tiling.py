@@ -32,9 +32,9 @@ Integers = NDArray[np.int64]
 
 _BYTES_PER_SECOND = 1e7
 """What a second of the server's time is worth on the wire, where block shapes are chosen."""
-_TRANSFORM, _MULTIPLY = 7e-6, 6e-6
+_TRANSFORM, _MULTIPLY = 5.5e-6, 2.5e-6
 """Seconds for one prime: to transform a short polynomial, to multiply a ciphertext by it and add."""
-_SWITCH = 25e-6
+_SWITCH = 20e-6
 """Seconds to change a key, for each of L·(L + 3) transforms."""
 
 
