@@ -66,13 +66,13 @@ Tensors = Mapping[str, npt.NDArray[np.float32]]
 
 _RATIO = 2.0**-12
 """Low end of a row quantity's interval over its top, unless calibration asks for another."""
+_WIDEST = 2.0**-22
+"""The least such ratio. Some encoders have a few tokens that are hundreds of times longer than the others."""
 _MARGIN = 1.05
 _SMALLEST_TOP = 0.25
 _NORMS = (_RATIO, (1.0 + SLACK) ** 2)
 _BELOW = 1.2
 """What was seen least over a calibrated low end, below which a value only costs accuracy."""
-_NODES = 40
-"""Of an integral over normal numbers."""
 _SCORES = 64.0
 """What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
@@ -195,8 +195,8 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
     }
     rules = sites["activation"].rule, sites["denominators"].rule
     for name, high in _interval_tops(config, tensors, *rules).items():
-        low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * 2.0**-14)
-        steps = config.row_steps + (1 if low < high * _RATIO else 0)
+        low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
+        steps = config.row_steps + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
         rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
         while overshoot(rule) - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
             low *= 2.0
@@ -355,7 +355,6 @@ def in_form(
 
     Softmax* does not change when all scores of a head are multiplied by a number, but for μ and the floor. So the
     queries of a softmax are multiplied, head by head: scores begin within ±_SCORES, and one μ or floor suits all heads.
-    An smu in GeLU's place is fitted to it, neuron by neuron (`_fit_activations`).
     """
     encoder = msgspec.structs.replace(config.encoder, labels=labels)
     changed = msgspec.structs.replace(
@@ -381,37 +380,7 @@ def in_form(
             rows = np.repeat(factor, encoder.hidden // encoder.heads).astype(np.float32)
             for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
                 made[name] = made[name] * by
-    if config.activation.kind == "gelu" and activation.kind == "smu":
-        for i in range(encoder.layers):
-            made.update(_fit_activations(tensors, i, activation))
     return changed, made
-
-
-def _fit_activations(tensors: Tensors, layer: int, activation: ActivationChoice) -> dict[str, npt.NDArray[np.float32]]:
-    """The block's second matrix and bias for a·smu(h) + c in place of GeLU(h), a and c by least squares.
-
-    The weights say what h is like: LayerNorm's rows have mean 0 and variance 1, so that h is about normal with mean
-    w·β + b and deviation ‖C(γ⊙w)‖. (smu is above GeLU by μ/2 at 0; a block would begin with all of these added up.)
-    """
-    weights, name = _Weights(tensors), f"layers.{layer}"
-    (w, b), (gamma, beta) = weights.pair(f"{name}.up"), weights.pair(f"{name}.attention_norm")
-    centred = w * gamma - (w * gamma).mean(axis=1, keepdims=True)
-    nodes, parts = np.polynomial.hermite_e.hermegauss(_NODES)
-    parts = parts / parts.sum()
-    h = (w @ beta + b)[:, None] + np.linalg.norm(centred, axis=1)[:, None] * nodes
-    scale = activation_bounds(w, b, gamma, beta)[:, None] if activation.normalised else 1.0
-    old, new = h * _normal(h), scale * Smu(activation.mu, activation.alpha)(h / scale)
-    old_mean, new_mean = old @ parts, new @ parts
-    spread = np.square(new - new_mean[:, None]) @ parts
-    a = ((old - old_mean[:, None]) * (new - new_mean[:, None])) @ parts / np.maximum(spread, 1e-30)
-    down, bias = weights.pair(f"{name}.down")
-    fitted = {f"{name}.down.weight": down * a, f"{name}.down.bias": bias + down @ (old_mean - a * new_mean)}
-    return {key: value.astype(np.float32) for key, value in fitted.items()}
-
-
-def _normal(x: Reals) -> Reals:
-    """The normal distribution's Φ."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x.flat]).reshape(x.shape)
 
 
 def _score_bounds(tensors: Tensors, layer: int, heads: int) -> Reals:

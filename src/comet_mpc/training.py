@@ -26,8 +26,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from comet_mpc.bars import Tick
+from comet_mpc.certificates import calibrated
 from comet_mpc.checkpoint import CometConfig, fingerprint, load_checkpoint, save_checkpoint
 from comet_mpc.errors import ConfigurationError, NotFinite
+from comet_mpc.fitting import can_fit, fit_to_teacher
 from comet_mpc.tasks import Example, Task
 from comet_mpc.unified import Mode, UnifiedModel
 
@@ -45,6 +47,10 @@ __all__ = [
     "predict",
     "quantiles",
 ]
+
+
+_CALIBRATION_ROWS = 128
+_FIT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,8 @@ class Recipe:
     """Factor of the rate for embeddings: words that training has not seen stay where they are, so others should too."""
     threshold_rate: float = 30.0
     """Factor of the rate for attention's thresholds, which start at 0 and must cover a range of about 1."""
+    fit: bool = True
+    """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`fitting`)."""
     token_dropout: float = 0.0
     """Part of the tokens (never the first) that training hides."""
 
@@ -355,6 +363,21 @@ class _Run:
         self.progress = _Progress(**json.loads(state["progress"]))
         return True
 
+    def fit(self) -> bool:
+        """Begins near the teacher, where that is possible."""
+        model, teacher = self.model, self.teacher
+        if teacher is None or not self.recipe.fit or not can_fit(model, teacher):
+            return False
+        batches, tokens = [], 0
+        for rows in _epoch(self.train, self.recipe.batch, np.random.default_rng(self.recipe.seed)):
+            batch = _batch(self.train, rows, model.config.encoder.padding)
+            batches.append((batch.ids, batch.mask, _types(model, batch)))
+            tokens += int(batch.mask.sum())
+            if tokens >= _FIT_TOKENS:
+                break
+        fit_to_teacher(model, teacher, batches)
+        return True
+
     def update(self, rows: list[int]) -> float:
         """One step of the optimiser; the loss before it."""
         recipe, step = self.recipe, self.progress.step
@@ -383,7 +406,9 @@ class _Run:
         """Scores as served; keeps the best checkpoint, and what is needed to resume."""
         model, progress, mode = self.model, self.progress, self.recipe.mode
         certifiable = model.config.certifiable
-        logits = predict(model.use("served" if mode != "exact" else mode), self.dev)
+        config = self._calibrated() if certifiable else model.config
+        rules = {name: site.rule for name, site in config.sites.items()} if certifiable else {}
+        logits = predict(model.use("served" if mode != "exact" else mode, rules), self.dev)
         if not certifiable:  # there a text out of range may give anything: that counts as wrong, and training goes on
             logits = np.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)
         scores = self.task.score(logits, self.dev.labels)
@@ -393,11 +418,16 @@ class _Run:
         progress.history.append({"epoch": round(progress.step / self.per_epoch, 2), **scores})
         if main > progress.best:
             progress.best = main
-            save_checkpoint(self.out, model.certified_config() if certifiable else model.config, model.tensors())
+            save_checkpoint(self.out, config, model.tensors())
             if self.tokenizer:
                 (self.out / "tokenizer.json").write_bytes(self.tokenizer)
         self._save_state()
         return scores
+
+    def _calibrated(self) -> CometConfig:
+        """With tops proved from the present weights, and low ends from some of the data."""
+        seen = quantiles(observe(self.model.use("exact"), first_rows(self.train, _CALIBRATION_ROWS)))
+        return calibrated(self.model.certified_config(), self.model.tensors(), seen)
 
     def _save_state(self) -> None:
         partial = self.out / ".state.partial"
@@ -450,6 +480,8 @@ def finetune(
         return before
     if run.resume():
         say(f"resumed at step {run.progress.step} of {run.steps}")
+    elif run.fit():
+        say("fitted to the teacher, layer by layer: training begins from there")
     progress = run.progress
     began, done, running = time.monotonic() - progress.seconds, progress.step, 0.0
     tick(progress.step, run.steps, "")

@@ -215,35 +215,35 @@ class _Layer(nn.Module):
             self.attention = _Trainable(config.attention.mu, None)
 
     def forward(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
-        context = self._attention(model, x, before, mask, bias)
-        x = x + model.dropout(self.attention_output(context))
+        x = x + model.dropout(self.attention_output(self.attend(model, x, before, mask, bias)))
         x = model.normalise(f"{self.name}.attention_norm", self.attention_norm, x)
-        x = x + model.dropout(self._feed_forward(model, x))
+        x = x + model.dropout(self.down(self.activate(model, x)))
         return model.normalise(f"{self.name}.output_norm", self.output_norm, x)
 
-    def _feed_forward(self, model: UnifiedModel, x: Tensor) -> Tensor:
-        choice = self.config.activation
+    def activate(self, model: UnifiedModel, x: Tensor) -> Tensor:
+        """The neurons' outputs, before the second matrix."""
+        choice, h = self.config.activation, self.up(x)
         if choice.kind == "gelu":
-            return self.down(F.gelu(self.up(x)))
+            return F.gelu(h)
         mu: float | Tensor = self.activation.mu if choice.trainable else choice.mu
         alpha: float | Tensor = self.activation.alpha if choice.trainable else choice.alpha
         rule = model.rule(self.name, "activation")
         if not choice.normalised:
-            h = self.up(x)
             model.see(f"{self.name}.activation", (1.0 - alpha) ** 2 * h.square() + mu**2)
-            return self.down(smu(model.held(h, mu, alpha, rule), mu, alpha, rule))
-        bound = activation_bounds(self.up.weight, self.up.bias, self.attention_norm.weight, self.attention_norm.bias)
-        h = F.linear(x, self.up.weight / bound[:, None], self.up.bias / bound)
+            return smu(model.held(h, mu, alpha, rule), mu, alpha, rule)
+        norm = self.attention_norm
+        bound = activation_bounds(self.up.weight, self.up.bias, norm.weight, norm.bias)
+        h = h / bound
         model.see(f"{self.name}.activation", h.square() + mu**2)
-        return F.linear(smu(h, mu, alpha, rule), self.down.weight * bound, self.down.bias)
+        return bound * smu(h, mu, alpha, rule)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def _attention(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
-        """mask has shape (batch, 1, 1, n): 1 for a token, 0 for padding."""
+    def attend(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
+        """Every head's averages of values. mask has shape (batch, 1, 1, n): 1 for a token, 0 for padding."""
         choice, name = self.config.attention, self.name
-        q, k, v = (self._split(part(x)) for part in (self.query, self.key, self.value))
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
         if choice.cosine:
             q, k = (self._unit(model, z, part, before) for z, part in ((q, self.query), (k, self.key)))
             threshold = self.thresholds[:, None, None]
@@ -381,7 +381,7 @@ class UnifiedModel(nn.Module):
         """Logits, and the hidden states before and after every layer. ids, mask (1 or 0), types: (batch, n)."""
         x = self.normalise("embeddings.norm", self.embeddings.norm, self.embeddings(ids, types))
         x = self.dropout(x)
-        bias = None if self.relative_positions is None else self._position_bias(ids.shape[1])
+        bias = self.position_bias(ids.shape[1])
         columns = mask[:, None, None, :].to(x.dtype)
         before, hidden = self.embeddings.norm, [x]
         for layer in self.layers:
@@ -398,8 +398,9 @@ class UnifiedModel(nn.Module):
             pooled = pooled * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule))
         return self.classifier(self.dropout(pooled)), hidden
 
-    def _position_bias(self, n: int) -> Tensor:
+    def position_bias(self, n: int) -> Tensor | None:
         """MPNet's relative position bias, (heads, n, n)."""
-        assert self.relative_positions is not None
+        if self.relative_positions is None:
+            return None
         buckets = torch.from_numpy(position_buckets(n, len(self.relative_positions)))
         return F.embedding(buckets, self.relative_positions).permute(2, 0, 1)

@@ -276,6 +276,9 @@ def finetune(
     temperature: Annotated[float, typer.Option(help="Softens the teacher's logits.")] = 1.0,
     embedding_rate: Annotated[float, typer.Option(help="Factor of the rate for embeddings; 0 keeps them.")] = 1.0,
     evaluations: Annotated[int, typer.Option(min=1, help="Per epoch; a crash loses what came after the last.")] = 1,
+    fit: Annotated[
+        bool, typer.Option(help="Begin with every layer fitted to the teacher, if that is the same encoder.")
+    ] = True,
     exact: Annotated[bool, typer.Option(help="Train with exact functions instead of the protocol's steps.")] = False,
     result: Json = None,
 ) -> None:
@@ -292,7 +295,7 @@ def finetune(
     recipe = training.Recipe(
         epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=dropout, hidden_weight=hidden_weight,
         logit_weight=logit_weight, temperature=temperature, embedding_rate=embedding_rate, evaluations=evaluations,
-        mode="exact" if exact else "steps",
+        mode="exact" if exact else "steps", fit=fit,
     )  # fmt: skip
     tutor = None if teacher is None else _tutor(teacher, config)
 
