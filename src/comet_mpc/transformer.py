@@ -27,7 +27,7 @@ from comet_mpc.errors import ShapeError
 from comet_mpc.inverse_sqrt import InverseSqrtRule
 from comet_mpc.normalization import layer_norm, layer_norm_rule
 from comet_mpc.session import Given, Session, Weight
-from comet_mpc.share import CLIENT, SERVER, Share
+from comet_mpc.share import CLIENT, SERVER, WORD, Share
 
 __all__ = [
     "SHAPES",
@@ -49,8 +49,9 @@ __all__ = [
 
 Reals = npt.NDArray[np.float64]
 
-_RING = 56  # the ring of everything that a weight is applied to
+_RING = 56  # the ring of everything that a weight is applied to, if that is enough
 _ROWS = 18  # fraction bits of what is given to the server
+_WEIGHTS = 14  # and of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
 _NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
@@ -171,7 +172,7 @@ def _fraction(name: str) -> int:
     """Fraction bits of a weight: queries, keys and `up` are divided by their bounds and small, biases are few."""
     if name.endswith(("bias", "threshold", "positions", "qkv.weight")):
         return 20
-    return 18 if name.endswith(("up.weight", "embeddings.weight")) else 14
+    return 18 if name.endswith(("up.weight", "embeddings.weight")) else _WEIGHTS
 
 
 def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> dict[str, Weight]:
@@ -227,6 +228,14 @@ def _thresholds(session: Session, weight: Weight, shape: EncoderShape, tokens: i
     return session.private(SERVER, (shape.heads, *places.shape), 24, bound, values)
 
 
+def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
+    """The ring of everything that a weight is applied to: the usual, or all bits where LayerNorms take large sums."""
+    top = max(rule.high for layer in rules.layers for rule in layer.variances)
+    bits = math.ceil(math.log2(shape.hidden))
+    largest = 0.5 * (math.log2(top) + bits) + bits + _ROWS + _WEIGHTS  # of a centred row, as LayerNorm makes it
+    return _RING if largest < _RING - 2 else WORD
+
+
 def encoder_layer(
     session: Session,
     rows: Share,
@@ -238,7 +247,8 @@ def encoder_layer(
 ) -> Share:
     """The normalised rows (batch, tokens, hidden) after a layer, from those before it."""
     prefix, d = f"layer.{layer}.", shape.hidden
-    own = rules.layers[layer]
+    own, ring = rules.layers[layer], _ring(shape, rules)
+    rows = rows.narrow(ring)
     form, (first, second) = own.attention, own.variances
     half = rules.residual_bound / 2
     with session.part("linear"):
@@ -255,25 +265,25 @@ def encoder_layer(
         thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1], form.threshold_bound),
         mask=mask,
         fraction=_ROWS,
-        width=_RING,
+        width=ring,
     )
     with session.part("linear"):
         given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
         summed = _linear(session, given, weights, prefix + "output", half) + skip
-    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=_ROWS, width=_RING)
+    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=_ROWS, width=ring)
     with session.part("linear"):
         given = session.give(rows)
         up = _linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    active = smu(session, up, own.activation, own.activation_rule, fraction=_ROWS, width=_RING)
+    active = smu(session, up, own.activation, own.activation_rule, fraction=_ROWS, width=ring)
     with session.part("linear"):
         summed = _linear(session, session.give(active), weights, prefix + "down", half) + skip
-    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=_ROWS, width=_RING)
+    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=_ROWS, width=ring)
 
 
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
     """The client's normalised embeddings, (batch, tokens, hidden), as the program takes them."""
-    return session.private(CLIENT, shape, _ROWS, math.sqrt(shape[-1]), values, _RING)
+    return session.private(CLIENT, shape, _ROWS, math.sqrt(shape[-1]), values)
 
 
 def embed_privately(
@@ -293,7 +303,12 @@ def embed_privately(
         size = (tokens, shape.hidden)
         position = session.private(SERVER, size, summed.fraction, _EMBEDDING_BOUND, values, summed.width)
         return layer_norm(
-            session, summed + position, rules.embeddings, epsilon=rules.epsilon, fraction=_ROWS, width=_RING
+            session,
+            summed + position,
+            rules.embeddings,
+            epsilon=rules.epsilon,
+            fraction=_ROWS,
+            width=_ring(shape, rules),
         )
 
 
@@ -323,5 +338,7 @@ def classify(
         pooler_bound = math.sqrt(rules.pooler.high - 1.0)
         pooled = _linear(session, session.give(rows[:, 0]), weights, "pooler", pooler_bound)
         squashed = tanh_like(session, session.truncate_to(pooled, 12), rules.pooler, fraction=_ROWS)
-        logits = _linear(session, session.give(squashed.narrow(_RING)), weights, "classifier", rules.logit_bound)
+        logits = _linear(
+            session, session.give(squashed.narrow(_ring(shape, rules))), weights, "classifier", rules.logit_bound
+        )
         return session.truncate_to(logits, 16)
