@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from comet_mpc.certificates import in_form
-from comet_mpc.checkpoint import load_checkpoint
+from comet_mpc.certificates import certify, in_form
+from comet_mpc.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.deployment import PublicModel, Query, ServedModel
 from comet_mpc.session import Session, Weight
 from comet_mpc.share import Share, decode
-from comet_mpc.transformer import encoder_layer, input_mask, input_rows, position_buckets
+from comet_mpc.transformer import _ring, encoder_layer, input_mask, input_rows, position_buckets
 from comet_mpc.twin import TwinSession, run_twin
 from small_models import CERTIFIED, UNMODIFIED, small_model
 from toy_model import make_checkpoint, some_texts
@@ -141,6 +142,28 @@ def test_positions_start_after_the_padding_id(model: ServedModel) -> None:
     if e.types:
         table = table + model.embeddings["types"][0]
     np.testing.assert_allclose(query.rows[0, 1], (table - table.mean()) / table.std(), atol=1e-6)
+
+
+def test_an_encoder_with_very_long_rows_is_served_in_the_whole_ring(tmp_path: Path) -> None:
+    """As RoBERTa has them: a LayerNorm takes sums of very different lengths, and may have to take still longer ones."""
+    config, tensors = load_checkpoint(make_checkpoint(tmp_path, architecture="roberta"))
+    tensors["layers.0.down.weight"][:2] *= 500.0
+    lows = {"layers.0.output_norm": 0.02}
+    save_checkpoint(tmp_path, certify(msgspec.structs.replace(config, sites={}), tensors, lows), tensors)
+    model = ServedModel.load(tmp_path)
+    rule = model.config.sites["layers.0.output_norm"].rule
+    assert rule.high > 2.0**14 * rule.low
+    assert _ring(model.shape, model.rules) == 64
+    query = model.prepare(TEXTS)
+    program = states_program(model, query)
+    run = run_two_parties(program, model.weights())
+    twin = opened(run_twin(lambda session: program(session, model.weights())))
+    for layer, (clear, secure, wanted) in enumerate(
+        zip(twin, opened(run.client, run.server), model.plain_states(query), strict=True)
+    ):
+        chosen = query.mask == 1.0 if layer < model.shape.layers else np.ones(len(wanted), bool)
+        assert_close(clear[chosen], wanted[chosen], (0.04, 0.006), layer)
+        assert_close(secure[chosen], clear[chosen], (0.08, 0.012), layer)
 
 
 # Relative positions --------------------------------------------------------------------------------------
