@@ -4,6 +4,7 @@ layer by layer; and no input leaves the certified ranges."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -144,8 +145,10 @@ def test_positions_start_after_the_padding_id(model: ServedModel) -> None:
     np.testing.assert_allclose(query.rows[0, 1], (table - table.mean()) / table.std(), atol=1e-6)
 
 
-def test_an_encoder_with_very_long_rows_is_served_in_the_whole_ring(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ring", [56, 64])
+def test_an_encoder_with_very_long_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: int) -> None:
     """As RoBERTa has them: a LayerNorm takes sums of very different lengths, and may have to take still longer ones."""
+    monkeypatch.setattr("comet_mpc.transformer._RING", ring)
     config, tensors = load_checkpoint(make_checkpoint(tmp_path, architecture="roberta"))
     tensors["layers.0.down.weight"][:2] *= 500.0
     lows = {"layers.0.output_norm": 0.02}
@@ -153,7 +156,10 @@ def test_an_encoder_with_very_long_rows_is_served_in_the_whole_ring(tmp_path: Pa
     model = ServedModel.load(tmp_path)
     rule = model.config.sites["layers.0.output_norm"].rule
     assert rule.high > 2.0**14 * rule.low
-    assert _ring(model.shape, model.rules) == 64
+    assert _ring(model.shape, model.rules) == ring
+    top = replace(rule, high=2.0**30)
+    longer = replace(model.rules.layers[0], variances=(top, top))
+    assert _ring(model.shape, replace(model.rules, layers=(longer,))) == 64
     query = model.prepare(TEXTS)
     program = states_program(model, query)
     run = run_two_parties(program, model.weights())
