@@ -258,7 +258,8 @@ def grids(measured: Measured) -> list[Grid]:
             found.append(compare(f"{encoder}: what the certified form costs", kept, "unmodified", dev))
             forms = {name: stages[name] for name in sorted(stages) if name.startswith("paper-")}
             if forms:
-                both = {"unmodified": stages["unmodified"], **forms}
+                tried = {task: v for task, v in stages["unmodified"].items() if any(task in f for f in forms.values())}
+                both = {"unmodified": tried, **forms}
                 found.append(
                     compare(f"{encoder}: what the paper's forms cost, not certified", both, "unmodified", PAPER)
                 )
