@@ -179,7 +179,7 @@ class Grid:
         return found
 
 
-PAPER = "smu: s-GeLU with s-Softmax*; relu: s-GeLU with Softmax*. exact: exact functions; else so many steps."
+PAPER = "exact: with exact functions; a number: through so many steps."
 
 Scores = dict[str, dict[int, float]]
 """By task and seed."""
@@ -256,13 +256,13 @@ def grids(measured: Measured) -> list[Grid]:
             kept = {name: stages[name] for name in sorted(stages) if re.fullmatch(r"unmodified|certified-\d+", name)}
             kept = {"unmodified": kept.pop("unmodified"), **kept}
             found.append(compare(f"{encoder}: what the certified form costs", kept, "unmodified", dev))
-            forms = {name: stages[name] for name in sorted(stages) if name.startswith("paper-")}
-            if forms:
-                tried = {task: v for task, v in stages["unmodified"].items() if any(task in f for f in forms.values())}
-                both = {"unmodified": tried, **forms}
-                found.append(
-                    compare(f"{encoder}: what the paper's forms cost, not certified", both, "unmodified", PAPER)
-                )
+            for kind, form in (("smu", "s-GeLU with s-Softmax*"), ("relu", "s-GeLU with Softmax*")):
+                forms = {name: stages[name] for name in sorted(stages) if name.startswith(f"paper-{kind}-")}
+                if forms:
+                    known = stages["unmodified"].items()
+                    tried = {task: scores for task, scores in known if any(task in other for other in forms.values())}
+                    title = f"{encoder}: the paper's {form}, not certified"
+                    found.append(compare(title, {"unmodified": tried, **forms}, "unmodified", PAPER))
     for encoder, stages in measured.trained.items():
         for name in sorted(stages):
             if f"{name}-undistilled" in stages:
