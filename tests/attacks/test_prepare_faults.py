@@ -25,6 +25,7 @@ from comet_mpc.deployment import ServedModel
 from comet_mpc.errors import CometError, PeerError, RandomnessError
 from comet_mpc.fetching import fetch_bundle
 from comet_mpc.keys import make_test_set
+from comet_mpc.plan import Plan
 from comet_mpc.serving import Conversation, Service, ServiceLimits
 from comet_mpc.share import CLIENT, SERVER
 from comet_mpc.store import BundleStore, new_bundle_id
@@ -177,6 +178,21 @@ class NearClient(Client):
         return near
 
 
+def prepared(client: NearClient, plan: Plan) -> object:
+    """What came of one preparation; afterwards both sides have come to an end."""
+
+    def fetch() -> str:
+        client.connect()
+        return client._fetch(1, 16, plan)
+
+    end = outcome(fetch)
+    client.close()
+    for conversation in client.threads:
+        conversation.join(20)
+        assert not conversation.is_alive()
+    return end
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_between_client_and_server_while_preparing(
     identities: Identities, model: ServedModel, tmp_path: Path, fault: Fault
@@ -190,16 +206,7 @@ def test_a_fault_between_client_and_server_while_preparing(
 
         def attempt(fault: Fault | None, side: str, at: int) -> tuple[object, int]:
             client = NearClient(service, identities, tmp_path / "cache", fault, side, at)
-
-            def fetch() -> str:
-                client.connect()
-                return client._fetch(1, 16, plan)
-
-            end = outcome(fetch)
-            client.close()
-            for conversation in client.threads:
-                conversation.join(20)
-                assert not conversation.is_alive()
+            end = prepared(client, plan)
             until = time.monotonic() + 20
             while service.fetches._value != allowed.fetches:  # every preparation ends and gives its place back
                 assert time.monotonic() < until
@@ -244,16 +251,7 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
 
     def attempt(fault: Fault | None = None, side: str = "", at: int = -1) -> tuple[object, list[FaultyChannel]]:
         client = NearClient(service, identities, tmp_path / "cache", fault, side, at)
-
-        def fetch() -> str:
-            client.connect()
-            return client._fetch(1, 16, plan)
-
-        end = outcome(fetch)
-        client.close()
-        for conversation in client.threads:
-            conversation.join(20)
-            assert not conversation.is_alive()
+        end = prepared(client, plan)
         with service.place():  # the only one was given back
             pass
         assert client._set_up is not None
