@@ -27,8 +27,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from comet_mpc.tasks import TASKS
-from comet_mpc.unify_cli import register
+from comet_mpc.cli.train import register
+from comet_mpc.models.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)

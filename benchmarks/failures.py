@@ -16,9 +16,9 @@ from typing import TypedDict
 import numpy as np
 from lattice import Parties, slots_work, words
 
-from comet_mpc.homomorphic import matrix_products
-from comet_mpc.share import CLIENT, SERVER, Words
-from comet_mpc.tiling import centred
+from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.offline.rlwe.products import matrix_products
+from comet_mpc.offline.rlwe.tiling import centred
 
 WIDTHS = (32, 40, 48, 56, 64)
 SLOTS = 1 << 18

@@ -19,8 +19,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from comet_mpc import kernels
-from comet_mpc.kernels import Exponents, Words
+from comet_mpc.engine import kernels
+from comet_mpc.engine.kernels import Exponents, Words
 
 REQUIRED_SPEEDUP = 12.0
 M, K, N = 128, 768, 3072

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from comet_mpc.channel import Channel, memory_pair
-from comet_mpc.homomorphic import Homomorphic, matrix_products
-from comet_mpc.lattice import PublicKey
-from comet_mpc.oblivious_transfer import Transfers, set_up_transfers
-from comet_mpc.packing import PackingKeys
-from comet_mpc.share import CLIENT, SERVER, Words
-from comet_mpc.slots import Sum, choose_plan, slot_sums
-from comet_mpc.tiling import centred, choose_tiling
+from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline.ot.extension import Transfers, set_up_transfers
+from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
+from comet_mpc.offline.rlwe.scheme import PublicKey
+from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
+from comet_mpc.offline.rlwe.tiling import centred, choose_tiling
 
 RNG = np.random.default_rng(0)
 ELEMENTS = 1 << 15

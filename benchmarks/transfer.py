@@ -21,8 +21,8 @@ from typing import TypedDict
 import numpy as np
 
 from comet_mpc import _native
-from comet_mpc.channel import Channel, memory_pair
-from comet_mpc.oblivious_transfer import FOLDS, Transfers, bit_products, extension_bytes, set_up_transfers
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline.ot.extension import FOLDS, Transfers, bit_products, extension_bytes, set_up_transfers
 
 REPEATS = 3
 

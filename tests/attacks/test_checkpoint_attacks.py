@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from comet_mpc.certificates import certify, check_certificates
-from comet_mpc.checkpoint import CometConfig, Tensors, load_checkpoint, save_checkpoint
-from comet_mpc.dealing import mask_weight, weight_key, weights_digest
-from comet_mpc.deployment import Query, ServedModel
+from comet_mpc.engine.session import Weight
 from comet_mpc.errors import CheckpointError
-from comet_mpc.folding import check_fixed
-from comet_mpc.session import Weight
-from comet_mpc.transformer import encode_weights
-from toy_model import make_checkpoint, twin_logits
+from comet_mpc.models.certify import certify, check_certificates
+from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, save_checkpoint
+from comet_mpc.models.fold import check_fixed
+from comet_mpc.models.served import Query, ServedModel
+from comet_mpc.models.transformer import encode_weights
+from comet_mpc.offline.dealer.bundles import mask_weight, weight_key, weights_digest
+from support.toy_model import make_checkpoint, twin_logits
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from comet_mpc.admission import ProgramLimits, admit_program
-from comet_mpc.channel import Channel, greet
-from comet_mpc.correlations import (
+from comet_mpc.engine.correlations import (
     BitProducts,
     ClientMask,
     Correlation,
@@ -26,7 +24,7 @@ from comet_mpc.correlations import (
     encode_correlations,
     program_digest,
 )
-from comet_mpc.dealer import Dealer
+from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import (
     CometError,
     ForeignRandomness,
@@ -37,11 +35,13 @@ from comet_mpc.errors import (
     ProtocolMismatch,
     RandomnessSpent,
 )
-from comet_mpc.fetching import Ask, Proceed, Received, Seed, _FromDealer
-from comet_mpc.keys import Role, make_test_set
-from comet_mpc.share import CLIENT, SERVER
-from comet_mpc.store import new_bundle_id
-from dealer_service import (
+from comet_mpc.net.channel import Channel, greet
+from comet_mpc.net.identity import Role, make_test_set
+from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
+from comet_mpc.offline.dealer.fetch import Ask, Proceed, Received, Seed, _FromDealer
+from comet_mpc.offline.dealer.server import Dealer
+from comet_mpc.offline.store import new_bundle_id
+from support.dealer_service import (
     IMPATIENT,
     KEY,
     SMALL,

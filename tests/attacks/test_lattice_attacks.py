@@ -10,19 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from comet_mpc.channel import Channel, memory_pair
-from comet_mpc.correlations import ClientMask, Correlation, Mask, MatrixProduct, WeightProduct, program_digest
+from comet_mpc.engine.correlations import ClientMask, Correlation, Mask, MatrixProduct, WeightProduct, program_digest
+from comet_mpc.engine.seeds import new_seed
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, ProtocolMismatch, WrongSize
-from comet_mpc.homomorphic import Homomorphic, matrix_products
-from comet_mpc.lattice import DEGREE, PublicKey, SecretKey
-from comet_mpc.oblivious_transfer import set_up_transfers
-from comet_mpc.packing import PackingKeys, packing_keys
-from comet_mpc.pair import WEIGHT_BITS, prepare_bundle
-from comet_mpc.seeds import new_seed
-from comet_mpc.session import Weight
-from comet_mpc.share import CLIENT, SERVER
-from comet_mpc.slots import choose_plan, slot_sums
-from comet_mpc.tiling import choose_tiling
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline.ot.extension import set_up_transfers
+from comet_mpc.offline.pair.prepare import WEIGHT_BITS, prepare_bundle
+from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys
+from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
+from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey, SecretKey
+from comet_mpc.offline.rlwe.slots import choose_plan, slot_sums
+from comet_mpc.offline.rlwe.tiling import choose_tiling
 
 SHAPE, WIDTH, BITS = (4, 6, 5), 56, 24
 TILING = choose_tiling(*SHAPE, WIDTH, BITS)

@@ -12,9 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from comet_mpc.admission import ProgramLimits, admit_program
-from comet_mpc.channel import Channel, memory_pair
-from comet_mpc.correlations import (
+from comet_mpc.engine.correlations import (
     BitProducts,
     ClientMask,
     Correlation,
@@ -27,7 +25,11 @@ from comet_mpc.correlations import (
     WeightScale,
     encode_correlations,
 )
-from comet_mpc.dealing import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.errors import (
     CometError,
     ForeignRandomness,
@@ -39,11 +41,9 @@ from comet_mpc.errors import (
     ShapeError,
     WrongSize,
 )
-from comet_mpc.party import PartySession
-from comet_mpc.plan import Plan, plan_program
-from comet_mpc.polynomial import variables
-from comet_mpc.session import Session, Weight
-from comet_mpc.share import CLIENT, SERVER, Share
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
+from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource, mask_weight
 
 X, Y = variables("x y")
 KEY = bytes(16)

@@ -16,23 +16,23 @@ from typing import Any, Literal
 
 import pytest
 
-from comet_mpc.channel import Channel, memory_pair
-from comet_mpc.client import Client
-from comet_mpc.correlations import Correlation, program_digest
-from comet_mpc.dealer import Dealer, DealerLimits
-from comet_mpc.dealing import Bundle, Dealing
-from comet_mpc.deployment import ServedModel
+from comet_mpc.engine.correlations import Correlation, program_digest
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import CometError, PeerError, RandomnessError
-from comet_mpc.fetching import fetch_bundle
-from comet_mpc.keys import make_test_set
-from comet_mpc.plan import Plan
-from comet_mpc.serving import Conversation, Service, ServiceLimits
-from comet_mpc.share import CLIENT, SERVER
-from comet_mpc.store import BundleStore, new_bundle_id
-from dealer_service import IMPATIENT as SHORT
-from dealer_service import KEY, SMALL, Identities, both, dial, fetch_both, outcome
-from faulty_channel import IMPATIENT, Fault, FaultyChannel
-from toy_model import make_checkpoint
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.net.identity import make_test_set
+from comet_mpc.offline.dealer.bundles import Bundle, Dealing
+from comet_mpc.offline.dealer.fetch import fetch_bundle
+from comet_mpc.offline.dealer.server import Dealer, DealerLimits
+from comet_mpc.offline.store import BundleStore, new_bundle_id
+from comet_mpc.service.client import Client
+from comet_mpc.service.conversation import Conversation, Service, ServiceLimits
+from support.dealer_service import IMPATIENT as SHORT
+from support.dealer_service import KEY, SMALL, Identities, both, dial, fetch_both, outcome
+from support.faulty_channel import IMPATIENT, Fault, FaultyChannel
+from support.toy_model import make_checkpoint
 
 Who = Literal["party", "dealer"]
 
@@ -243,8 +243,8 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
 ) -> None:
     """In the messages before a preparation, at its beginning, halfway, and when both commit."""
     patience = 2.0 if fault == "stall" else 20.0
-    monkeypatch.setattr("comet_mpc.client._PREPARE_STALL", patience)
-    monkeypatch.setattr("faulty_channel.IMPATIENT", patience / 2)  # a stall takes 2.5 times that
+    monkeypatch.setattr("comet_mpc.service.client._PREPARE_STALL", patience)
+    monkeypatch.setattr("support.faulty_channel.IMPATIENT", patience / 2)  # a stall takes 2.5 times that
     allowed = ServiceLimits(stall_seconds=patience, step_seconds=patience, preparations=1)
     service = Service(model, None, identities["server"], tmp_path / "state", allowed)
     plan = service.programs.plan(1, 16)

@@ -22,10 +22,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from comet_mpc.channel import Channel, greet, memory_pair
-from comet_mpc.client import Client, Prediction
-from comet_mpc.dealing import Bundle, Dealing, mask_weight
-from comet_mpc.deployment import ServedModel
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import (
     CometError,
     ConfigurationError,
@@ -37,19 +35,21 @@ from comet_mpc.errors import (
     RandomnessSpent,
     ShapeError,
 )
-from comet_mpc.keys import TlsIdentity, issue, make_test_set
-from comet_mpc.plan import Plan
-from comet_mpc.protocol import Accepted, Prepare, Programs, Ready, Run, Welcome, expect, introduce, say
-from comet_mpc.reserve import Reserve
-from comet_mpc.serving import Conversation, Service, ServiceLimits, _secret
-from comet_mpc.setup_cache import SetUp
-from comet_mpc.share import CLIENT
-from comet_mpc.sockets import TcpChannel, connect
-from comet_mpc.store import BundleStore, new_bundle_id
-from dealer_service import dealer_process
-from faulty_channel import IMPATIENT, Fault, FaultyChannel
-from server_process import ServerProcess, server_process
-from toy_model import make_checkpoint, twin_logits
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.channel import Channel, greet, memory_pair
+from comet_mpc.net.identity import TlsIdentity, issue, make_test_set
+from comet_mpc.net.sockets import TcpChannel, connect
+from comet_mpc.offline.dealer.bundles import Bundle, Dealing, mask_weight
+from comet_mpc.offline.store import BundleStore, new_bundle_id
+from comet_mpc.service.bundle_pool import Reserve
+from comet_mpc.service.client import Client, Prediction
+from comet_mpc.service.conversation import Conversation, Service, ServiceLimits, _secret
+from comet_mpc.service.messages import Accepted, Prepare, Programs, Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.service.model_cache import SetUp
+from support.dealer_service import dealer_process
+from support.faulty_channel import IMPATIENT, Fault, FaultyChannel
+from support.server_process import ServerProcess, server_process
+from support.toy_model import make_checkpoint, twin_logits
 
 Side = Literal["client", "server"]
 Outcome = list[Prediction] | CometError

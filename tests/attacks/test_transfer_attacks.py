@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from nacl import bindings as sodium
 
-from comet_mpc.base_transfer import (
+from comet_mpc.engine.share import CLIENT, SERVER
+from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, WrongSize
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline.ot.base import (
     OFFER_BYTES,
     POINT_BYTES,
     SECURITY,
@@ -20,10 +23,7 @@ from comet_mpc.base_transfer import (
     SenderSetup,
     _Transcript,
 )
-from comet_mpc.channel import Channel, memory_pair
-from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, WrongSize
-from comet_mpc.oblivious_transfer import Transfers, bit_products, bit_times_word, extension_bytes, set_up_transfers
-from comet_mpc.share import CLIENT, SERVER
+from comet_mpc.offline.ot.extension import Transfers, bit_products, bit_times_word, extension_bytes, set_up_transfers
 
 SOON = 5.0
 PATIENCE = 30.0

@@ -1,0 +1,149 @@
+"""What a plan costs, summed by operation and by layer, and how long that takes on a network."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from comet_mpc.engine.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    SquareSums,
+    TableTransfers,
+    WeightProduct,
+    WeightScale,
+    correction_bytes,
+)
+from comet_mpc.engine.plan import Plan
+from comet_mpc.errors import ConfigurationError
+
+__all__ = ["Cost", "Network", "by_layer", "by_operation", "compute_seconds", "party_memory"]
+
+_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A link between the parties: bits per second each way, and the time there and back."""
+
+    rate: float
+    round_trip: float
+
+    @staticmethod
+    def parse(text: str) -> Network:
+        """`200mbit/10ms`: rate each way and round-trip time."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)/(\d+(?:\.\d+)?)(ms|us|s)", text.strip().lower())
+        if found is None or float(found[1]) <= 0.0:
+            raise ConfigurationError(f"a network is RATE/RTT, for example 200mbit/10ms or 1gbit/500us, not {text!r}")
+        unit = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[found[4]]
+        return Network(float(found[1]) * _UNITS[found[2]], float(found[3]) * unit)
+
+    def seconds(self, plan: Plan) -> float:
+        """Every round takes half a round trip (both send at once) and the time of the longer message."""
+        largest = sum(max(entry.from_client, entry.from_server) for entry in plan.schedule)
+        return plan.rounds * self.round_trip / 2 + 8.0 * largest / self.rate
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes are both parties' together."""
+
+    name: str
+    rounds: int
+    online_bytes: int
+    offline_bytes: int
+    compute_seconds: float
+
+
+def _grouped(plan: Plan, name_of: Callable[[str], str]) -> list[Cost]:
+    rounds: dict[str, int] = {}
+    online: dict[str, int] = {}
+    offline: dict[str, int] = {}
+    compute: dict[str, float] = {}
+    for entry in plan.schedule:
+        name = name_of(entry.part)
+        rounds[name] = rounds.get(name, 0) + 1
+        online[name] = online.get(name, 0) + entry.from_client + entry.from_server
+    for correlation, part in zip(plan.correlations, plan.parts, strict=True):
+        name = name_of(part)
+        offline[name] = offline.get(name, 0) + correction_bytes(correlation)
+        compute[name] = compute.get(name, 0.0) + _seconds(correlation)
+    names = dict.fromkeys([*online, *offline])
+    return [
+        Cost(name, rounds.get(name, 0), online.get(name, 0), offline.get(name, 0), compute.get(name, 0.0))
+        for name in names
+    ]
+
+
+def by_operation(plan: Plan) -> list[Cost]:
+    """One row per operation (linear, attention, …), all layers together."""
+
+    def name_of(part: str) -> str:
+        names = [name for name in part.split("/") if not name.startswith("layer ")]
+        return names[0] if names else "program"
+
+    return _grouped(plan, name_of)
+
+
+def by_layer(plan: Plan) -> list[Cost]:
+    return _grouped(plan, lambda part: part.split("/")[0])
+
+
+# Seconds on one core of about 3 GHz with AVX2 (`benchmarks/kernels.py` prints this machine's rates).
+_WORD = 12e-9  # an opened element: expand, mask, pack, send, receive, unpack, add
+_TERM = 6e-9  # one mask monomial of an element: expand or unpack, multiply, add
+_BIT = 6e-9
+_ENTRY = 6e-9  # one of a table that is given: expand, add, pack, send
+_MAC = 1.0 / 6e9
+_MAC_INT32 = 1.0 / 9e9
+
+
+def _seconds(correlation: Correlation) -> float:
+    """A server's online compute for one correlation, roughly."""
+    match correlation:
+        case Mask(shape=shape) | ClientMask(shape=shape):
+            return math.prod(shape) * _WORD
+        case BitProducts(count=count):
+            return count * _BIT
+        case Monomials(shape=shape, terms=terms):
+            return math.prod(shape) * len(terms) * _TERM
+        case SquareSums(rows=rows, columns=columns):
+            return rows * columns * _TERM
+        case MatrixProduct(batch=batch, m=m, k=k, n=n):
+            return 2 * batch * m * k * n * _MAC
+        case WeightProduct(rows=rows, inputs=inputs, outputs=outputs):
+            return rows * inputs * outputs * _MAC_INT32
+        case WeightScale(rows=rows, size=size):
+            return rows * size * _TERM
+        case TableTransfers(count=count, entries=entries, sizes=sizes):
+            return count * entries * len(sizes) * _ENTRY
+
+
+def compute_seconds(plan: Plan) -> float:
+    """A party's online compute, an estimate."""
+    return sum(_seconds(correlation) for correlation in plan.correlations)
+
+
+def party_memory(plan: Plan, weight_words: int) -> int:
+    """A party's memory, an estimate: 8 bytes a masked weight at the client, and what the widest operation holds."""
+    widest: dict[str, int] = {}
+    for correlation, part in zip(plan.correlations, plan.parts, strict=True):
+        match correlation:
+            case Monomials(shape=shape, terms=terms):
+                words = math.prod(shape) * (len(terms) + 2)
+            case Mask(shape=shape) | ClientMask(shape=shape):
+                words = 4 * math.prod(shape)
+            case TableTransfers(count=count, entries=entries, sizes=sizes):
+                words = count * entries * sum(sizes) // 2
+            case WeightProduct(rows=rows, outputs=outputs):
+                words = 3 * rows * outputs
+            case _:
+                words = 0
+        widest[part] = widest.get(part, 0) + words
+    return 8 * (weight_words + 2 * max(widest.values(), default=0)) + (80 << 20)

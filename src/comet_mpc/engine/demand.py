@@ -1,0 +1,266 @@
+"""What every step of a program costs in correlated randomness; shared by the plan and by the real parties.
+
+A `DrawingSession` decides *what* is drawn and leaves *doing* to its two heirs: a plan only writes the
+descriptions down, a party uses the words it gets for them. So the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product as cartesian
+
+import numpy as np
+
+from comet_mpc.engine.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    MonomialTerm,
+    SquareSums,
+    TableTransfers,
+    WeightProduct,
+    WeightScale,
+)
+from comet_mpc.engine.polynomial import Exponents, needed_monomials
+from comet_mpc.engine.session import (
+    Choose,
+    Fetch,
+    Give,
+    Given,
+    Open,
+    Opened,
+    Request,
+    Result,
+    Reveal,
+    Session,
+    Truncate,
+    TruncateOpen,
+    Weight,
+)
+from comet_mpc.engine.share import Words
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted
+
+__all__ = ["DrawingSession", "Drawn", "Expansions", "InOrder", "MaskTerm", "demand"]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A correlation that was drawn: its place in the program and this party's words (none in a plan)."""
+
+    index: int
+    arrays: tuple[Words, ...] = field(default=(), repr=False)
+
+
+class InOrder:
+    """The correlations that were prepared, handed out in the program's order and each once: for every source."""
+
+    def __init__(self, correlations: Sequence[Correlation]) -> None:
+        self.correlations = tuple(correlations)
+        self._next = 0
+
+    @property
+    def remaining(self) -> int:
+        """Correlations not drawn yet."""
+        return len(self.correlations) - self._next
+
+    def take(self, correlation: Correlation) -> int:
+        """The place of the next one, which must be the one that the program asks for."""
+        place = self._next
+        if place >= len(self.correlations):
+            raise RandomnessExhausted(
+                f"the program asks for more than the {place} correlations that were prepared for it"
+            )
+        if self.correlations[place] != correlation:
+            raise ForeignRandomness(
+                f"correlation {place} was prepared as {type(self.correlations[place]).__name__} for another program; "
+                f"this one asks for {type(correlation).__name__} of other dimensions"
+            )
+        self._next += 1
+        return place
+
+
+def demand(request: Request) -> Correlation | None:
+    """The correlation that a request uses."""
+    share = request.share
+    match request:
+        case Open():
+            return Mask(share.shape, share.width, 0, share.width)
+        case TruncateOpen(shift=shift, width=width):
+            return Mask(share.shape, share.width, shift, width)
+        case Truncate(shift=shift, width=width, free=free):
+            return None if free else BitProducts(share.count, width - share.width + shift)
+        case Give():
+            return ClientMask(share.shape, share.width)
+        case Choose(table=table):
+            return TableTransfers(share.count, table.entries, table.sizes)
+        case Reveal() | Fetch():
+            return None
+
+
+@dataclass(frozen=True)
+class MaskTerm:
+    """One term of a mask monomial: coefficient · Π sign_i (i in signs) · Π u_i^power · top_i^carry.
+
+    places  the operands that occur, by mask; powers and carries are theirs
+    """
+
+    coefficient: int
+    signs: tuple[int, ...]
+    places: tuple[int, ...]
+    powers: Exponents
+    carries: Exponents
+
+    def name(self, operands: Sequence[Opened]) -> MonomialKey:
+        """The monomial's name, free of operands that do not occur in it."""
+        return tuple([operands[place].mask for place in self.places]), self.powers, self.carries
+
+
+MonomialKey = tuple[tuple[int, ...], Exponents, Exponents]
+Expansions = dict[Exponents, tuple[MaskTerm, ...]]
+
+
+def _mask_expansion(monomial: Exponents, rings: Sequence[tuple[int, int]], order: Sequence[int]) -> Iterator[MaskTerm]:
+    """Π m_i^E_i in terms of what a source can share.
+
+    An ordinary mask is m = u. One that truncates is m = u - s·2^step·top, with a public sign s and the secret top
+    bit of the opening's mask (top² = top), hence m^E = u^E + top·Σ_{j<E} C(E,j)·(-s·2^step)^(E-j)·u^j.
+    Terms whose coefficient vanishes in the ring are left out.
+    """
+    width = min(width for (width, _), power in zip(rings, monomial, strict=True) if power)
+    choices = []
+    for (_, step), power in zip(rings, monomial, strict=True):
+        options = [(1, 0, False, power, 0)]
+        if step:
+            for j in range(power):
+                rest = power - j
+                options.append((math.comb(power, j) * (-1) ** rest, rest * step, rest % 2 == 1, j, 1))
+        choices.append(options)
+    for combination in cartesian(*choices):
+        exponent = sum(option[1] for option in combination)
+        if exponent < width:
+            places = tuple(i for i in order if combination[i][3] or combination[i][4])
+            yield MaskTerm(
+                math.prod(option[0] for option in combination) * 2**exponent,
+                tuple(i for i, option in enumerate(combination) if option[2]),
+                places,
+                tuple(combination[i][3] for i in places),
+                tuple(combination[i][4] for i in places),
+            )
+
+
+@lru_cache(maxsize=1024)
+def _expansions(
+    exponents: tuple[Exponents, ...], rings: tuple[tuple[int, int], ...], order: tuple[int, ...]
+) -> Expansions:
+    """For every mask monomial of a polynomial, its terms. A program asks for few different ones, in every run again.
+
+    rings  (width, step) of each operand;  order  the operands, by mask
+    """
+    return {monomial: tuple(_mask_expansion(monomial, rings, order)) for monomial in needed_monomials(exponents)}
+
+
+class DrawingSession(Session):
+    """A session that draws correlated randomness."""
+
+    @abstractmethod
+    def _draw(self, correlation: Correlation) -> Drawn:
+        """The next correlation of the program."""
+
+    def _round(self, requests: Sequence[Request]) -> list[Result]:
+        drawn = []
+        for request in requests:
+            correlation = demand(request)
+            drawn.append(None if correlation is None else self._draw(correlation))
+        return self._carry_out(requests, drawn)
+
+    @abstractmethod
+    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]: ...
+
+    def _evaluate(
+        self, terms: list[tuple[int, Exponents]], operands: list[Opened], shape: tuple[int, ...]
+    ) -> Words | None:
+        order = sorted(range(len(operands)), key=lambda place: operands[place].mask)
+        expansions = _expansions(
+            tuple([exponents for _, exponents in terms]),
+            tuple([(operand.width, operand.step) for operand in operands]),
+            tuple(order),
+        )
+        self._draw_monomials([term for expansion in expansions.values() for term in expansion], operands)
+        return self._masked_polynomial(terms, operands, expansions, shape)
+
+    def _draw_monomials(self, terms: list[MaskTerm], operands: Sequence[Opened]) -> None:
+        """Draws shares of the mask monomials that are not known yet, one correlation per set of masks."""
+        wanted: dict[tuple[int, ...], dict[MonomialKey, list[Opened]]] = {}
+        for term in terms:
+            key = term.name(operands)
+            if key not in operands[term.places[-1]].known:
+                wanted.setdefault(key[0], {})[key] = [operands[place] for place in term.places]
+        for masks, entries in sorted(wanted.items()):
+            used = next(iter(entries.values()))
+            width = min(operand.width for operand in used)
+            keys = sorted(entries)
+            steps = [operand.step for operand in used]
+            described = tuple(
+                MonomialTerm(powers, carries, width - sum(s for s, c in zip(steps, carries, strict=True) if c))
+                for _, powers, carries in keys
+            )
+            shape = np.broadcast_shapes(*(operand.shape for operand in used))
+            drawn = self._draw(Monomials(masks, shape, described))
+            for position, key in enumerate(keys):
+                words = drawn.arrays[position].reshape(shape) if drawn.arrays else np.empty(0, np.uint64)
+                used[-1].known[key] = words
+
+    @staticmethod
+    def _known(term: MaskTerm, operands: Sequence[Opened]) -> Words:
+        return operands[term.places[-1]].known[term.name(operands)]
+
+    @abstractmethod
+    def _masked_polynomial(
+        self,
+        terms: list[tuple[int, Exponents]],
+        operands: list[Opened],
+        expansions: Expansions,
+        shape: tuple[int, ...],
+    ) -> Words | None: ...
+
+    def _square_sum(self, x: Opened) -> Words | None:
+        rows = math.prod(x.shape[:-1])
+        drawn = self._draw(SquareSums(x.mask, rows, x.shape[-1], x.width))
+        return self._masked_square_sum(x, drawn)
+
+    @abstractmethod
+    def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None: ...
+
+    def _matmul(self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int) -> Words | None:
+        batch = math.prod(shape[:-2])
+        drawn = self._draw(MatrixProduct(x.mask, y.mask, batch, shape[-2], x.shape[-1], shape[-1], transposed, width))
+        return self._masked_matmul(x, y, transposed, shape, width, drawn)
+
+    @abstractmethod
+    def _masked_matmul(
+        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int, drawn: Drawn
+    ) -> Words | None: ...
+
+    def _linear(self, x: Given, weight: Weight, shape: tuple[int, ...]) -> Words | None:
+        rows = math.prod(x.shape[:-1])
+        outputs, inputs = weight.shape
+        drawn = self._draw(WeightProduct(x.mask, weight.name, rows, inputs, outputs, x.width))
+        return self._masked_linear(x, weight, shape, drawn)
+
+    @abstractmethod
+    def _masked_linear(self, x: Given, weight: Weight, shape: tuple[int, ...], drawn: Drawn) -> Words | None: ...
+
+    def _scale(self, x: Given, weight: Weight) -> Words | None:
+        rows = math.prod(x.shape[:-1])
+        drawn = self._draw(WeightScale(x.mask, weight.name, rows, x.shape[-1], x.width))
+        return self._masked_scale(x, weight, drawn)
+
+    @abstractmethod
+    def _masked_scale(self, x: Given, weight: Weight, drawn: Drawn) -> Words | None: ...

@@ -1,0 +1,156 @@
+"""A plan: what a program will send, in how many rounds, and which correlated randomness it needs. No data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from comet_mpc.engine.correlations import Correlation, correction_bytes, program_digest
+from comet_mpc.engine.demand import DrawingSession, Drawn, Expansions
+from comet_mpc.engine.polynomial import Exponents
+from comet_mpc.engine.session import (
+    Choose,
+    Chosen,
+    Fetch,
+    Give,
+    Given,
+    Open,
+    Opened,
+    Request,
+    Result,
+    Session,
+    Truncate,
+    TruncateOpen,
+    Weight,
+    given,
+    looked_up,
+    opened,
+    truncated,
+    wire_bytes,
+)
+from comet_mpc.engine.share import Words
+from comet_mpc.net.channel import FRAME_HEADER
+
+__all__ = ["Plan", "PlannedRound", "plan_program"]
+
+
+@dataclass(frozen=True)
+class PlannedRound:
+    """One round: the part of the program it belongs to and the bytes on the wire, frame headers included."""
+
+    part: str
+    from_client: int
+    from_server: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a program will use, in order."""
+
+    correlations: tuple[Correlation, ...]
+    parts: tuple[str, ...]
+    """The part of the program that each correlation belongs to."""
+    schedule: tuple[PlannedRound, ...]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.schedule)
+
+    def sent(self, party: int) -> int:
+        """Bytes that a party sends online."""
+        return sum((entry.from_client, entry.from_server)[party] for entry in self.schedule)
+
+    @property
+    def online_bytes(self) -> int:
+        """Both parties together."""
+        return sum(entry.from_client + entry.from_server for entry in self.schedule)
+
+    @cached_property
+    def correction_bytes(self) -> int:
+        """Bytes of correlated randomness that cannot be compressed to a seed: all of it goes to the server."""
+        return sum(correction_bytes(correlation) for correlation in self.correlations)
+
+    @cached_property
+    def digest(self) -> str:
+        return program_digest(self.correlations)
+
+
+class PlanSession(DrawingSession):
+    """Runs a program on shapes."""
+
+    def __init__(self, *, fused: bool = True) -> None:
+        super().__init__()
+        self.fused = fused
+        self.correlations: list[Correlation] = []
+        self.parts: list[str] = []
+        self.schedule: list[PlannedRound] = []
+
+    def holds(self, party: int) -> bool:
+        return False
+
+    def _trivial(self, owner: int, shape: tuple[int, ...], words: Words | None) -> Words | None:
+        return None
+
+    def _draw(self, correlation: Correlation) -> Drawn:
+        self.correlations.append(correlation)
+        self.parts.append(self.here)
+        return Drawn(len(self.correlations) - 1)
+
+    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
+        sizes = [wire_bytes(request) for request in requests]
+        client, server = (sum(size[party] for size in sizes) for party in (0, 1))
+        if client or server:
+            framed = [size + FRAME_HEADER if size else 0 for size in (client, server)]
+            self.schedule.append(PlannedRound(self.here, *framed))
+        return [self._result(request, entry) for request, entry in zip(requests, drawn, strict=True)]
+
+    @staticmethod
+    def _result(request: Request, drawn: Drawn | None) -> Result:
+        match request, drawn:
+            case Truncate(), _:
+                return truncated(request, None)
+            case ((Open() | TruncateOpen()), Drawn(index=index)):
+                result = opened(request, index, None)
+                if isinstance(request, Open):
+                    result.known[((index,), (1,), (0,))] = np.empty(0, np.uint64)
+                return result
+            case Give(), Drawn(index=index):
+                return given(request, index, None)
+            case Choose(share=share, table=table), _:
+                return Chosen(share, table)
+            case Fetch(chosen=chosen), _:
+                return looked_up(chosen, [None] * len(chosen.table.columns))
+        return None
+
+    def _masked_polynomial(
+        self,
+        terms: list[tuple[int, Exponents]],
+        operands: list[Opened],
+        expansions: Expansions,
+        shape: tuple[int, ...],
+    ) -> Words | None:
+        return None
+
+    def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None:
+        return None
+
+    def _masked_matmul(
+        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int, drawn: Drawn
+    ) -> Words | None:
+        return None
+
+    def _masked_linear(self, x: Given, weight: Weight, shape: tuple[int, ...], drawn: Drawn) -> Words | None:
+        return None
+
+    def _masked_scale(self, x: Given, weight: Weight, drawn: Drawn) -> Words | None:
+        return None
+
+
+def plan_program(program: Callable[[Session], object], *, fused: bool = True) -> Plan:
+    """Plans a program: `plan_program(lambda session: activation(session, x, rule))`."""
+    session = PlanSession(fused=fused)
+    program(session)
+    return Plan(tuple(session.correlations), tuple(session.parts), tuple(session.schedule))

@@ -1,0 +1,124 @@
+"""Activations made of 1/sqrt: the smooth maximum unit (for GeLU and ReLU) and x/sqrt(1 + x²) (for tanh)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.session import Session
+from comet_mpc.engine.share import Share, ring_width
+from comet_mpc.errors import RuleError
+from comet_mpc.functions.inverse_sqrt import (
+    InverseSqrtRule,
+    inverse_sqrt,
+    make_rule,
+    open_argument,
+    overshoot,
+    square_root,
+)
+from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+
+__all__ = ["Smu", "argument_interval", "smu", "smu_rule", "tanh_like", "tanh_like_rule"]
+
+X, T, Y = variables("x t y")
+
+_SPARE = 12
+"""Fraction bits for a public real factor."""
+
+_FRACTION_X = 14
+"""Fraction bits with which x enters the square root's argument: for |x| <= 1, what a ring of 32 bits holds."""
+
+
+@dataclass(frozen=True)
+class Smu:
+    """smu(x) = (1+α)/2·x + ½·sqrt(φ·x² + μ²), a smooth max(x, α·x).
+
+    φ is (1-α)², as max(x, α·x) = ½((1+α)·x + |(1-α)·x|) demands; `paper_factor` takes the paper's (1-α). They agree at
+    α = 0. μ is one number, or one for every neuron (last axis).
+    """
+
+    mu: float | tuple[float, ...]
+    alpha: float = 0.0
+    paper_factor: bool = False
+
+    @property
+    def factor(self) -> float:
+        return (1.0 - self.alpha) if self.paper_factor else (1.0 - self.alpha) ** 2
+
+    def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """In real arithmetic."""
+        real = np.asarray(x, dtype=np.float64)
+        t = self.factor * real**2 + np.square(self.mu)
+        return np.asarray(0.5 * (1.0 + self.alpha) * real + 0.5 * np.sqrt(t))
+
+
+def argument_interval(form: Smu, bound: float) -> tuple[float, float]:
+    """All values that t = φ·x² + μ² can take for |x| <= bound."""
+    mu = np.asarray(form.mu, dtype=np.float64)
+    low = float(np.min(mu**2))
+    if low <= 0.0 or not 0.0 <= form.alpha < 1.0:
+        raise RuleError("smu needs 0 <= alpha < 1 and, so that t has a positive lower end, every mu above 0")
+    return low, form.factor * bound**2 + float(np.max(mu**2))
+
+
+def smu_rule(form: Smu, bound: float, steps: int, *, name: str = "minimax", emphasis: float = 0.25) -> InverseSqrtRule:
+    """The rule for |x| <= bound: its interval holds for every input, so that nothing depends on data."""
+    low, high = argument_interval(form, bound)
+    beside = (1.0 + form.alpha) * bound
+    return make_rule(name, low, high, steps, root=True, beside=beside, emphasis=emphasis, floor=0.9 * low)
+
+
+def _times_real(x: Share, factor: float) -> Share:
+    """x times a public real: exact for a power of two, else with _SPARE more fraction bits."""
+    mantissa, exponent = np.frexp(factor)
+    if mantissa == 0.5:
+        return x.times_power(int(exponent) - 1)
+    return x.times(round(factor * 2**_SPARE)).times_power(-_SPARE)
+
+
+def smu(session: Session, x: Share, form: Smu, rule: InverseSqrtRule, *, fraction: int = 12, width: int = 64) -> Share:
+    """smu(x) with `fraction` bits.
+
+    x may come with more fraction bits, straight from a product: what is squared is cut to 14 in a narrow ring, which is
+    mostly free. minimax, k steps: opens x in that ring, t, and y k-2 times (k-1 times if the start is classical).
+    Rounds 2k (k >= 2). Reveals nothing.
+    """
+    with session.part("activation"):
+        spare = 0 if form.factor == 1.0 else _SPARE
+        bits = min(x.fraction, _FRACTION_X if not spare else _FRACTION_X - 2)
+        top = form.factor * x.bound**2 + float(np.max(np.square(form.mu)))
+        narrow = ring_width(2 * bits + spare, top)
+        opened = session.open(session.truncate_to(x, bits, min(x.width, narrow)))
+        square = session.evaluate(
+            form.factor * X**2, {"x": opened}, fraction=2 * bits + spare, bound=form.factor * opened.bound**2
+        )
+        t = square + session.constant(np.square(form.mu), square.fraction, square.width)
+        if isinstance(rule, MinimaxRule):
+            tau = open_argument(session, t, rule)
+            root = square_root(session, tau, rule)
+        else:
+            y = session.reopen(inverse_sqrt(session, t, rule), rule.fraction_y)
+            t_opened = session.reopen(t, 16)
+            root = session.evaluate(T * Y, {"t": t_opened, "y": y}, bound=4.0 * np.sqrt(top))
+        half = _times_real(x, 0.5 * (1.0 + form.alpha))
+        whole = max(half.fraction, root.fraction + 1)
+        result = half.lift(whole) + root.times_power(-1).lift(whole)
+        return session.truncate_to(result, fraction, width)
+
+
+def tanh_like_rule(bound: float, steps: int) -> MinimaxRule:
+    """For t = 1 + x², |x| <= bound."""
+    return minimax_rule(1.0, 1.0 + bound**2, steps, floor=0.99)
+
+
+def tanh_like(session: Session, x: Share, rule: InverseSqrtRule, *, fraction: int = 12) -> Share:
+    """x / sqrt(1 + x²), which stands for tanh(x) in a pooler. Opens x, t and the y's. Reveals nothing."""
+    with session.part("tanh"):
+        opened = session.open(x)
+        t = session.add_constant(session.evaluate(X**2, {"x": opened}, bound=x.bound**2), 1.0)
+        y = session.reopen(inverse_sqrt(session, t, rule), 14)
+        limit = overshoot(rule) + 2.0**-10 + 2.0**-14 * x.bound
+        return session.truncate_to(session.product(opened, y, bound=limit), fraction)

@@ -1,0 +1,274 @@
+"""Attention made of 1/sqrt: smu(s)^p / Σ smu(s)^p, normalised after the product with V.
+
+Two forms:
+    paper      s = q·k/√d, p = 1: the range of s must be claimed by the caller
+    certified  s = cos(q, k) - c with a threshold c per head, p = 2: s is in [-2, 2] whatever the input
+
+A secret padding mask m (1 for a token, 0 for padding) multiplies R = smu(s)^p column by column; the product needs
+no opening of its own, since smu(s) is open for its power anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.session import Open, Opened, Session, Truncate
+from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
+from comet_mpc.errors import RuleError, ShapeError
+from comet_mpc.functions.activation import Smu, smu, smu_rule
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
+
+__all__ = ["LARGEST_ACTIVATED", "AttentionForm", "attention", "certified_form", "paper_form", "plain_attention"]
+
+S, M, N, Y = variables("s m n y")
+
+# Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
+_QUERY = 5
+_SCORE = 14
+_SPARE = 12  # of a public real factor
+_VALUE = 12
+_ACTIVATED = 14
+_R = 22
+_ROW = 14
+_NUMERATOR = 26
+_RECIPROCAL_ROOT = 12
+LARGEST_ACTIVATED = 1.12
+"""smu(s) for |s| <= 1, the rule's error included."""
+_R_TOP = LARGEST_ACTIVATED**2
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """What is computed, and the public rules it is computed by."""
+
+    power: int
+    cosine: bool
+    smu: Smu
+    score_bound: float
+    """|s| for every input: 2 in the certified form, a claim of the caller's in the paper's."""
+    scores: InverseSqrtRule
+    denominators: InverseSqrtRule
+    """For Σ_j R_ij / n with R scaled to at most 1."""
+    norms: InverseSqrtRule | None = None
+    """For |q|² and |k|²; only with cosine."""
+    scale: float = 0.0
+    """smu is taken of s/scale; 0: of s/score_bound."""
+    threshold_bound: float = 1.0
+    floor: float = 0.0
+    """Added to Σ_j R_ij: without a smooth smu a row may have no positive score at all."""
+
+    @property
+    def score_scale(self) -> float:
+        return self.scale or self.score_bound
+
+
+def certified_form(
+    steps: int,
+    *,
+    mu: float = 0.125,
+    row_steps: int = 6,
+    norm_interval: tuple[float, float] = (2.0**-12, 1.0 + 2.0**-6),
+    denominator_low: float = 2.0**-14,
+    name: str = "minimax",
+    emphasis: float = 0.25,
+) -> AttentionForm:
+    """Cosine scores, power 2. `norm_interval` is that of |q|² and |k|², its top certified.
+
+    A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1. The
+    denominators' interval is wider than the others' and gets a step more.
+    """
+    form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
+    return AttentionForm(
+        power=2,
+        cosine=True,
+        smu=form,
+        score_bound=2.0,
+        scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name, emphasis=emphasis),
+        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps + 1),
+        norms=make_rule("minimax", *norm_interval, row_steps),
+    )
+
+
+def paper_form(
+    steps: int,
+    *,
+    mu: float,
+    score_bound: float,
+    row_steps: int = 7,
+    denominator_low: float = 2.0**-14,
+    name: str = "minimax",
+) -> AttentionForm:
+    """The paper's smu(s)/Σ smu(s), s = q·k/√d. |s| <= score_bound is the caller's claim."""
+    if mu <= 0.0:
+        raise RuleError("mu = 0 leaves rows without a positive score and t without a lower end: give a floor above 0")
+    form = Smu(mu / score_bound)
+    return AttentionForm(
+        power=1,
+        cosine=False,
+        smu=form,
+        score_bound=score_bound,
+        scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name),
+        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps),
+    )
+
+
+def plain_attention(
+    q: npt.NDArray[np.float64],
+    k: npt.NDArray[np.float64],
+    v: npt.NDArray[np.float64],
+    form: AttentionForm,
+    thresholds: npt.NDArray[np.float64] | None = None,
+    mask: npt.NDArray[np.float64] | None = None,
+) -> npt.NDArray[np.float64]:
+    """The same in real arithmetic, with exact functions. Shapes (heads, n, d); mask (n,).
+
+    thresholds  (heads,), or (heads, n, n) with a relative position bias
+    """
+    if form.cosine:
+        q, k = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (q, k))
+        scores = q @ k.swapaxes(-1, -2)
+    else:
+        scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    if thresholds is not None:
+        scores = scores - (thresholds[:, None, None] if thresholds.ndim == 1 else thresholds)
+    r = form.smu(scores / form.score_scale) ** form.power
+    if mask is not None:
+        r = r * mask
+    return np.asarray((r @ v) / (r.sum(axis=-1, keepdims=True) + form.floor))
+
+
+def attention(
+    session: Session,
+    q: Share,
+    k: Share,
+    v: Share,
+    form: AttentionForm,
+    *,
+    thresholds: Share | None = None,
+    mask: Share | None = None,
+    fraction: int = 12,
+    width: int = WORD,
+) -> Share:
+    """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1) or (heads, n, n), mask (n,).
+
+    With a batch: (batch, heads, n, d) and a mask of (batch, n). The mask is 1 for a token and 0 for padding.
+
+    Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
+    narrowest ring that holds what it enters. Reveals nothing.
+    """
+    if not q.shape == k.shape == v.shape or len(q.shape) not in (3, 4):
+        raise ShapeError(f"attention needs q, k, v of one shape (heads, n, d), got {q.shape}, {k.shape}, {v.shape}")
+    n = q.shape[-2]
+    if mask is not None and mask.shape != (*q.shape[:-3], n):
+        raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(*q.shape[:-3], n)}")
+    with session.part("attention"):
+        # R enters R·V, so both are opened in the ring of that product.
+        pair = ring_width(_R + _VALUE, n * _R_TOP * v.bound)
+        values = session.defer(Truncate(v, v.fraction - _VALUE, pair)) if v.fraction > _VALUE else None
+        scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
+        if thresholds is not None:
+            scores = scores - thresholds.lift(scores.fraction)
+        scaled = _shrunk(scores.bounded(form.score_bound * (1.0 + 2.0**-8)), form.score_scale)
+        s = session.truncate_to(scaled, _SCORE)
+        squared = ring_width(form.power * _ACTIVATED, _R_TOP)
+        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared).bounded(
+            LARGEST_ACTIVATED
+        )
+        r = _power(session, activated, form, mask, pair)
+        r_opened, v_opened = session.open(r, v.narrow(pair) if values is None else values.result())
+        total = r.sum(keep=True)
+        product = session.matmul(r_opened, v_opened, bound=n * _R_TOP * v.bound)
+        return _divide(session, product, total, n, v.bound, form, fraction, width)
+
+
+def _shrunk(share: Share, bound: float) -> Share:
+    """share / bound, for a bound that is a power of two for free."""
+    mantissa, exponent = math.frexp(bound)
+    if mantissa == 0.5:
+        return share.times_power(1 - exponent)
+    return share.times(round(2**_SPARE / bound)).times_power(-_SPARE).bounded(share.bound / bound)
+
+
+def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
+    """q·kᵀ/√d."""
+    d = q.shape[-1]
+    bound = (form.score_bound + form.threshold_bound) * math.sqrt(d)
+    with session.part("scores"):
+        rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
+        bits = min(rows.fraction, _VALUE)
+        width = ring_width(2 * bits + _SPARE, bound)
+        rows = session.truncate_to(rows, bits, min(width, rows.width))
+        opened = session.open(rows[0], rows[1])
+        product = session.matmul(*opened, transposed=True, bound=bound)
+        return product.times(round(2**_SPARE / math.sqrt(d))).times_power(-_SPARE).bounded(bound / math.sqrt(d))
+
+
+def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
+    """cos(q, k): every row of q and k is divided by its norm."""
+    rule = form.norms
+    if rule is None:
+        raise RuleError("cosine attention needs a rule for the norms")
+    with session.part("scores"):
+        rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
+        # enough bits for a coordinate of the shortest row that the rule is made for
+        bits = min(rows.fraction, math.ceil(0.5 * math.log2(q.shape[-1] / rule.low)) + _QUERY)
+        width = max(ring_width(2 * bits, rule.high), ring_width(bits + _ROW, overshoot(rule) + 2.0**-8))
+        opened = session.open(session.truncate_to(rows, bits, min(width, rows.width)))
+        squares = session.square_sum(opened, bound=rule.high)
+        y = session.reopen(inverse_sqrt(session, squares, rule), _ROW)
+        limit = overshoot(rule) + 2.0**-8
+        unit = session.product(opened, y, bound=limit)
+        top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
+        unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, top))
+        halves = session.open(unit[0], unit[1])
+        return session.matmul(halves[0], halves[1], transposed=True, bound=top)
+
+
+def _power(session: Session, activated: Share, form: AttentionForm, mask: Share | None, width: int) -> Share:
+    """R = smu(s)^p, times the padding mask, with _R fraction bits in a ring of `width`."""
+    if form.power == 1 and mask is None:
+        lifted = activated.lift(_R) if activated.width >= width else session.truncate(activated, 0, width).lift(_R)
+        return lifted.narrow(width)
+    polynomial = S**form.power
+    opened: dict[str, Opened] = {}
+    if mask is not None:
+        polynomial = polynomial * M
+        row = mask.reshape(*mask.shape[:-1], 1, 1, mask.shape[-1]).narrow(activated.width)
+        opened["s"], opened["m"] = session.open(activated, row)
+    else:
+        opened["s"] = session.open(activated)
+    power = session.evaluate(polynomial, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
+    shift = power.fraction - _R
+    return session.truncate(power, shift, width) if shift >= 0 else session.truncate(power, 0, width).lift(_R)
+
+
+def _divide(
+    session: Session,
+    product: Share,
+    total: Share,
+    n: int,
+    bound: float,
+    form: AttentionForm,
+    fraction: int,
+    width: int,
+) -> Share:
+    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's."""
+    rule = form.denominators
+    exponent = math.ceil(math.log2(n))
+    with session.part("division"):
+        limit = (overshoot(rule) ** 2 + 2.0**-6) * bound
+        whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
+        numerator = product.times_power(-exponent)
+        opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, ring_width(whole, limit)), Open)
+        mean = total.times_power(-exponent)
+        if form.floor:
+            mean = session.add_constant(mean, form.floor * 2.0**-exponent)
+        mean = mean.bounded(rule.high)
+        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT)
+        value = session.evaluate(N * Y**2, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
+        return session.truncate_to(value, fraction, width)

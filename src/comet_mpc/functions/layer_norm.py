@@ -1,0 +1,72 @@
+"""LayerNorm on shares."""
+
+from __future__ import annotations
+
+import math
+
+from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine.share import SERVER, WORD, Share, ring_width
+from comet_mpc.errors import ShapeError
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
+
+__all__ = ["layer_norm", "layer_norm_rule", "scale_and_shift"]
+
+V, Y = variables("v y")
+
+_FRACTION_V = 12
+_FRACTION_Y = 14
+_SPARE = 12
+
+
+def _shrink(size: int) -> tuple[int, float]:
+    """size = shrink·2^bits with shrink in (1/2, 1]."""
+    bits = math.ceil(math.log2(size))
+    return bits, size / 2**bits
+
+
+def layer_norm_rule(size: int, low: float, high: float, steps: int, *, name: str = "minimax") -> InverseSqrtRule:
+    """The rule for a variance in [low, high] over rows of `size` numbers; `high` must hold for every input."""
+    _, shrink = _shrink(size)
+    gain = math.sqrt(shrink)
+    return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain)
+
+
+def layer_norm(
+    session: Session, x: Share, rule: InverseSqrtRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
+) -> Share:
+    """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β.
+
+    Works with v = (size·x - Σx)/2^k, which needs no division before the square. v is opened once and serves the
+    square and the product; of the masks' squares only row sums are needed. The result has `fraction` bits in a ring of
+    `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row quantities. Reveals nothing.
+    """
+    with session.part("layer_norm"):
+        size = x.shape[-1]
+        bits, shrink = _shrink(size)
+        total = rule.high * 2.0**bits  # Σ v², for every input
+        limit = (overshoot(rule) + 2.0**-8) * math.sqrt(size)
+        constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
+        spare = 0 if constant == 1.0 else _SPARE
+        needed = max(ring_width(2 * _FRACTION_V, total), ring_width(_FRACTION_V + _FRACTION_Y + spare, limit))
+        centred = (x.times(size) - x.sum(keep=True)).times_power(-bits).bounded(math.sqrt(total))
+        whole = _FRACTION_V + _FRACTION_Y + spare
+        if width <= WORD - (whole - fraction):
+            needed = WORD  # a wider ring for v makes the last truncation free
+        opened = session.open(session.truncate_to(centred, _FRACTION_V, needed))
+        squares = session.square_sum(opened, bound=total).times_power(-bits)
+        t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
+        y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y)
+        result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
+        return session.truncate_to(result, fraction, width)
+
+
+def scale_and_shift(session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None) -> Share:
+    """γ ⊙ n + β with the server's vectors: n is given to the server, one message."""
+    if gamma.shape != beta.shape:
+        raise ShapeError(f"gamma has shape {gamma.shape}, beta {beta.shape}")
+    scaled = session.scale(session.give(n), gamma)
+    values = None if beta.values is None else beta.values * 2.0**-beta.fraction
+    shift = session.private(SERVER, beta.shape, scaled.fraction, beta.gain, values)
+    result = scaled + shift
+    return result if fraction is None else session.truncate_to(result, fraction)

@@ -1,0 +1,1 @@
+"""Measurements: accuracy inside the protocol, the demonstration, the paper's own forms (research only)."""

@@ -1,0 +1,435 @@
+"""Which operations are measured, by which methods, on which inputs.
+
+A method computes the same kind of thing by other means, and may have a domain of its own: inputs are drawn inside
+it, and its error is taken against the exact function that it stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import erf
+
+from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine.share import CLIENT, Share, ring_width
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions import baselines
+from comet_mpc.functions.activation import Smu, smu, smu_rule
+from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
+from comet_mpc.functions.inverse_sqrt import inverse_sqrt, make_rule
+from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
+
+__all__ = ["OPERATIONS", "Built", "Case", "build", "choose"]
+
+Reals = npt.NDArray[np.float64]
+Values = Mapping[str, Reals]
+Weights = Mapping[str, Weight]
+
+HIDDEN, INNER, HEADS, HEAD = 768, 3072, 12, 64
+"""One layer of BERT-base."""
+
+_SEED = 2024
+_FRACTION = 12
+_ROW_STEPS = 7
+_SCORES = 4.0  # |q·k/√d| in the forms that need a claim
+
+
+@dataclass(frozen=True)
+class Case:
+    operation: str
+    method: str
+    tokens: int = 128
+    steps: int = 3
+    seed: int = _SEED
+
+
+@dataclass(frozen=True)
+class Built:
+    """A case as a program. `draw` makes the client's values, `share` their shares, `draw_weights` the server's part."""
+
+    shape: tuple[int, ...]
+    domain: str
+    draw: Callable[[np.random.Generator], dict[str, Reals]]
+    share: Callable[[Session, Values], list[Share]]
+    program: Callable[[Session, Sequence[Share], Weights], Share]
+    reference: Callable[[Values, Values], Reals]
+    leaks: bool = False
+    steps: int | None = None
+    weights: tuple[Weight, ...] = ()
+    """Without values: name, shape, scale and gain."""
+    draw_weights: Callable[[np.random.Generator], dict[str, Reals]] = field(default=lambda generator: {})
+
+
+Maker = Callable[[Case], Built]
+
+
+def _rounded(values: Reals, fraction: int) -> Reals:
+    return np.rint(values * 2.0**fraction) * 2.0**-fraction
+
+
+def _unary(
+    shape: tuple[int, ...],
+    interval: tuple[float, float],
+    domain: str,
+    apply: Callable[[Session, Share], Share],
+    reference: Callable[[Reals], Reals],
+    *,
+    fraction: int = _FRACTION,
+    logarithmic: bool = False,
+    leaks: bool = False,
+    steps: int | None = None,
+) -> Built:
+    """A function of one tensor, uniform (or log-uniform) in an interval."""
+    low, high = interval
+    bound = max(abs(low), abs(high))
+
+    def draw(generator: np.random.Generator) -> dict[str, Reals]:
+        if logarithmic:
+            values = np.exp(generator.uniform(math.log(low), math.log(high), shape))
+        else:
+            values = generator.uniform(low, high, shape)
+        return {"x": np.clip(_rounded(values, fraction), low, high)}
+
+    return Built(
+        shape,
+        domain,
+        draw,
+        lambda session, values: [session.private(CLIENT, shape, fraction, bound, values.get("x"))],
+        lambda session, shares, _: apply(session, shares[0]),
+        lambda values, _: reference(values["x"]),
+        leaks,
+        steps,
+    )
+
+
+# inverse_sqrt --------------------------------------------------------------------------------------------
+
+
+def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[float, float] = (1 / 16, 16.0)) -> Maker:
+    def make(case: Case) -> Built:
+        steps = case.steps if name == "minimax" else iterations
+        rule = make_rule(name, *interval, steps)
+        domain = f"t in [{interval[0]:g}, {interval[1]:g}]"
+        return _unary(
+            (case.tokens, INNER),
+            interval,
+            domain,
+            lambda session, t: session.truncate_to(inverse_sqrt(session, t, rule), 14),
+            lambda t: 1.0 / np.sqrt(t),
+            fraction=16,
+            logarithmic=True,
+            leaks=name == "paper",
+            steps=steps,
+        )
+
+    return make
+
+
+# activation ----------------------------------------------------------------------------------------------
+
+
+def _certified_activation(name: str, iterations: int | None = None) -> Maker:
+    def make(case: Case) -> Built:
+        form = Smu(1 / 16)
+        steps = case.steps if iterations is None else iterations
+        rule = smu_rule(form, 1.0, steps, name=name)
+        return _unary(
+            (case.tokens, INNER),
+            (-1.0, 1.0),
+            "|x| <= 1, mu 1/16",
+            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
+            form,
+            steps=steps,
+        )
+
+    return make
+
+
+def _paper_activation(case: Case) -> Built:
+    form = Smu(1 / 4)
+    rule = make_rule("paper", 1 / 16, 9.0 + 1 / 16, 4)
+    return _unary(
+        (case.tokens, INNER),
+        (-3.0, 3.0),
+        "|x| <= 3, mu 1/4",
+        lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
+        form,
+        leaks=True,
+        steps=4,
+    )
+
+
+def _gelu(x: Reals) -> Reals:
+    return np.asarray(0.5 * x * (1.0 + erf(x / math.sqrt(2.0))))
+
+
+def _gelu_of_tanh(x: Reals) -> Reals:
+    return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))))
+
+
+def _peer_activation(
+    apply: Callable[[Session, Share], Share], bound: float, reference: Callable[[Reals], Reals]
+) -> Maker:
+    return lambda case: _unary((case.tokens, INNER), (-bound, bound), f"|x| <= {bound:g}", apply, reference)
+
+
+# attention -----------------------------------------------------------------------------------------------
+
+
+def _attention(
+    case: Case,
+    apply: Callable[[Session, Share, Share, Share, Share], Share],
+    reference: Callable[[Reals, Reals, Reals, Reals], Reals],
+    domain: str,
+    *,
+    unit: bool = False,
+    steps: int | None = None,
+) -> Built:
+    """From shares of q, k, v and the padding mask to the context. unit: norms of q and k are at most 1."""
+    shape = (HEADS, case.tokens, HEAD)
+    fractions = {"q": 18 if unit else _FRACTION, "k": 18 if unit else _FRACTION, "v": _FRACTION}
+    bounds = {"q": 1.0 if unit else 3.0, "k": 1.0 if unit else 3.0, "v": 3.0}
+
+    def draw(generator: np.random.Generator) -> dict[str, Reals]:
+        values = {name: np.clip(generator.normal(0.0, 0.7, shape), -3.0, 3.0) for name in fractions}
+        largest = np.max(np.abs(values["q"] @ values["k"].swapaxes(-1, -2))) / math.sqrt(HEAD)
+        values["q"] *= min(1.0, 0.99 * _SCORES / largest)  # what is claimed of scores holds
+        if unit:
+            for name in ("q", "k"):
+                values[name] /= 1.001 * np.max(np.linalg.norm(values[name], axis=-1))
+        values = {name: _rounded(array, fractions[name]) for name, array in values.items()}
+        values["mask"] = (np.arange(case.tokens) < math.ceil(0.75 * case.tokens)).astype(np.float64)
+        return values
+
+    def share(session: Session, values: Values) -> list[Share]:
+        shares = [session.private(CLIENT, shape, fractions[n], bounds[n], values.get(n)) for n in fractions]
+        return [*shares, session.private(CLIENT, (case.tokens,), 0, 1.0, values.get("mask"))]
+
+    def exact(values: Values, _: Values) -> Reals:
+        return reference(values["q"], values["k"], values["v"], values["mask"])
+
+    return Built(shape, domain, draw, share, lambda session, shares, _: apply(session, *shares), exact, steps=steps)
+
+
+def _formed_attention(make_form: Callable[[int], AttentionForm], domain: str, *, unit: bool = False) -> Maker:
+    def make(case: Case) -> Built:
+        form = make_form(case.steps)
+        return _attention(
+            case,
+            lambda session, q, k, v, m: attention(session, q, k, v, form, mask=m, fraction=_FRACTION),
+            lambda q, k, v, m: plain_attention(q, k, v, form, mask=m),
+            domain,
+            unit=unit,
+            steps=case.steps,
+        )
+
+    return make
+
+
+def _weighted(weigh: Callable[[Reals], Reals]) -> Callable[[Reals, Reals, Reals, Reals], Reals]:
+    def exact(q: Reals, k: Reals, v: Reals, mask: Reals) -> Reals:
+        weights = weigh(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) * mask
+        return np.asarray(weights @ v / weights.sum(axis=-1, keepdims=True))
+
+    return exact
+
+
+def _softmax_attention(case: Case) -> Built:
+    return _attention(
+        case,
+        lambda session, q, k, v, m: baselines.softmax_attention(session, q, k, v, score_bound=_SCORES, mask=m),
+        _weighted(np.exp),
+        f"|q·k/√d| <= {_SCORES:g}",
+    )
+
+
+def _quad2_attention(case: Case) -> Built:
+    return _attention(
+        case,
+        lambda session, q, k, v, m: baselines.quad2_attention(session, q, k, v, score_bound=_SCORES, mask=m),
+        _weighted(lambda scores: (scores + baselines.QUAD2_SHIFT) ** 2),
+        f"|q·k/√d| <= {_SCORES:g}",
+    )
+
+
+# The rest ------------------------------------------------------------------------------------------------
+
+
+def _layer_norm(name: str, steps: int) -> Maker:
+    def make(case: Case) -> Built:
+        shape = (case.tokens, HIDDEN)
+        rule = layer_norm_rule(HIDDEN, 0.15, 24.0, steps, name=name)
+
+        def draw(generator: np.random.Generator) -> dict[str, Reals]:
+            spread = np.exp(generator.uniform(math.log(0.5), math.log(4.0), (case.tokens, 1)))
+            return {"x": np.clip(_rounded(spread * generator.normal(0.0, 1.0, shape) + 0.1, _FRACTION), -31.0, 31.0)}
+
+        def exact(values: Values, _: Values) -> Reals:
+            x = values["x"]
+            return np.asarray((x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-12))
+
+        return Built(
+            shape,
+            "variance in [0.15, 24]",
+            draw,
+            lambda session, values: [session.private(CLIENT, shape, _FRACTION, 32.0, values.get("x"))],
+            lambda session, shares, _: layer_norm(session, shares[0], rule, fraction=_FRACTION),
+            exact,
+            steps=steps,
+        )
+
+    return make
+
+
+def _linear(case: Case) -> Built:
+    shape = (case.tokens, HIDDEN)
+    weight = Weight("linear", (INNER, HIDDEN), 16, 24.0)
+
+    def draw(generator: np.random.Generator) -> dict[str, Reals]:
+        return {"x": np.clip(_rounded(generator.normal(0.0, 1.0, shape), _FRACTION), -8.0, 8.0)}
+
+    def draw_weights(generator: np.random.Generator) -> dict[str, Reals]:
+        return {"linear": _rounded(np.clip(generator.normal(0.0, 0.02, weight.shape), -0.1, 0.1), 16)}
+
+    def program(session: Session, shares: Sequence[Share], weights: Weights) -> Share:
+        width = ring_width(_FRACTION + weight.fraction, 8.0 * weight.gain)
+        return session.truncate_to(session.linear(session.give(shares[0].narrow(width)), weights["linear"]), _FRACTION)
+
+    return Built(
+        shape,
+        f"|x| <= 8, W {INNER}×{HIDDEN}",
+        draw,
+        lambda session, values: [session.private(CLIENT, shape, _FRACTION, 8.0, values.get("x"))],
+        program,
+        lambda values, weights: values["x"] @ weights["linear"].T,
+        weights=(weight,),
+        draw_weights=draw_weights,
+    )
+
+
+def _pair(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    fraction: int,
+    inner: int,
+    multiply: Callable[[Session, Share, Share], Share],
+    reference: Callable[[Reals, Reals], Reals],
+) -> Built:
+    """A product of two tensors of the client's, |x|, |y| <= 4; sums have `inner` terms."""
+    width = ring_width(2 * fraction, 16.0 * inner)
+
+    def draw(generator: np.random.Generator) -> dict[str, Reals]:
+        return {
+            name: _rounded(generator.uniform(-4.0, 4.0, shape), fraction)
+            for name, shape in zip("xy", shapes, strict=True)
+        }
+
+    def share(session: Session, values: Values) -> list[Share]:
+        return [
+            session.private(CLIENT, shape, fraction, 4.0, values.get(name)).narrow(width)
+            for name, shape in zip("xy", shapes, strict=True)
+        ]
+
+    return Built(
+        shapes[0],
+        f"|x|, |y| <= 4, y {'×'.join(map(str, shapes[1]))}",
+        draw,
+        share,
+        lambda session, shares, _: session.truncate_to(multiply(session, *shares), fraction),
+        lambda values, _: reference(values["x"], values["y"]),
+    )
+
+
+def _matmul(case: Case) -> Built:
+    shapes = ((HEADS, case.tokens, HEAD), (HEADS, HEAD, case.tokens))
+    return _pair(shapes, _FRACTION, HEAD, lambda session, x, y: session.matmul(*session.open(x, y)), np.matmul)
+
+
+def _multiply(case: Case) -> Built:
+    shape = (case.tokens * 8192,)
+
+    def product(session: Session, x: Share, y: Share) -> Share:
+        left, right = session.open(x, y)
+        return session.product(left, right)
+
+    return _pair((shape, shape), 16, 1, product, np.multiply)
+
+
+def _truncation(case: Case) -> Built:
+    limit = 2.0**20
+    return _unary(
+        (case.tokens * 8192,),
+        (-limit, limit),
+        "|x| <= 2^20, 32 to 16 bits",
+        lambda session, x: session.truncate(x, 16),
+        lambda x: x,
+        fraction=32,
+    )
+
+
+_TAYLOR = (1 / 4, 7 / 4)  # the series around 1 is of use between 0 and 2
+
+OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
+    "inverse_sqrt": {
+        "minimax": _inverse_sqrt("minimax"),
+        "paper": _inverse_sqrt("paper", 4),
+        "exponential": _inverse_sqrt("exponential", 10),
+        "exponential3": _inverse_sqrt("exponential", 3),
+        "taylor7": _inverse_sqrt("taylor7", 2, _TAYLOR),
+        "taylor2": _inverse_sqrt("taylor2", 8, _TAYLOR),
+        "table": _inverse_sqrt("table", 1),
+        "reference": _inverse_sqrt("reference", 8),
+    },
+    "activation": {
+        "minimax": _certified_activation("minimax"),
+        "table": _certified_activation("table", 1),
+        "paper": _paper_activation,
+        "gelu_tanh": _peer_activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
+        "gelu_erf": _peer_activation(baselines.gelu_erf, baselines.GELU_ERF_BOUND, _gelu),
+        "quad": _peer_activation(baselines.quad, 4.0, lambda x: np.asarray(0.125 * x**2 + 0.25 * x + 0.5)),
+    },
+    "attention": {
+        "minimax": _formed_attention(certified_form, "|q|, |k| <= 1", unit=True),
+        "paper_form": _formed_attention(
+            lambda steps: paper_form(steps, mu=_SCORES / 16, score_bound=_SCORES), f"|q·k/√d| <= {_SCORES:g}"
+        ),
+        "softmax": _softmax_attention,
+        "quad2": _quad2_attention,
+    },
+    "layer_norm": {
+        "minimax": _layer_norm("minimax", _ROW_STEPS),
+        "exponential": _layer_norm("exponential", 10),
+        "table": _layer_norm("table", 1),
+    },
+    "linear": {"server_weights": _linear},
+    "matmul": {"triple": _matmul},
+    "multiply": {"triple": _multiply},
+    "truncation": {"exact": _truncation},
+}
+
+
+def choose(operations: list[str], methods: list[str], *, tokens: int = 128, steps: int = 3) -> list[Case]:
+    """The cases with these operations and methods; an empty list stands for all."""
+    for name in operations:
+        if name not in OPERATIONS:
+            raise ConfigurationError(f"unknown operation {name!r}: choose from {', '.join(OPERATIONS)}")
+    chosen = {name: OPERATIONS[name] for name in OPERATIONS if not operations or name in operations}
+    known = list(dict.fromkeys(method for makers in chosen.values() for method in makers))
+    for name in methods:
+        if name not in known:
+            raise ConfigurationError(f"unknown method {name!r} of {', '.join(chosen)}: choose from {', '.join(known)}")
+    if not 1 <= tokens <= 256:
+        raise ConfigurationError(f"{tokens} tokens: choose 1 to 256")
+    return [
+        Case(operation, method, tokens, steps)
+        for operation, makers in chosen.items()
+        for method in makers
+        if not methods or method in methods
+    ]
+
+
+def build(case: Case) -> Built:
+    return OPERATIONS[case.operation][case.method](case)

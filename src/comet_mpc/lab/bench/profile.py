@@ -1,0 +1,364 @@
+"""Where the time of a query goes, randomness prepared: bytes, compute, latency, measured in one run over TLS.
+
+Two fresh processes run the program as a service does. Afterwards they exchange frames over the very same channel
+without computing: small ones for its latency, one of the program's typical size for its rate, then all of the
+program's in order. Times are those of the fastest of several runs: other work on the machine can only add to them.
+What it adds is measured too, where the system tells: the time that a party could have run and had no processor.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.seeds import new_seed
+from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine.share import CLIENT, SERVER
+from comet_mpc.errors import CometError
+from comet_mpc.lab.bench.models import ModelCase, case_weights, plan_case, run_case, set_up
+from comet_mpc.lab.bench.workers import LOOPBACK, Crew, Link, identity
+from comet_mpc.lab.demo import SENTENCES, demo_model
+from comet_mpc.models.transformer import EncoderShape, public_weights
+from comet_mpc.net.channel import FRAME_HEADER, Channel, agree, greet
+from comet_mpc.net.sockets import connect, listen
+from comet_mpc.offline.dealer.bundles import DealtSource
+from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
+from comet_mpc.offline.store import BundleStore, new_bundle_id
+
+if TYPE_CHECKING:
+    from comet_mpc.net.channel import Sendable
+
+__all__ = ["OperationProfile", "ProfileCase", "ProfileRecord", "profile_query"]
+
+_SMALL_ROUNDS = 200
+_LARGE_ROUNDS = 12
+_LEAST_LARGE = 1 << 20  # below that the latency would be measured again
+
+
+class ProfileCase(msgspec.Struct, frozen=True):
+    """A checkpoint's query (None: the bundled model's), or a shape with random weights."""
+
+    model: str | None = None
+    random: ModelCase | None = None
+
+
+class OperationProfile(msgspec.Struct, frozen=True):
+    """One operation, all layers together. Pairs are (client, server)."""
+
+    operation: str
+    online_bytes: int
+    rounds: int
+    seconds: float
+    compute_seconds: tuple[float, float]
+    """CPU outside the channel."""
+
+
+class ProfileRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest run. Pairs are (client, server); seconds of the wall unless they say CPU."""
+
+    model: str
+    layers: int
+    tokens: int
+    runs: int
+    online_bytes: int
+    rounds: int
+    frame_bytes: int
+    """At which the rate was measured: half of all bytes are in frames at least as large. At least 1 MB."""
+    rate: float
+    """Bytes a second of this channel, both directions together, without its latency."""
+    round_trip: float
+    """Seconds of a round of 8 bytes each way."""
+    replay_seconds: float
+    """All of the program's frames in order, without computing."""
+    seconds: float
+    """The query: from asking for it to its result."""
+    start_seconds: float
+    """Of that, until the server has consumed its bundle and says so."""
+    compute_seconds: tuple[float, float]
+    """CPU outside the channel."""
+    channel_cpu_seconds: tuple[float, float]
+    lockstep_seconds: float
+    """CPU outside the channel of the slower party in every round, summed: they wait for each other."""
+    crowded_seconds: tuple[float, float]
+    """Time that each could have run but other work had the processors; the other party may compute meanwhile."""
+    operations: tuple[OperationProfile, ...]
+
+    @property
+    def bytes_seconds(self) -> float:
+        return self.online_bytes / self.rate
+
+    @property
+    def latency_seconds(self) -> float:
+        return self.rounds * self.round_trip
+
+    @property
+    def needed_seconds(self) -> float:
+        """What the bytes need at this channel's rate, and the compute of the busier party."""
+        return self.bytes_seconds + max(self.compute_seconds)
+
+    @property
+    def ratio(self) -> float:
+        """As measured, whatever else the machine did."""
+        return self.seconds / self.needed_seconds
+
+
+class _Round(msgspec.Struct, frozen=True):
+    part: str
+    sent: int
+    received: int
+    compute: float
+    """CPU seconds between the round before and this one."""
+    cpu: float
+    """CPU seconds in the channel."""
+
+
+class _Run(msgspec.Struct, frozen=True):
+    seconds: float
+    start_seconds: float
+    compute: float
+    rounds: list[_Round]
+    parts: dict[str, tuple[float, float]]
+    """Seconds and CPU seconds, the channel included."""
+    crowded: float
+    """Seconds without a processor."""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    round_trip: float
+    frame_bytes: int
+    rate: float
+    replay_seconds: float
+
+
+class _Side(msgspec.Struct, frozen=True):
+    runs: list[_Run]
+    lines: list[_Line]
+
+
+def _without_processor() -> float:
+    """Seconds that this thread has waited for one so far; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
+
+
+class _Watched(Channel):
+    """Another channel, whose rounds are noted one by one."""
+
+    def __init__(self, inner: Channel) -> None:
+        super().__init__(inner.timeout)
+        self._inner = inner
+        self.rounds: list[_Round]
+        self.here: Callable[[], str] = str
+        self.begin()
+
+    def begin(self) -> None:
+        self.rounds, self._left = [], time.thread_time()
+
+    def exchange(self, outgoing: Sequence[Sendable], expected: int) -> memoryview:
+        entered = time.thread_time()
+        before = self.traffic
+        data = super().exchange(outgoing, expected)
+        spent, left = self.traffic - before, time.thread_time()
+        if spent.rounds:
+            self.rounds.append(_Round(self.here(), spent.sent, spent.received, entered - self._left, left - entered))
+            self._left = left
+        return data
+
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
+        return self._inner._transfer(outgoing, sizes, deadline)
+
+    def _release(self) -> None:
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What both parties run, from one party's side."""
+
+    name: str
+    shape: EncoderShape
+    tokens: int
+    plan: Plan
+    weights: Callable[[], dict[str, Weight]]
+    run: Callable[[Session, dict[str, Weight]], object]
+
+
+def _job(case: ProfileCase, party: int | None) -> _Job:
+    if case.random is not None:
+        random = case.random
+        weights = partial(case_weights, random)
+        return _Job(random.name, random.shape, random.tokens, plan_case(random), weights, partial(run_case, random))
+    model = demo_model(None if case.model is None else Path(case.model))
+    query = model.prepare([SENTENCES[0]])
+    answer = model.answer(1, query.bucket, query if party == CLIENT else None)
+    name = "bundled model" if case.model is None else Path(case.model).name
+    return _Job(name, model.shape, query.bucket, model.plan(1, query.bucket), model.weights, answer)
+
+
+def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileRecord:
+    """Queries between the crew's dealer and two fresh processes; measured bytes and rounds must equal the planned."""
+    job = _job(case, None)
+    bundles = [new_bundle_id() for _ in range(repeat)]
+    parties = [
+        crew.start(role, _party, party, case, crew.keys, crew.dealer_address, bundles)
+        for party, role in enumerate(PARTY_ROLES)
+    ]
+    (address,) = crew.notes([parties[SERVER]])
+    parties[CLIENT].tell(address)
+    sides = [msgspec.json.decode(side, type=_Side) for side in crew.results(parties)]
+    for party, side in enumerate(sides):
+        for run in side.runs:
+            measured = (sum(r.sent for r in run.rounds), sum(r.received for r in run.rounds), len(run.rounds))
+            if measured != (job.plan.sent(party), job.plan.sent(1 - party), job.plan.rounds):
+                raise CometError(f"the {PARTY_ROLES[party]} measured other bytes or rounds than were planned")
+    best = min(range(repeat), key=lambda i: sides[CLIENT].runs[i].seconds)
+    client, server = (side.runs[best] for side in sides)
+    lines = sides[CLIENT].lines
+    return ProfileRecord(
+        model=job.name,
+        layers=job.shape.layers,
+        tokens=job.tokens,
+        runs=repeat,
+        online_bytes=job.plan.online_bytes,
+        rounds=job.plan.rounds,
+        frame_bytes=lines[0].frame_bytes,
+        rate=max(line.rate for line in lines),
+        round_trip=min(line.round_trip for line in lines),
+        replay_seconds=min(line.replay_seconds for line in lines),
+        seconds=client.seconds,
+        start_seconds=client.start_seconds,
+        compute_seconds=(client.compute, server.compute),
+        channel_cpu_seconds=(sum(r.cpu for r in client.rounds), sum(r.cpu for r in server.rounds)),
+        lockstep_seconds=sum(
+            max(mine.compute, theirs.compute) for mine, theirs in zip(client.rounds, server.rounds, strict=True)
+        ),
+        crowded_seconds=(client.crowded, server.crowded),
+        operations=tuple(_by_operation(client, server)),
+    )
+
+
+def _by_operation(client: _Run, server: _Run) -> Iterator[OperationProfile]:
+    def operation(part: str) -> str:
+        path = [name for name in part.split("/") if not name.startswith("layer ")]
+        return path[0] if path else part
+
+    for name in dict.fromkeys(operation(r.part) for r in client.rounds):
+        rounds = [[r for r in run.rounds if operation(r.part) == name] for run in (client, server)]
+        tops = [part for part in client.parts if operation(part) == name and part.split("/")[-1] == name]
+        client_compute, server_compute = (
+            max(0.0, sum(run.parts[part][1] for part in tops) - sum(r.cpu for r in mine))
+            for run, mine in zip((client, server), rounds, strict=True)
+        )
+        yield OperationProfile(
+            operation=name,
+            online_bytes=sum(r.sent + r.received for r in rounds[CLIENT]),
+            rounds=len(rounds[CLIENT]),
+            seconds=sum(client.parts[part][0] for part in tops),
+            compute_seconds=(client_compute, server_compute),
+        )
+
+
+# In a party's process ------------------------------------------------------------------------------------
+
+
+def _party(link: Link, party: int, case: ProfileCase, keys: Path, dealer: tuple[str, int], bundles: list[str]) -> bytes:
+    job = _job(case, party)
+    mine = identity(keys, PARTY_ROLES[party])
+    if party == SERVER:
+        with listen(LOOPBACK, 0, mine.server_context(require_client=True)) as listener:
+            link.tell(listener.address)
+            channel = listener.accept(120.0, channel_timeout=600.0)
+    else:
+        host, port = link.hear()
+        channel = connect(host, port, mine.client_context(), timeout=600.0)
+    with channel, TemporaryDirectory(prefix="comet-store-") as directory:
+        hello = {"role": PARTY_ROLES[party], "program": job.plan.digest}
+        agree(hello, greet(channel, hello, timeout=120.0), ("program",))
+        key = new_seed() if party == SERVER else None
+        weights = set_up(channel, public_weights(job.shape), job.weights() if party == SERVER else None, key)
+        store = BundleStore(Path(directory) / "bundles", party)
+        runs, lines = [], []
+        for bundle_id in bundles:
+            with connect(*dealer, mine.client_context()) as line:
+                sink = partial(store.add, bundle_id, job.plan.digest)
+                fetch_bundle(line, party, bundle_id, job.plan.correlations, sink, key=key)
+            run = _query(job, party, channel, store, bundle_id, weights)
+            runs.append(run)
+            lines.append(_measure_line(channel, run.rounds))
+    return msgspec.json.encode(_Side(runs, lines))
+
+
+def _query(
+    job: _Job, party: int, channel: Channel, store: BundleStore, bundle_id: str, weights: dict[str, Weight]
+) -> _Run:
+    """One query as it is served: the client has its bundle in memory, the server consumes its own when asked."""
+
+    def take() -> DealtSource:
+        return DealtSource(store.take(bundle_id, job.plan.digest, job.plan.correlations), weights)
+
+    watched = _Watched(channel)
+    if party == CLIENT:
+        source = take()
+        source.prepare()
+        channel.exchange([b"prepared"], 8)
+        start = time.perf_counter()
+        channel.send(b"run")
+        channel.receive(8)
+    else:
+        channel.exchange([b"prepared"], 8)
+        start = time.perf_counter()
+        channel.receive(8)
+        source = take()
+        channel.send(b"ready")
+    started = time.perf_counter() - start
+    crowded = _without_processor()
+    session = PartySession(party, watched, source)
+    watched.here = lambda: session.here
+    cpu = time.thread_time()
+    watched.begin()
+    job.run(session, weights)
+    seconds, cpu = time.perf_counter() - start, time.thread_time() - cpu
+    return _Run(
+        seconds,
+        started,
+        cpu - sum(r.cpu for r in watched.rounds),
+        watched.rounds,
+        {name: (spent.seconds, spent.cpu_seconds) for name, spent in session.measured.items()},
+        _without_processor() - crowded,
+    )
+
+
+def _measure_line(channel: Channel, rounds: list[_Round]) -> _Line:
+    """Latency and rate of the channel, and the program's frames without the program."""
+    small = statistics.median(_exchange(channel, 16, 16) for _ in range(_SMALL_ROUNDS))
+    size = max(_LEAST_LARGE, _typical([size for r in rounds for size in (r.sent, r.received)]))
+    large = min(_exchange(channel, size, size) for _ in range(_LARGE_ROUNDS))
+    replay = sum(_exchange(channel, r.sent, r.received) for r in rounds)
+    return _Line(small, size, 2 * size / max(large - small, 1e-9), replay)
+
+
+def _exchange(channel: Channel, sent: int, received: int) -> float:
+    """Seconds of a round of so many bytes, headers included; 0 is no frame."""
+    payload = np.zeros(max(0, sent - FRAME_HEADER), np.uint8)
+    start = time.perf_counter()
+    channel.exchange([payload], max(0, received - FRAME_HEADER))
+    return time.perf_counter() - start
+
+
+def _typical(sizes: list[int]) -> int:
+    """Half of all bytes are in frames of at least this size."""
+    ordered = np.sort(np.array(sizes))
+    return int(ordered[np.searchsorted(np.cumsum(ordered), ordered.sum() / 2)])

@@ -1,0 +1,129 @@
+"""Is truncation exact? Many random values through the real two-party protocol, with dealt randomness.
+
+For every shift d and random z with |z| <= 2^61 the result must be floor(z/2^d) or one more, never a wrap-around, and
+z/2^d on average.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.plan import plan_program
+from comet_mpc.engine.seeds import expand, new_seed
+from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.net.channel import memory_pair
+from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource
+
+__all__ = ["SHIFTS", "TruncationRecord", "check_truncation"]
+
+SHIFTS = (1, 4, 12, 16, 24, 40, 58)
+CHUNK = 1 << 20
+
+_LARGEST = 61
+_BOUND = 2.0**_LARGEST
+
+
+class TruncationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One shift. Errors are in units of the last place."""
+
+    shift: int
+    values: int
+    largest_value: int
+    wraps: int
+    max_error: float
+    mean_error: float
+    standard_error: float
+    """Of the mean, were the errors independent and as large as they are."""
+    seconds: float
+
+    @property
+    def exact(self) -> bool:
+        """With few values the mean is off by chance alone: it counts from five standard errors on."""
+        allowed = max(0.01, 5.0 * self.standard_error)
+        return self.wraps == 0 and self.max_error <= 1.0 and abs(self.mean_error) < allowed
+
+
+def check_truncation(
+    values: int, shifts: Sequence[int] = SHIFTS, *, progress: Callable[[int], None] = lambda count: None
+) -> list[TruncationRecord]:
+    """Divides so many values among the shifts, and tells `progress` how many are done."""
+    if values < len(shifts):
+        raise ConfigurationError(f"{values} values: there must be one for each of {len(shifts)} shifts")
+    shares = [values // len(shifts) + (place < values % len(shifts)) for place in range(len(shifts))]
+    return [_check_shift(shift, count, progress) for shift, count in zip(shifts, shares, strict=True)]
+
+
+def _check_shift(shift: int, values: int, progress: Callable[[int], None]) -> TruncationRecord:
+    start = time.perf_counter()
+    done = wraps = largest = 0
+    worst = total = squares = 0.0
+    while done < values:
+        count = min(CHUNK, values - done)
+        z = _draw(count)
+        result = _truncate(z, shift)
+        steps = result - (z >> np.int64(shift))  # 0 or 1, or something else
+        wrapped = (steps < 0) | (steps > 1)
+        rest = (z & np.int64(2**shift - 1)).astype(np.float64) * 2.0**-shift
+        error = (steps.astype(np.float64) - rest)[~wrapped]
+        done += count
+        wraps += int(np.count_nonzero(wrapped))
+        largest = max(largest, int(np.max(np.abs(z))))
+        worst = max(worst, float(np.max(np.abs(error), initial=0.0)))
+        total += float(error.sum())
+        squares += float(np.square(error).sum())
+        progress(count)
+    right = max(1, done - wraps)
+    return TruncationRecord(
+        shift=shift,
+        values=done,
+        largest_value=largest,
+        wraps=wraps,
+        max_error=worst,
+        mean_error=total / right,
+        standard_error=(squares / right) ** 0.5 / right**0.5,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _draw(count: int) -> npt.NDArray[np.int64]:
+    """Signed values: half of them uniform in size up to 2^61, half uniform in their number of bits; the ends too."""
+    words = expand(new_seed(), 0, count).view(np.int64)
+    z = words >> np.int64(63 - _LARGEST)  # uniform in [-2^61, 2^61)
+    bits = expand(new_seed(), 0, count) % np.uint64(_LARGEST + 1)
+    z = np.where(words & np.int64(1), z >> bits.view(np.int64), z)
+    ends = np.array([2**_LARGEST, -(2**_LARGEST), 0, -1, 1, 2**_LARGEST - 1], np.int64)[:count]
+    z[: ends.size] = ends
+    return z
+
+
+def _truncate(z: npt.NDArray[np.int64], shift: int) -> npt.NDArray[np.int64]:
+    """The protocol between two parties (threads over a memory channel), on fresh shares of z."""
+    shape = z.shape
+    plan = plan_program(lambda session: session.truncate(Share(shape, 0, _BOUND), shift))
+    dealing = Dealing(plan.correlations, bytes(16))
+    corrections = io.BytesIO(b"".join(dealing.corrections()))
+    bundles = (
+        Bundle(CLIENT, dealing.client_seed, plan.correlations),
+        Bundle(SERVER, dealing.server_seed, plan.correlations, corrections),
+    )
+    first = expand(new_seed(), 0, z.size)
+    words = (first, z.view(np.uint64) - first)
+    channels = memory_pair()
+
+    def side(party: int) -> Words:
+        with channels[party] as channel:
+            session = PartySession(party, channel, DealtSource(bundles[party]))
+            return session.truncate(Share(shape, 0, _BOUND, values=words[party]), shift).flat()
+
+    with ThreadPoolExecutor(2) as pool:
+        client, server = pool.map(side, (CLIENT, SERVER))
+    return (client + server).view(np.int64)

@@ -1,0 +1,231 @@
+"""Processes of one measurement: started together, watched, and always ended.
+
+A worker talks with the process that started it over a pipe. What it raises is raised there again, by its type. It
+ends itself when its parent is gone, whatever way that went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from comet_mpc import errors
+from comet_mpc.errors import CometError, PeerError
+from comet_mpc.net.identity import Role, TlsIdentity, make_test_set
+from comet_mpc.offline.dealer.server import run_dealer
+
+__all__ = ["Crew", "Link", "Worker", "identity"]
+
+LOOPBACK = "127.0.0.1"
+
+_PATIENCE = 900.0
+_GRACE = 2.0
+_DEALER = "dealer"
+
+
+@dataclass(frozen=True)
+class _Message:
+    kind: str
+    """note, result or error."""
+    value: Any
+    trace: str = ""
+
+
+class Link:
+    """A worker's line to its parent."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+
+    def tell(self, value: Any) -> None:
+        self._connection.send(_Message("note", value))
+
+    def hear(self) -> Any:
+        return self._connection.recv()
+
+
+Target = Callable[..., Any]
+
+
+def _work(connection: Connection[Any, Any], target: Target, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
+    _end_with_parent()
+    try:
+        message = _Message("result", target(Link(connection), *arguments))
+    except BaseException as error:
+        kind = type(error).__name__ if isinstance(error, CometError) else "CometError"
+        text = str(error) if isinstance(error, CometError) else f"{type(error).__name__}: {error}"
+        message = _Message("error", (kind, text), traceback.format_exc())
+    with contextlib.suppress(OSError):
+        connection.send(message)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Worker:
+    """The parent's side of one process."""
+
+    def __init__(self, name: str, process: BaseProcess, connection: Connection[Any, Any]) -> None:
+        self.name = name
+        self.process = process
+        self.connection = connection
+        self.finished = False
+
+    def tell(self, value: Any) -> None:
+        with contextlib.suppress(OSError):  # its end will say why
+            self.connection.send(value)
+
+    def read(self) -> _Message:
+        """The next message; the end of the process without one is an error too."""
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join(_GRACE)
+            message = _Message("error", ("CometError", f"it ended with exit code {self.process.exitcode}"))
+        assert isinstance(message, _Message)
+        self.finished = self.finished or message.kind != "note"
+        return message
+
+
+def _raised(worker: Worker, message: _Message) -> CometError:
+    kind, text = message.value
+    found = getattr(errors, kind, CometError)
+    error = found.__new__(found, f"{worker.name}: {text}")  # not by __init__: some take fields, not a message
+    assert isinstance(error, CometError)
+    if message.trace:
+        error.add_note(message.trace)
+    return error
+
+
+def identity(keys: Path, role: Role) -> TlsIdentity:
+    """The files of a role in a directory of `make_test_set`, or of `comet keys make`."""
+    return TlsIdentity(keys / f"{role}.pem", keys / f"{role}.key", keys / "authority.pem")
+
+
+def _deal(link: Link, keys: Path) -> None:
+    run_dealer(LOOPBACK, 0, identity(keys, "dealer"), started=link.tell)
+
+
+class Crew:
+    """A dealer with fresh certificates, and the workers of one measurement after the other."""
+
+    def __init__(self) -> None:
+        self._directory = TemporaryDirectory(prefix="comet-")
+        self._workers: list[Worker] = []
+        self.keys = Path(self._directory.name)
+        self.dealer_address: tuple[str, int] = (LOOPBACK, 0)
+
+    def __enter__(self) -> Self:
+        try:
+            make_test_set(self.keys)
+            dealer = self.start(_DEALER, _deal, self.keys)
+            self.dealer_address = self.notes([dealer])[0]
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, name: str, target: Target, *arguments: Any) -> Worker:
+        """Starts `target(link, *arguments)` in a process of its own; it must be a module's function."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, target, arguments), name=f"comet {name}", daemon=True)
+        process.start()
+        theirs.close()
+        worker = Worker(name, process, ours)
+        self._workers.append(worker)
+        return worker
+
+    def notes(self, workers: Sequence[Worker]) -> list[Any]:
+        """The next note of each."""
+        return self._gather(workers, "note")
+
+    def results(self, workers: Sequence[Worker]) -> list[Any]:
+        """The result of each. They are done with then."""
+        values = self._gather(workers, "result")
+        self._end(workers)
+        return values
+
+    def _gather(self, workers: Sequence[Worker], kind: str) -> list[Any]:
+        """The next message of that kind from each; if anything fails, all are ended but the dealer."""
+        values: dict[Worker, Any] = {}
+        until = time.monotonic() + _PATIENCE
+        try:
+            while len(values) < len(workers):
+                waiting = [worker for worker in self._workers if worker not in values and not worker.finished]
+                ready = wait([worker.connection for worker in waiting], max(0.0, until - time.monotonic()))
+                if not ready:
+                    raise CometError(f"no answer within {_PATIENCE:g} s from {', '.join(w.name for w in waiting)}")
+                for worker in (worker for worker in waiting if worker.connection in ready):
+                    message = worker.read()
+                    if message.kind == "error":
+                        raise self._cause(worker, message)
+                    if worker in workers and message.kind == kind:
+                        values[worker] = message.value
+        except BaseException:
+            self._end([worker for worker in self._workers if worker.name != _DEALER])
+            raise
+        return [values[worker] for worker in workers]
+
+    def _cause(self, worker: Worker, message: _Message) -> CometError:
+        """When one fails, the others complain about their peer: the one that does not has the reason."""
+        found = _raised(worker, message)
+        for other, more in self._further() if isinstance(found, PeerError) else ():
+            error = _raised(other, more)
+            if not isinstance(error, PeerError):
+                return error
+        return found
+
+    def _further(self) -> Iterator[tuple[Worker, _Message]]:
+        until = time.monotonic() + _GRACE
+        while rest := [worker for worker in self._workers if not worker.finished]:
+            ready = wait([worker.connection for worker in rest], max(0.0, until - time.monotonic()))
+            if not ready:
+                return
+            for worker in rest:
+                if worker.connection in ready and (message := worker.read()).kind == "error":
+                    yield worker, message
+
+    def _end(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            if worker.finished:
+                worker.process.join(_GRACE)
+            if worker.process.is_alive():
+                worker.process.terminate()
+        for worker in workers:
+            worker.process.join(_GRACE)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.connection.close()
+            self._workers.remove(worker)
+
+    def close(self) -> None:
+        """Ends what still runs and removes the certificates."""
+        self._end(list(self._workers))
+        self._directory.cleanup()

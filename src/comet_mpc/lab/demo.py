@@ -1,0 +1,197 @@
+"""Private predictions by the bundled model between processes on this machine, connected by TLS."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from scipy.special import gammaincc
+
+from comet_mpc.engine.party import SourceName
+from comet_mpc.lab.evaluation import local_service
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.channel import Channel
+from comet_mpc.offline.pair.commit import Progress
+from comet_mpc.service.client import Client
+
+if TYPE_CHECKING:
+    from comet_mpc.net.channel import Sendable
+
+__all__ = ["SENTENCES", "Glimpse", "TextResult", "demo_model", "glimpse", "run_demo"]
+
+SENTENCES = (
+    "a warm, funny and engaging film",
+    "the plot is dull and the acting is worse",
+    "one of the best and most moving films of the year",
+)
+
+
+class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that somebody saw, and how far they are from uniform ones."""
+
+    size: int
+    first_bytes: str
+    entropy: float
+    """Bits a byte, of at most 8."""
+    p_value: float
+    """Of a chi-squared test: uniform bytes are below 0.001 once in a thousand times."""
+
+
+class TextResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One text. Bytes are both parties' together, frame headers included."""
+
+    text: str
+    source: SourceName
+    label: str
+    probability: float
+    plain_label: str
+    plain_probability: float
+    logit_difference: float
+    bucket: int
+    online_bytes: int
+    planned_online_bytes: int
+    client_sent: int
+    server_sent: int
+    rounds: int
+    planned_rounds: int
+    offline_bytes: int
+    online_seconds: float
+    offline_seconds: float
+    """The mean of all texts of this size: they are prepared in a row, and keys are sent with the first."""
+    setup_bytes: int
+    """Once per client and model, the same for all texts."""
+    setup_seconds: float
+    text_itself: Glimpse
+    server_saw: Glimpse
+    """All that the client sent to the server in the rounds of the program."""
+
+
+class _Recorder(Channel):
+    """A channel that keeps a copy of what this side sends in the rounds of a program: what the other side sees."""
+
+    def __init__(self, inner: Channel) -> None:
+        super().__init__(inner.timeout)
+        self._inner = inner
+        self.seen = bytearray()
+
+    @property
+    def peer_name(self) -> str | None:
+        return self._inner.peer_name
+
+    @property
+    def peer_role(self) -> str | None:
+        return self._inner.peer_role
+
+    @property
+    def lost(self) -> bool:
+        return self._closed or self._inner.lost
+
+    def exchange(self, outgoing: Sequence[Sendable], expected: int) -> memoryview:
+        for buffer in outgoing:
+            self.seen += bytes(buffer)
+        return super().exchange(outgoing, expected)
+
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
+        return self._inner._transfer(outgoing, sizes, deadline)
+
+    def _release(self) -> None:
+        self._inner.close()
+
+
+class _WatchedClient(Client):
+    """A client whose messages to the server are kept."""
+
+    def _dial(self) -> Channel:
+        return _Recorder(super()._dial())
+
+    @property
+    def seen(self) -> bytearray:
+        """What the server has seen on the connection for queries."""
+        channel = self._connected()
+        assert isinstance(channel, _Recorder)
+        return channel.seen
+
+
+def glimpse(data: bytes | bytearray) -> Glimpse:
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    total = max(1, len(data))
+    share = counts[counts > 0] / total
+    chi_squared = float(np.sum((counts - total / 256) ** 2) / (total / 256))
+    return Glimpse(
+        size=len(data),
+        first_bytes=bytes(data[:16]).hex(" "),
+        entropy=float(-np.sum(share * np.log2(share))),
+        p_value=float(gammaincc(255 / 2, chi_squared / 2)),
+    )
+
+
+def demo_model(directory: Path | None = None) -> ServedModel:
+    """The bundled model, or another Comet checkpoint."""
+    if directory is not None:
+        return ServedModel.load(directory)
+    with as_file(files("comet_mpc") / "data" / "demo_model") as bundled:
+        return ServedModel.load(bundled)
+
+
+def _prepare(client: Client, bucket: int, count: int) -> float:
+    """Seconds for each of `count` texts of one size."""
+    start = time.monotonic()
+    client.prepare(count, bucket=bucket)
+    return (time.monotonic() - start) / count
+
+
+def run_demo(
+    model: ServedModel, texts: Sequence[str], source: SourceName = "pair", progress: Progress | None = None
+) -> list[TextResult]:
+    """Classifies the texts one by one, privately and in the clear. Randomness for all of them is prepared before."""
+    results = []
+    with (
+        local_service(model, source, batch=1) as (address, keys, directory),
+        _WatchedClient(
+            address, keys=keys, cache=directory / "cache", batch=1, ready=0, source=source, progress=progress
+        ) as client,
+    ):
+        public = client.connect()
+        queries = [public.prepare([text]) for text in texts]
+        sizes = Counter(query.bucket for query in queries)
+        offline_seconds = {bucket: _prepare(client, bucket, count) for bucket, count in sizes.items()}
+        for text, query in zip(texts, queries, strict=True):
+            client.prepare(bucket=query.bucket)  # what of it can be done in memory
+            record, before = client.seen, len(client.seen)
+            (prediction,) = client.classify([text])
+            seen = bytes(record[before:] if client.seen is record else client.seen)  # it may have connected anew
+            plain = model.plain_logits(model.prepare([text]))[0]
+            odds = np.exp(plain - plain.max())
+            plan = public.plan(1, query.bucket, fused=source == "dealer")
+            results.append(
+                TextResult(
+                    text=text,
+                    source=prediction.cost.source,
+                    label=prediction.label,
+                    probability=prediction.probability,
+                    plain_label=model.config.encoder.labels[int(plain.argmax())],
+                    plain_probability=float(odds.max() / odds.sum()),
+                    logit_difference=float(np.max(np.abs(plain - np.array(prediction.logits)))),
+                    bucket=query.bucket,
+                    online_bytes=prediction.cost.online_bytes,
+                    planned_online_bytes=plan.online_bytes,
+                    client_sent=plan.sent(0),
+                    server_sent=plan.sent(1),
+                    rounds=prediction.cost.rounds,
+                    planned_rounds=plan.rounds,
+                    offline_bytes=prediction.cost.offline_bytes,
+                    online_seconds=prediction.cost.online_seconds,
+                    offline_seconds=offline_seconds[query.bucket],
+                    setup_bytes=prediction.cost.setup_bytes,
+                    setup_seconds=prediction.cost.setup_seconds,
+                    text_itself=glimpse(text.encode()),
+                    server_saw=glimpse(seen),
+                )
+            )
+    return results

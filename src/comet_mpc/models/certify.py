@@ -1,0 +1,391 @@
+"""From a checkpoint's weights to its public rules: intervals whose tops hold for every input.
+
+    site                        t                                       interval
+    activation                  h² + μ², |h| <= 1 by B_j                one for all models, both ends certified
+    scores                      s² + μ², |s| <= 1 (halved)              one for all models, both ends certified
+    norms                       ‖q‖²/B², B the head's bound             [2^-12, 1], top certified
+    denominators                Σ R / 2^⌈log2 n⌉                        [2^-14, top of R], top certified
+    embeddings.norm,            variance                                top from the weights, rounded up to a power of
+    layers.i.attention_norm,                                            two; the low end 2^-12 of it, or what
+    layers.i.output_norm                                                calibration asks for
+    pooler                      1 + x²                                  [1, 1 + B²], both ends certified
+
+Scaling row j of W₁ by 1/B_j and column j of W₂ by B_j (`normalised_neurons`), and queries and keys by their heads'
+bounds (`normalised_queries`), costs nothing and publishes nothing: the scales are the server's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.errors import CheckpointError, RuleError
+from comet_mpc.functions.activation import Smu, smu_rule, tanh_like_rule
+from comet_mpc.functions.attention import LARGEST_ACTIVATED, AttentionForm, certified_form
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, overshoot
+from comet_mpc.functions.layer_norm import layer_norm_rule
+from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.models.bounds import (
+    SLACK,
+    activation_bounds,
+    attention_norm_top,
+    embedding_norm_top,
+    head_bounds,
+    output_norm_top,
+    power_of_two_above,
+)
+from comet_mpc.models.checkpoint import (
+    ActivationChoice,
+    AttentionChoice,
+    CometConfig,
+    Site,
+    tensor_shapes,
+)
+
+__all__ = [
+    "activation_rule",
+    "attention_rules",
+    "calibrated",
+    "certify",
+    "check_certificates",
+    "in_form",
+    "norm_sites",
+    "normalised_neurons",
+    "normalised_queries",
+    "variance_tops",
+]
+
+Reals = npt.NDArray[np.float64]
+Tensors = Mapping[str, npt.NDArray[np.float32]]
+
+_RATIO = 2.0**-12
+"""Low end of a row quantity's interval over its top, unless calibration asks for another."""
+_WIDEST = 2.0**-22
+"""The least such ratio. Some encoders have a few tokens that are hundreds of times longer than the others."""
+_MARGIN = 1.05
+_SMALLEST_TOP = 0.25
+_NORMS = (_RATIO, (1.0 + SLACK) ** 2)
+_BELOW = 1.2
+"""What was seen least over a calibrated low end, below which a value only costs accuracy."""
+_SCORES = 64.0
+"""What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
+
+
+def _minimax(rule: InverseSqrtRule | None) -> MinimaxRule:
+    if not isinstance(rule, MinimaxRule):
+        raise CheckpointError("a certified form needs minimax rules")
+    return rule
+
+
+def attention_rules(config: CometConfig) -> AttentionForm:
+    """The certified attention with its rules. The denominators' top follows from what the scores' rule can give.
+
+    Their interval is wider than that of other row quantities, and gets a step more.
+    """
+    mu = config.attention.mu
+    form = certified_form(
+        config.steps, mu=mu, row_steps=config.row_steps, norm_interval=_NORMS, emphasis=config.emphasis
+    )
+    low, high = _minimax(form.denominators).low, _largest_weight(form, _minimax(form.scores))
+    return replace(form, denominators=minimax_rule(low, high, config.row_steps + 1))
+
+
+def _largest_weight(form: AttentionForm, scores: MinimaxRule) -> float:
+    """smu(s)^p at most, by that rule; 2^-10 is more than rounding adds there, at the interval's upper end."""
+    largest = float(form.smu(1.0 + 2.0**-8)) + _root_error(scores) / 2.0 + 2.0**-10
+    if largest > LARGEST_ACTIVATED:
+        raise CheckpointError(f"attention's mu is too large: smu(s) may reach {largest:.3g} times its range")
+    return largest**form.power
+
+
+def _root_error(rule: MinimaxRule) -> float:
+    """max |t·y - sqrt(t)| over the interval."""
+    return rule.root_error * float(np.sqrt(rule.high))
+
+
+def activation_rule(config: CometConfig) -> MinimaxRule:
+    form = Smu(config.activation.mu, config.activation.alpha)
+    return _minimax(smu_rule(form, 1.0 + 2.0**-8, config.steps, emphasis=config.emphasis))
+
+
+def norm_sites(config: CometConfig) -> list[str]:
+    """LayerNorms, in the order of evaluation."""
+    parts = ("attention_norm", "output_norm")
+    return ["embeddings.norm", *(f"layers.{i}.{part}" for i in range(config.encoder.layers) for part in parts)]
+
+
+class _Weights:
+    """Tensors by name, in double precision."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Reals:
+        return self._tensors[name].astype(np.float64)
+
+    def pair(self, name: str) -> tuple[Reals, Reals]:
+        return self[f"{name}.weight"], self[f"{name}.bias"]
+
+    def before(self, layer: int) -> tuple[Reals, Reals]:
+        """γ and β of the LayerNorm whose output the layer reads."""
+        return self.pair(f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm")
+
+
+def variance_tops(
+    config: CometConfig, tensors: Tensors, activation: MinimaxRule, denominators: MinimaxRule
+) -> dict[str, float]:
+    """The largest variance before every LayerNorm, for every input, by these rules."""
+    e, weights = config.encoder, _Weights(tensors)
+    tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
+    tops = {"embeddings.norm": embedding_norm_top(tables)}
+    weight_error = (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
+    error = 0.5 * (_root_error(activation) + activation.root_rounding * math.sqrt(activation.high)) + 2.0**-11
+    form = Smu(config.activation.mu, config.activation.alpha)
+    for i in range(e.layers):
+        layer = f"layers.{i}"
+        value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
+        gamma, beta = weights.before(i)
+        tops[f"{layer}.attention_norm"] = attention_norm_top(
+            value, output, gamma, beta, e.heads, weight_error=weight_error
+        )
+        gamma, beta = weights.pair(f"{layer}.attention_norm")
+        up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
+        scale = activation_bounds(*up, gamma, beta)
+        middle = scale * form((up[0] @ beta + up[1]) / scale)
+        tops[f"{layer}.output_norm"] = output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error)
+    return tops
+
+
+def _interval_tops(
+    config: CometConfig, tensors: Tensors, activation: MinimaxRule, denominators: MinimaxRule
+) -> dict[str, float]:
+    """Tops of the LayerNorms' intervals, with room for weights that are rounded to fixed point, and for the rounding of
+    a row's coordinates."""
+    return {
+        name: max(power_of_two_above(_MARGIN * (top + config.encoder.epsilon)), _SMALLEST_TOP)
+        for name, top in variance_tops(config, tensors, activation, denominators).items()
+    }
+
+
+def _pooler_bound(config: CometConfig, tensors: Tensors) -> float:
+    weights = _Weights(tensors)
+    return float(np.max(activation_bounds(*weights.pair("pooler"), *weights.before(config.encoder.layers))))
+
+
+def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None) -> CometConfig:
+    """The configuration with a rule for every site. `lows` are smallest variances by site, from calibration."""
+    activation, attention = config.activation, config.attention
+    if not (activation.kind == attention.kind == "smu" and activation.normalised and attention.cosine):
+        raise CheckpointError("only the certified form can be certified: smu, normalised neurons, cosine attention")
+    if activation.trainable or attention.trainable or attention.power != 2:
+        raise CheckpointError("the certified form has power 2 and fixed α and μ")
+    form = attention_rules(config)
+    _check_scores(_minimax(form.norms), config.encoder.hidden // config.encoder.heads)
+    sites = {
+        "activation": Site(rule=activation_rule(config), certified_high=True, certified_low=True),
+        "scores": Site(rule=_minimax(form.scores), certified_high=True, certified_low=True),
+        "norms": Site(rule=_minimax(form.norms), certified_high=True, certified_low=False),
+        "denominators": Site(rule=_minimax(form.denominators), certified_high=True, certified_low=False),
+    }
+    rules = sites["activation"].rule, sites["denominators"].rule
+    for name, high in _interval_tops(config, tensors, *rules).items():
+        low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
+        steps = config.row_steps + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
+        rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
+        while overshoot(rule) - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
+            low *= 2.0
+            rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
+        _check_length(name, rule)
+        sites[name] = Site(rule=rule, certified_high=True, certified_low=False)
+    bound = power_of_two_above(_MARGIN * _pooler_bound(config, tensors) + 2.0**-5)
+    sites["pooler"] = Site(rule=tanh_like_rule(bound, config.row_steps), certified_high=True, certified_low=True)
+    return msgspec.structs.replace(config, sites=sites)
+
+
+def _check_length(name: str, rule: MinimaxRule) -> None:
+    """What every bound relies on: a LayerNorm's result is at most SLACK longer than √d."""
+    if overshoot(rule) - 1.0 > SLACK:
+        raise CheckpointError(
+            f"{name}: its rule may be {overshoot(rule) - 1.0:.2%} too large, allowed is {SLACK:.2%}: use more row steps"
+        )
+
+
+def _check_scores(norms: MinimaxRule, size: int) -> None:
+    """Normalised queries and keys, rounded, still give scores within the interval of the scores' rule."""
+    if (overshoot(norms) + 2.0**-12 * math.sqrt(size) + 2.0**-13) ** 2 > 1.0 + 2.0**-7:
+        raise CheckpointError("norms: the rule is not accurate enough for scores within [-1, 1]: use more row steps")
+
+
+def calibrated(
+    config: CometConfig, tensors: Tensors, seen: Mapping[str, tuple[float, ...]], *, margin: float = 2.0
+) -> CometConfig:
+    """Intervals after a look at data. `seen`: five quantiles of t by site (`Site.seen`), a layer's own or universal.
+
+    Certified form: tops stay certified from the weights, LayerNorms' low ends follow the data. Other forms: the top is
+    the largest value seen times `margin`, which some other input may exceed.
+    """
+    if not config.certifiable:
+        sites = {
+            name: Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
+            for name, quantiles in seen.items()
+            if (rule := _calibrated_rule(config, name, seen, margin)) is not None
+        }
+        return msgspec.structs.replace(config, sites=sites)
+    names = norm_sites(config)
+    lows = {name: quantiles[0] / (1.5 * _shrink(config)) for name, quantiles in seen.items() if name in names}
+    sites = dict(certify(config, tensors, lows).sites)
+    for name, q in seen.items():
+        key = name if name in sites else name.rsplit(".", 1)[1]
+        old = sites[key].seen or q
+        merged = (min(old[0], q[0]), min(old[1], q[1]), (old[2] + q[2]) / 2, max(old[3], q[3]), max(old[4], q[4]))
+        sites[key] = msgspec.structs.replace(sites[key], seen=merged)
+    return msgspec.structs.replace(config, sites=sites)
+
+
+def _calibrated_rule(
+    config: CometConfig, name: str, seen: Mapping[str, tuple[float, ...]], margin: float
+) -> MinimaxRule | None:
+    """A rule for what was seen, and a margin: no certificate. None for a site that only the certified form has.
+
+    A denominator is a mean over the padded length, which is another for every batch: its top is that of the scores.
+    """
+    quantiles = seen[name]
+    high, part = quantiles[4] * margin, name.rsplit(".", 1)[-1]
+    if part in ("activation", "scores"):
+        low = max(quantiles[1] / _BELOW, high * 2.0**-9)
+        return minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
+    if part == "denominators":
+        score = math.sqrt(seen[name.replace(part, "scores")][4] * margin)
+        high = 1.05 * score**config.attention.power + config.attention.floor
+        return minimax_rule(max(quantiles[0] / (2.0 * _BELOW), high * _RATIO / 4), high, config.row_steps + 1)
+    if part == "pooler":
+        return tanh_like_rule(math.sqrt(max(high, 2.0) - 1.0), config.row_steps)
+    if name in norm_sites(config):
+        hidden = config.encoder.hidden
+        shrink = (hidden / 2 ** math.ceil(math.log2(hidden))) ** 3
+        low, high = max(quantiles[0] / _BELOW, high * _RATIO) / shrink, high / shrink
+        return _minimax(layer_norm_rule(hidden, low, high, config.row_steps))
+    return None
+
+
+def check_certificates(config: CometConfig, tensors: Tensors) -> None:
+    """Proves again, from the weights and the very rules of the file, what the configuration claims.
+
+    Raises CheckpointError where it does not hold. The rules need not be those that `certify` would make today.
+    """
+    if not config.certified:
+        raise CheckpointError(
+            "the checkpoint is not in the certified form: not every range holds for every input, so it cannot be "
+            "served. Make a certified one with `comet unify --form certified` and `comet finetune`; for research, "
+            "`comet eval --secure --research` runs the paper's forms on one machine"
+        )
+    expected = certify(config, tensors).sites
+    if expected.keys() != config.sites.keys():
+        raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
+    for name, site in config.sites.items():
+        try:
+            site.rule.check()
+        except RuleError as error:
+            raise CheckpointError(f"{name}: {error}") from error
+        if name.endswith("norm"):
+            _check_length(name, site.rule)
+    tops = {name: site.rule.high for name, site in expected.items()} | _tops_in_force(config, tensors)
+    for name, site in config.sites.items():
+        if site.rule.high < tops[name] * (1.0 - 1e-9):
+            raise CheckpointError(
+                f"{name}: the interval's top is {site.rule.high:g}, but the weights allow {tops[name]:g}: "
+                "`comet calibrate` certifies the checkpoint anew"
+            )
+        if name in ("activation", "scores") and site.rule.low > expected[name].rule.low * (1.0 + 1e-9):
+            raise CheckpointError(f"{name}: the interval's low end {site.rule.low:g} is above what occurs")
+    _check_scores(config.sites["norms"].rule, config.encoder.hidden // config.encoder.heads)
+    for i in range(config.encoder.layers):
+        if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
+            raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
+
+
+def _tops_in_force(config: CometConfig, tensors: Tensors) -> dict[str, float]:
+    """Tops that follow from what the configuration's own rules can give."""
+    rules = {name: site.rule for name, site in config.sites.items()}
+    tops = _interval_tops(config, tensors, rules["activation"], rules["denominators"])
+    shrunk = {name: top * _shrink(config) for name, top in tops.items()}
+    return shrunk | {"denominators": _largest_weight(attention_rules(config), rules["scores"])}
+
+
+def _shrink(config: CometConfig) -> float:
+    """A LayerNorm's rule takes its variance times this."""
+    hidden = config.encoder.hidden
+    return float((hidden / 2 ** math.ceil(math.log2(hidden))) ** 3)
+
+
+def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals]:
+    """W₁/B, b₁/B and W₂·B: what the server serves, so that the protocol sees every neuron in [-1, 1]."""
+    weights = _Weights(tensors)
+    (w1, b1), w2 = weights.pair(f"layers.{layer}.up"), weights[f"layers.{layer}.down.weight"]
+    bound = activation_bounds(w1, b1, *weights.pair(f"layers.{layer}.attention_norm"))
+    return w1 / bound[:, None], b1 / bound, w2 * bound
+
+
+def normalised_queries(tensors: Tensors, layer: int, part: str, heads: int) -> tuple[Reals, Reals]:
+    """W/B and b/B of `query` or `key`, B the head's bound: every row of every head has a norm of at most 1."""
+    weights = _Weights(tensors)
+    w, b = weights.pair(f"layers.{layer}.{part}")
+    bound = np.repeat(head_bounds(w, b, *weights.before(layer), heads), len(w) // heads)
+    return w / bound[:, None], b / bound
+
+
+def in_form(
+    config: CometConfig,
+    tensors: Tensors,
+    *,
+    activation: ActivationChoice,
+    attention: AttentionChoice,
+    pooler: Literal["tanh", "algebraic"],
+    labels: tuple[str, ...],
+    steps: int = 4,
+    seed: int = 0,
+) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:
+    """The same encoder with other non-linear steps. What it has not got (thresholds, a head) is made anew.
+
+    Softmax* does not change when all scores of a head are multiplied by a number, but for μ and the floor. So the
+    queries of a softmax are multiplied, head by head: scores begin within ±_SCORES, and one μ or floor suits all heads.
+    """
+    encoder = msgspec.structs.replace(config.encoder, labels=labels)
+    changed = msgspec.structs.replace(
+        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler, steps=steps, sites={}
+    )
+    generator = np.random.default_rng(seed)
+    made: dict[str, npt.NDArray[np.float32]] = {}
+    for name, shape in tensor_shapes(changed).items():
+        old = tensors.get(name)
+        if old is not None and old.shape == shape:
+            made[name] = np.asarray(old, np.float32)
+            if name == "relative_positions" and attention.kind != "softmax":
+                # biases of a softmax go up to 10 and more; beyond 1 a cosine score has no use for them, nor a gradient
+                made[name] = made[name] / np.maximum(1.0, np.abs(made[name]).max(axis=0))
+        elif name in ("pooler.weight", "classifier.weight"):
+            made[name] = (0.02 * generator.standard_normal(shape)).astype(np.float32)
+        else:
+            start = {"alpha": activation.alpha, "mu": activation.mu}.get(name.rsplit(".", 1)[1], 0.0)
+            made[name] = np.full(shape, attention.mu if name.endswith("attention.mu") else start, np.float32)
+    if config.attention.kind == "softmax" and attention.kind != "softmax" and not attention.cosine:
+        for i in range(encoder.layers):
+            factor = _SCORES / _score_bounds(tensors, i, encoder.heads)
+            rows = np.repeat(factor, encoder.hidden // encoder.heads).astype(np.float32)
+            for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
+                made[name] = made[name] * by
+    return changed, made
+
+
+def _score_bounds(tensors: Tensors, layer: int, heads: int) -> Reals:
+    """|q·k|/√d per head, for every input."""
+    weights = _Weights(tensors)
+    pairs = [weights.pair(f"layers.{layer}.{part}") for part in ("query", "key")]
+    q, k = (head_bounds(*pair, *weights.before(layer), heads) for pair in pairs)
+    return np.asarray(q * k / math.sqrt(len(pairs[0][1]) / heads))

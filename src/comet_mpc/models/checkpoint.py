@@ -1,0 +1,316 @@
+"""A Comet checkpoint: config.json with a section `comet`, and model.safetensors. No torch.
+
+The section says which model it is, what its non-linear steps are, and by which public rules they are evaluated.
+The tensors have one naming for all architectures (`tensor_shapes`), and every key and shape is accounted for.
+Weights are float32 or float16, or int8 with one scale per row in `<name>.scale`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from comet_mpc.errors import CheckpointError
+from comet_mpc.functions.minimax import MinimaxRule
+
+__all__ = [
+    "ActivationChoice",
+    "AttentionChoice",
+    "CometConfig",
+    "Encoder",
+    "Site",
+    "Tensors",
+    "account_for",
+    "check_finite",
+    "fingerprint",
+    "load_checkpoint",
+    "read_json",
+    "read_tensors",
+    "save_checkpoint",
+    "save_config",
+    "tensor_shapes",
+]
+
+Tensor = npt.NDArray[np.float32]
+Tensors = dict[str, Tensor]
+
+_SCALE = ".scale"
+_FLOATS = ("F16", "F32")
+
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+Real = Annotated[float, msgspec.Meta(ge=0.0, lt=float(2**20))]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Unknown fields are an error: a checkpoint of a newer format is not half understood."""
+
+
+class Encoder(_Strict, frozen=True, kw_only=True):
+    """Sizes of an encoder with a pooler and a classifier on top."""
+
+    architecture: Literal["bert", "roberta", "mpnet"]
+    vocabulary: Positive
+    positions: Positive
+    types: Annotated[int, msgspec.Meta(ge=0)]
+    hidden: Positive
+    layers: Positive
+    heads: Positive
+    intermediate: Positive
+    epsilon: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)]
+    padding: Annotated[int, msgspec.Meta(ge=0)]
+    """The id of the padding token."""
+    buckets: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Relative position buckets (MPNet), 0 for none."""
+    labels: tuple[str, ...] = ("0", "1")
+    """Names of the classes; exactly one name: a regression."""
+
+    @property
+    def first_position(self) -> int:
+        """RoBERTa and MPNet count positions from the padding id on."""
+        return 0 if self.architecture == "bert" else self.padding + 1
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one text."""
+        return self.positions - self.first_position
+
+
+class ActivationChoice(_Strict, frozen=True, kw_only=True):
+    """GeLU, or smu(x) = (1+α)/2·x + ½·sqrt((1-α)²·x² + μ²); normalised: of x/B_j, where B_j bounds neuron j."""
+
+    kind: Literal["gelu", "smu"] = "smu"
+    alpha: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
+    mu: Real = 0.0625
+    normalised: bool = True
+    trainable: bool = False
+    """α and μ are tensors, one pair per layer."""
+
+
+class AttentionChoice(_Strict, frozen=True, kw_only=True):
+    """Softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu; cosine: s = cos(q, k) - c with a threshold c per head."""
+
+    kind: Literal["softmax", "relu", "smu"] = "smu"
+    power: Literal[1, 2] = 2
+    cosine: bool = True
+    mu: Real = 0.125
+    floor: Real = 0.0
+    """Added to every denominator: with μ = 0 a row may have no positive score at all."""
+    trainable: bool = False
+
+
+class Site(_Strict, frozen=True, kw_only=True):
+    """One place where 1/sqrt(t) is taken, and the public rule for it."""
+
+    rule: MinimaxRule
+    certified_high: bool
+    """No input whatsoever exceeds the interval's top: proved from the weights, checked on loading."""
+    certified_low: bool
+    seen: tuple[float, ...] = ()
+    """t on calibration data: smallest, 1 %, median, 99 %, largest."""
+
+
+class CometConfig(_Strict, frozen=True, kw_only=True):
+    """Section `comet` of config.json."""
+
+    format: Literal[1] = 1
+    encoder: Encoder
+    activation: ActivationChoice
+    attention: AttentionChoice
+    pooler: Literal["tanh", "algebraic"] = "algebraic"
+    """algebraic: x/sqrt(1 + x²)."""
+    steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
+    row_steps: Annotated[int, msgspec.Meta(ge=1, le=15)] = 6
+    """For quantities of which there is one per row: variances, norms, denominators."""
+    emphasis: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.25
+    task: str = ""
+    length: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens per text that it was trained with, 0: not said."""
+    sites: dict[str, Site] = {}
+
+    @property
+    def certifiable(self) -> bool:
+        """In a form whose ranges follow from the weights."""
+        return self.activation.normalised and self.attention.cosine
+
+    @property
+    def certified(self) -> bool:
+        """Every argument of every inverse square root has a top that holds for all inputs."""
+        return (
+            self.activation.kind == "smu"
+            and self.activation.normalised
+            and self.attention.kind == "smu"
+            and self.attention.cosine
+            and self.pooler == "algebraic"
+            and bool(self.sites)
+            and all(site.certified_high for site in self.sites.values())
+        )
+
+
+def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint, in order."""
+    e = config.encoder
+    d, m = e.hidden, e.intermediate
+    if d % e.heads:
+        raise CheckpointError(f"hidden size {d} is not a multiple of {e.heads} heads")
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.words": (e.vocabulary, d),
+        "embeddings.positions": (e.positions, d),
+    }
+    if e.types:
+        shapes["embeddings.types"] = (e.types, d)
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (d,), (d,)
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (rows, columns), (rows,)
+
+    norm("embeddings.norm")
+    if e.buckets:
+        shapes["relative_positions"] = (e.buckets, e.heads)
+    for i in range(e.layers):
+        layer = f"layers.{i}"
+        for part in ("query", "key", "value", "attention_output"):
+            linear(f"{layer}.{part}", d, d)
+        norm(f"{layer}.attention_norm")
+        linear(f"{layer}.up", m, d)
+        linear(f"{layer}.down", d, m)
+        norm(f"{layer}.output_norm")
+        if config.attention.cosine:
+            shapes[f"{layer}.thresholds"] = (e.heads,)
+        if config.activation.trainable:
+            shapes[f"{layer}.activation.alpha"], shapes[f"{layer}.activation.mu"] = (), ()
+        if config.attention.trainable:
+            shapes[f"{layer}.attention.mu"] = ()
+    linear("pooler", d, d)
+    linear("classifier", len(e.labels), d)
+    return shapes
+
+
+def account_for(got: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
+    """Every tensor is expected, every expected one is there and has its shape."""
+    missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+    if missing or extra:
+        raise CheckpointError(f"{where}: tensors do not fit the model: missing {_few(missing)}; unknown {_few(extra)}")
+    for name, shape in expected.items():
+        if got[name] != shape:
+            raise CheckpointError(f"{where}: {name} has shape {got[name]}, expected {shape}")
+
+
+def _few(names: list[str]) -> str:
+    return "none" if not names else ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def read_tensors(path: Path) -> Tensors:
+    """All tensors as float32."""
+    try:
+        with safe_open(path, framework="np") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+            raw = {name: file.get_tensor(name) for name in kinds if kinds[name] in (*_FLOATS, "I8", "I64")}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read (truncated, damaged or missing): {error}") from error
+    tensors: Tensors = {}
+    for name, kind in kinds.items():
+        if kind == "I8":
+            scale = raw.get(name + _SCALE)
+            if scale is None or scale.shape != raw[name].shape[:1]:
+                raise CheckpointError(f"{path}: {name} is int8 and needs {name}{_SCALE} with one number per row")
+            tensors[name] = raw[name].astype(np.float32) * scale.astype(np.float32)[:, None]
+        elif kind in _FLOATS:
+            if not (name.endswith(_SCALE) and kinds.get(name.removesuffix(_SCALE)) == "I8"):
+                tensors[name] = raw[name].astype(np.float32)
+        elif kind != "I64":  # Hugging Face stores position ids
+            raise CheckpointError(f"{path}: {name} has type {kind}; float32, float16 or int8 with scales are read")
+    check_finite(path, tensors)
+    return tensors
+
+
+def check_finite(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    for name, value in tensors.items():
+        if not np.all(np.isfinite(value)):
+            raise CheckpointError(f"{path}: {name} has values that are not finite")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected an object")
+    return content
+
+
+def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
+    """The configuration and all tensors as float32. Certificates are checked by `certificates.check`."""
+    path = Path(directory) / "config.json"
+    content = read_json(path)
+    if "comet" not in content:
+        raise CheckpointError(f"{path} has no section `comet`: make a Comet checkpoint of it with `comet unify`")
+    try:
+        config = msgspec.convert(content["comet"], CometConfig)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path}: section `comet`: {error}") from error
+    weights = path.with_name("model.safetensors")
+    tensors = read_tensors(weights)
+    account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
+    return config, tensors
+
+
+def save_checkpoint(
+    directory: Path,
+    config: CometConfig,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    *,
+    half: bool = False,
+    int8: tuple[str, ...] = (),
+) -> None:
+    """Writes both files; an interrupted save leaves the old ones. `half`: float16; `int8` names matrices for int8."""
+    expected = tensor_shapes(config)
+    account_for({name: value.shape for name, value in tensors.items()}, expected, directory)
+    stored: dict[str, npt.NDArray[Any]] = {}
+    for name in expected:
+        value = np.asarray(tensors[name], dtype=np.float32, order="C")
+        if not np.all(np.isfinite(value)):
+            raise CheckpointError(f"{name} has values that are not finite: not saved")
+        if name in int8:
+            scale = np.maximum(np.abs(value).max(axis=1) / 127.0, 1e-8).astype(np.float32)
+            stored[name] = np.rint(value / scale[:, None]).astype(np.int8)
+            stored[name + _SCALE] = scale
+        else:
+            stored[name] = value.astype(np.float16) if half else value
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / ".model.partial"
+    save_file(stored, partial)
+    partial.chmod(0o644)
+    partial.replace(directory / "model.safetensors")
+    save_config(directory, config)
+
+
+def save_config(directory: Path, config: CometConfig) -> None:
+    """Writes config.json alone: other intervals for the same weights."""
+    section = {"model_type": config.encoder.architecture, "comet": msgspec.to_builtins(config)}
+    partial = Path(directory) / ".config.partial"
+    partial.write_text(json.dumps(section, indent=1) + "\n")
+    partial.replace(Path(directory) / "config.json")
+
+
+def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 over the section `comet` and every tensor's name, shape and values."""
+    digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
+    for name in sorted(tensors):
+        value = np.ascontiguousarray(tensors[name], dtype="<f4")
+        digest.update(f"{name}{value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,388 @@
+"""A checkpoint made ready to serve: what the server holds, what the client is given, and the program both run.
+
+`PublicModel` is all that a client needs: configuration with the public rules, tokenizer, and (with public embeddings,
+the paper's setting) the embedding tables. It travels as one package of bytes, once per client and model. `ServedModel`
+adds the weights, folded and in fixed point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+from tokenizers import Tokenizer
+
+from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine.share import CLIENT, Share, decode
+from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
+from comet_mpc.functions.activation import Smu
+from comet_mpc.models.certify import attention_rules, check_certificates
+from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint
+from comet_mpc.models.fold import check_fixed, fold, plain_states
+from comet_mpc.models.transformer import (
+    EncoderRules,
+    EncoderShape,
+    LayerRules,
+    classify,
+    embed_privately,
+    encode_weights,
+    input_mask,
+    input_rows,
+    input_symbols,
+    public_weights,
+)
+
+__all__ = ["BUCKETS", "PublicModel", "Query", "ServedModel", "public_part"]
+
+BUCKETS = (16, 32, 64, 128, 256, 512)
+"""Public lengths that texts are padded to; the server learns the bucket, not the length."""
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Query:
+    """Texts of one bucket, as the program takes them. Private to the client."""
+
+    rows: Reals
+    """Normalised embeddings; with private embeddings, one-hot rows of words and types."""
+    mask: Reals
+    truncated: tuple[bool, ...]
+    """Whether a text was longer than the model takes."""
+
+    def __repr__(self) -> str:
+        return f"Query(batch={self.rows.shape[0]}, bucket={self.rows.shape[1]})"
+
+    @property
+    def batch(self) -> int:
+        return int(self.rows.shape[0])
+
+    @property
+    def bucket(self) -> int:
+        return int(self.rows.shape[1])
+
+
+class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The public package's description."""
+
+    fingerprint: str
+    config: CometConfig
+    value_bounds: tuple[float, ...]
+    logit_bound: float
+    tokenizer: str
+    private_embeddings: bool
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PublicModel:
+    """What a client is given."""
+
+    fingerprint: str
+    config: CometConfig
+    value_bounds: tuple[float, ...]
+    logit_bound: float
+    tokenizer: Tokenizer
+    embeddings: Mapping[str, npt.NDArray[np.float32]]
+    """Tables of words, positions and types; empty if they stay at the server."""
+    private_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        """Texts are cut as in training: of a pair, the longer one."""
+        self.tokenizer.no_padding()
+        try:
+            self.tokenizer.enable_truncation(self.longest)
+        except Exception as error:
+            raise CheckpointError(f"the model's tokenizer cannot cut texts after {self.longest} tokens") from error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fingerprint[:12]}, {self.config.encoder.architecture})"
+
+    # The package -----------------------------------------------------------------------------------------
+
+    def package(self) -> bytes:
+        card = _Card(
+            self.fingerprint,
+            self.config,
+            self.value_bounds,
+            self.logit_bound,
+            self.tokenizer.to_str(),
+            self.private_embeddings,
+        )
+        tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
+        return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
+
+    def public_tables(self) -> Mapping[str, npt.NDArray[np.float32]]:
+        return {} if self.private_embeddings else self.embeddings
+
+    @staticmethod
+    def unpack(package: bytes) -> PublicModel:
+        """A downloaded package, checked as strictly as anything that comes from a peer."""
+        try:
+            size = int.from_bytes(package[:8], "little")
+            header = msgspec.json.decode(package[8 : 8 + size])
+            card = msgspec.json.decode(header["__metadata__"]["card"], type=_Card)
+            tables = {name: value.astype(np.float32) for name, value in load_tensors(package).items()}
+            tokenizer = Tokenizer.from_str(card.tokenizer)
+        except Exception as error:
+            raise CheckpointError(f"the model's public package is damaged: {type(error).__name__}") from error
+        model = PublicModel(
+            fingerprint=card.fingerprint,
+            config=card.config,
+            value_bounds=card.value_bounds,
+            logit_bound=card.logit_bound,
+            tokenizer=tokenizer,
+            embeddings=tables,
+            private_embeddings=card.private_embeddings,
+        )
+        expected = {} if card.private_embeddings else _table_shapes(card.config)
+        if {name: value.shape for name, value in tables.items()} != expected:
+            raise CheckpointError("the model's public package has embedding tables of other shapes than it says")
+        return model
+
+    # The program -----------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> EncoderShape:
+        e = self.config.encoder
+        return EncoderShape(
+            layers=e.layers,
+            hidden=e.hidden,
+            heads=e.heads,
+            intermediate=e.intermediate,
+            labels=len(e.labels),
+            symbols=e.vocabulary + e.types if self.private_embeddings else 0,
+            positions=e.positions if self.private_embeddings else 0,
+            buckets=e.buckets,
+        )
+
+    @property
+    def rules(self) -> EncoderRules:
+        """The rules as the checkpoint stores them: the one source of truth."""
+        config, sites = self.config, self.config.sites
+        form = attention_rules(config)
+        form = replace(
+            form,
+            scores=sites["scores"].rule,
+            denominators=sites["denominators"].rule,
+            norms=sites["norms"].rule,
+        )
+        return EncoderRules(
+            layers=tuple(
+                LayerRules(
+                    activation=Smu(config.activation.mu, config.activation.alpha),
+                    activation_rule=sites["activation"].rule,
+                    attention=form,
+                    variances=(sites[f"layers.{i}.attention_norm"].rule, sites[f"layers.{i}.output_norm"].rule),
+                    value_bound=bound,
+                    query_bound=math.sqrt(sites["norms"].rule.high),
+                )
+                for i, bound in enumerate(self.value_bounds)
+            ),
+            pooler=sites["pooler"].rule,
+            logit_bound=self.logit_bound,
+            epsilon=config.encoder.epsilon,
+            embeddings=sites["embeddings.norm"].rule,
+        )
+
+    def weights(self) -> dict[str, Weight]:
+        return public_weights(self.shape)
+
+    def program(
+        self, batch: int, bucket: int, query: Query | None = None
+    ) -> Callable[[Session, Mapping[str, Weight]], Share]:
+        """Logits (batch, labels) for one bucket; the client supplies its query, the server and a plan do not."""
+        shape, rules = self.shape, self.rules
+        rows, mask_values = (None, None) if query is None else (query.rows, query.mask)
+
+        def run(session: Session, weights: Mapping[str, Weight]) -> Share:
+            mask = input_mask(session, mask_values, (batch, bucket))
+            if self.private_embeddings:
+                symbols = input_symbols(session, rows, (batch, bucket, shape.symbols))
+                embedded = embed_privately(session, symbols, shape, rules, weights)
+            else:
+                embedded = input_rows(session, rows, (batch, bucket, shape.hidden))
+            return classify(session, embedded, mask, shape, rules, weights)
+
+        return run
+
+    def answer(
+        self, batch: int, bucket: int, query: Query | None = None
+    ) -> Callable[[Session, Mapping[str, Weight]], Reals | None]:
+        """The whole program: logits (batch, labels), revealed to the client. None at the server and in a plan."""
+        classify = self.program(batch, bucket, query)
+
+        def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
+            logits = classify(session, weights)
+            with session.part("result"):
+                words = session.reveal(logits, CLIENT)
+            return None if words is None else decode(words, logits.fraction, logits.width)
+
+        return run
+
+    def plan(self, batch: int, bucket: int, *, fused: bool = True) -> Plan:
+        """What an answer costs."""
+        run, weights = self.answer(batch, bucket), public_weights(self.shape)
+        return plan_program(lambda session: run(session, weights), fused=fused)
+
+    # Texts -----------------------------------------------------------------------------------------------
+
+    @property
+    def longest(self) -> int:
+        limit = self.config.encoder.longest
+        return min(limit, self.config.length) if self.config.length else limit
+
+    def buckets(self) -> tuple[int, ...]:
+        """The public lengths that this model takes."""
+        fitting = tuple(size for size in BUCKETS if size < self.longest)
+        return (*fitting, self.longest)
+
+    def prepare(self, texts: Sequence[str | tuple[str, str]], bucket: int | None = None) -> Query:
+        """Tokens, padding and embeddings of some texts (or pairs of texts), padded to one bucket."""
+        if not texts:
+            raise ConfigurationError("there is no text to classify")
+        encodings = []
+        for place, text in enumerate(texts):
+            parts = (text,) if isinstance(text, str) else text
+            if not any(part.strip() for part in parts):
+                raise ConfigurationError(f"text {place + 1} is empty: there is nothing to classify")
+            encodings.append(self.tokenizer.encode(*parts))
+        lengths = [len(encoding.ids) for encoding in encodings]
+        needed = next(size for size in self.buckets() if size >= max(lengths))
+        bucket = bucket or needed
+        if bucket < needed:
+            raise ShapeError(f"a text needs the bucket of {needed} tokens, asked for was {bucket}")
+        ids = np.full((len(texts), bucket), self.config.encoder.padding, np.int64)
+        types = np.zeros_like(ids)
+        mask = np.zeros(ids.shape)
+        for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
+            ids[row, :length] = encoding.ids
+            types[row, :length] = encoding.type_ids
+            mask[row, :length] = 1.0
+        truncated = tuple(bool(encoding.overflowing) for encoding in encodings)
+        rows = self.one_hot(ids, types) if self.private_embeddings else self.embed(ids, types)
+        return Query(rows, mask, truncated)
+
+    def _check_ids(self, ids: npt.NDArray[np.int64]) -> None:
+        vocabulary = self.config.encoder.vocabulary
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
+            raise ConfigurationError(f"a token id is outside the vocabulary of {vocabulary}")
+
+    def one_hot(self, ids: npt.NDArray[np.int64], types: npt.NDArray[np.int64]) -> Reals:
+        """Rows with a one for the word and a one for the type."""
+        self._check_ids(ids)
+        e = self.config.encoder
+        rows = np.zeros((*ids.shape, e.vocabulary + e.types))
+        np.put_along_axis(rows, ids[..., None], 1.0, axis=-1)
+        if e.types:
+            np.put_along_axis(rows, e.vocabulary + np.minimum(types, e.types - 1)[..., None], 1.0, axis=-1)
+        return rows
+
+    def embed(self, ids: npt.NDArray[np.int64], types: npt.NDArray[np.int64]) -> Reals:
+        """Normalised embeddings, without γ and β, which the server has folded into its first layer."""
+        self._check_ids(ids)
+        e = self.config.encoder
+        tables = self.embeddings
+        x = tables["words"][ids].astype(np.float64) + tables["positions"][e.first_position + np.arange(ids.shape[1])]
+        if e.types:
+            x = x + tables["types"][np.minimum(types, e.types - 1)]
+        centred = x - x.mean(axis=-1, keepdims=True)
+        return np.asarray(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + e.epsilon))
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ServedModel(PublicModel):
+    """What the server holds."""
+
+    folded: Mapping[str, Reals]
+    """Weights in real numbers, by the names of `transformer.encoder_weights`."""
+    fixed: Mapping[str, Weight]
+
+    @staticmethod
+    def load(directory: Path, *, private_embeddings: bool = False) -> ServedModel:
+        """A Comet checkpoint in the certified form, its certificates proved again from the weights.
+
+        private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
+        """
+        config, tensors = load_checkpoint(directory)
+        check_certificates(config, tensors)
+        folded, value_bounds, logit_bound = fold(config, tensors)
+        public = public_part(
+            directory, config, tensors, value_bounds, logit_bound, private_embeddings=private_embeddings
+        )
+        e, tables = config.encoder, public.embeddings
+        if private_embeddings:
+            stacked = [tables["words"], *([tables["types"]] if e.types else [])]
+            folded["embeddings.weight"] = np.concatenate(stacked).T.astype(np.float64)
+            folded["embeddings.positions"] = np.roll(tables["positions"], -e.first_position, axis=0).astype(np.float64)
+        fixed = encode_weights(public.shape, folded)
+        check_fixed(public.shape, public.rules, fixed)
+        return ServedModel(**vars(public), folded=folded, fixed=fixed)
+
+    def weights(self) -> dict[str, Weight]:
+        return dict(self.fixed)
+
+    def public(self) -> PublicModel:
+        return PublicModel(
+            fingerprint=self.fingerprint,
+            config=self.config,
+            value_bounds=self.value_bounds,
+            logit_bound=self.logit_bound,
+            tokenizer=self.tokenizer,
+            embeddings=self.public_tables(),
+            private_embeddings=self.private_embeddings,
+        )
+
+    def plain_logits(self, query: Query, *, exact: bool = False) -> Reals:
+        """The model in the clear, in real arithmetic: through the rules of the protocol, or with exact functions."""
+        return self.plain_states(query, exact=exact)[-1]
+
+    def plain_states(self, query: Query, *, exact: bool = False) -> list[Reals]:
+        """The same with what is on the way: the normalised rows after every layer, then the logits."""
+        if self.private_embeddings:
+            split = self.config.encoder.vocabulary
+            types = query.rows[..., split:].argmax(axis=-1) if self.config.encoder.types else None
+            ids = query.rows[..., :split].argmax(axis=-1)
+            query = replace(query, rows=self.embed(ids, np.zeros_like(ids) if types is None else types))
+        return plain_states(query.rows, query.mask, self.shape, self.rules, self.folded, exact=exact)
+
+
+def public_part(
+    directory: Path,
+    config: CometConfig,
+    tensors: Tensors,
+    value_bounds: tuple[float, ...],
+    logit_bound: float,
+    *,
+    private_embeddings: bool = False,
+) -> PublicModel:
+    """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
+    path = Path(directory) / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+    return PublicModel(
+        fingerprint=fingerprint(config, tensors),
+        config=config,
+        value_bounds=value_bounds,
+        logit_bound=logit_bound,
+        tokenizer=tokenizer,
+        embeddings={
+            name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
+        },
+        private_embeddings=private_embeddings,
+    )
+
+
+def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
+    e = config.encoder
+    shapes: dict[str, tuple[int, ...]] = {"words": (e.vocabulary, e.hidden), "positions": (e.positions, e.hidden)}
+    return shapes | ({"types": (e.types, e.hidden)} if e.types else {})

@@ -1,0 +1,344 @@
+"""The secure Transformer: a post-LayerNorm encoder and its classification head, in the certified form.
+
+A layer, in terms of the normalised rows n of the LayerNorm before it (its γ and β are folded into what follows):
+
+    q, k, v = W·n + b                    n is given to the server once; one message for all that is made of it
+    x       = Wo·attention(q, k, v) + bo + (γ⊙n + β)
+    n       = layer_norm(x)
+    x       = W2·smu(W1·n + b1) + b2 + (γ⊙n + β)      row j of W1 divided by its bound B_j, column j of W2 multiplied
+    n       = layer_norm(x)
+
+All that a weight is applied to has the same fraction bits in the same ring, so sums need no truncation before they are
+opened, and most truncations that remain are free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine.session import Given, Session, Weight
+from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share
+from comet_mpc.errors import ShapeError
+from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule
+from comet_mpc.functions.attention import AttentionForm, attention, certified_form
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
+from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
+
+__all__ = [
+    "SHAPES",
+    "EncoderRules",
+    "EncoderShape",
+    "LayerRules",
+    "certified_rules",
+    "classify",
+    "embed_privately",
+    "encode_weights",
+    "encoder_layer",
+    "encoder_weights",
+    "input_mask",
+    "input_rows",
+    "input_symbols",
+    "position_buckets",
+    "public_weights",
+]
+
+Reals = npt.NDArray[np.float64]
+
+_RING = 56  # the ring of everything that a weight is applied to, if that is enough
+_ROWS = 18  # fraction bits of what is given to the server
+_WEIGHTS = 14  # and of the matrices whose products are added up
+_SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
+_EMBEDDING_BOUND = 32.0
+_NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
+
+
+@dataclass(frozen=True)
+class EncoderShape:
+    """The public dimensions of a model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    labels: int = 2
+    symbols: int = 0
+    """Columns of a one-hot input (words and types) if the embedding table stays at the server, else 0."""
+    positions: int = 0
+    """Rows of the server's position table, with `symbols`."""
+    buckets: int = 0
+    """Relative position buckets (MPNet), each with a bias of its own on every head's scores; 0 for none."""
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise ShapeError(f"{self.heads} heads do not divide {self.hidden} hidden units")
+        if self.buckets and not 4 <= self.buckets <= 256:
+            raise ShapeError(f"{self.buckets} relative position buckets: there must be 4 to 256, or none")
+
+
+SHAPES = {
+    "minilm": EncoderShape(6, 384, 12, 1536),
+    "bert-base": EncoderShape(12, 768, 12, 3072),
+    "roberta-base": EncoderShape(12, 768, 12, 3072),
+    "mpnet": EncoderShape(12, 768, 12, 3072, buckets=32),
+    "bert-large": EncoderShape(24, 1024, 16, 4096),
+}
+
+
+_SLACK = 1.0 + 2.0**-8
+"""LayerNorm's output has norm √d up to its rule's error, so a neuron normalised by its bound stays within this."""
+
+
+@dataclass(frozen=True)
+class LayerRules:
+    """The public rules of one layer. Upper ends hold for every input (they come from the weights)."""
+
+    activation: Smu
+    activation_rule: InverseSqrtRule
+    attention: AttentionForm
+    variances: tuple[InverseSqrtRule, InverseSqrtRule]
+    """For the two LayerNorms."""
+    value_bound: float
+    """|v| of attention."""
+    query_bound: float
+    """|q| and |k|, coordinate by coordinate."""
+    neuron_bound: float = _SLACK
+    """|x| that the activation is taken of."""
+
+
+@dataclass(frozen=True)
+class EncoderRules:
+    """The public rules of a model."""
+
+    layers: tuple[LayerRules, ...]
+    pooler: InverseSqrtRule
+    logit_bound: float = 64.0
+    residual_bound: float = 2.0**11
+    """|x| before a LayerNorm: what the ring has room for."""
+    epsilon: float = 1e-12
+    embeddings: InverseSqrtRule | None = None
+    """For the variance of embeddings, where the table stays at the server."""
+
+
+def certified_rules(
+    shape: EncoderShape,
+    steps: int,
+    *,
+    row_steps: int = 6,
+    variance: tuple[float, float] = (2.0**-5, 2.0**6),
+    value_bound: float = 32.0,
+    pooler_bound: float = 16.0,
+) -> EncoderRules:
+    """Universal coefficients for activations and scores; the same ranges of row quantities for all layers."""
+    form = Smu(1.0 / 16.0)
+    rule = layer_norm_rule(shape.hidden, *variance, row_steps)
+    attention_form = certified_form(steps, row_steps=row_steps)
+    layer = LayerRules(
+        activation=form,
+        activation_rule=smu_rule(form, _SLACK, steps),
+        attention=attention_form,
+        variances=(rule, rule),
+        value_bound=value_bound,
+        query_bound=math.sqrt(attention_form.norms.high) if attention_form.norms is not None else 1.0,
+    )
+    return EncoderRules(layers=(layer,) * shape.layers, pooler=tanh_like_rule(pooler_bound, row_steps))
+
+
+def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of everything the server holds, in the order in which it is used."""
+    d, m = shape.hidden, shape.intermediate
+    names: dict[str, tuple[int, ...]] = {}
+    if shape.symbols:
+        names["embeddings.weight"], names["embeddings.positions"] = (d, shape.symbols), (shape.positions, d)
+    for layer in range(shape.layers):
+        prefix = f"layer.{layer}."
+        names[prefix + "qkv.weight"], names[prefix + "qkv.bias"] = (3 * d, d), (3 * d,)
+        names[prefix + "threshold"] = (shape.heads, max(1, shape.buckets))
+        names[prefix + "output.weight"], names[prefix + "output.bias"] = (d, d), (d,)
+        names[prefix + "up.weight"], names[prefix + "up.bias"] = (m, d), (m,)
+        names[prefix + "down.weight"], names[prefix + "down.bias"] = (d, m), (d,)
+        for skip in ("first", "second"):
+            names[prefix + skip + ".gamma"] = (d,)
+    names["pooler.weight"], names["pooler.bias"] = (d, d), (d,)
+    names["classifier.weight"], names["classifier.bias"] = (shape.labels, d), (shape.labels,)
+    return names
+
+
+def _fraction(name: str) -> int:
+    """Fraction bits of a weight: queries, keys and `up` are divided by their bounds and small, biases are few."""
+    if name.endswith(("bias", "threshold", "positions", "qkv.weight")):
+        return 20
+    return 18 if name.endswith(("up.weight", "embeddings.weight")) else _WEIGHTS
+
+
+def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> dict[str, Weight]:
+    """The server's weights in fixed point, every name and shape accounted for."""
+    expected = encoder_weights(shape)
+    if expected.keys() != values.keys():
+        raise ShapeError(f"weights do not fit the model: {sorted(expected.keys() ^ values.keys())[:5]}")
+    encoded = {name: Weight.encode(name, values[name], _fraction(name), _NO_CLAIM) for name in expected}
+    for name, weight in encoded.items():
+        if weight.shape != expected[name]:
+            raise ShapeError(f"weight {name} has shape {weight.shape}, expected {expected[name]}")
+    return encoded
+
+
+def public_weights(shape: EncoderShape) -> dict[str, Weight]:
+    """What a client knows of the weights: names, shapes and scales."""
+    return {name: Weight(name, size, _fraction(name), _NO_CLAIM) for name, size in encoder_weights(shape).items()}
+
+
+def _linear(session: Session, rows: Given, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
+    """W·x + b with the server's weight and bias; `bound` is certified by the caller."""
+    product = session.linear(rows, weights[name + ".weight"], bound=bound)
+    bias = weights[name + ".bias"]
+    values = None if bias.values is None else bias.values * 2.0**-bias.fraction
+    shift = session.private(SERVER, bias.shape, product.fraction, bound, values, product.width)
+    return (product + shift).bounded(bound)
+
+
+def _heads(share: Share, heads: int) -> Share:
+    """(batch, tokens, heads·d) -> (batch, heads, tokens, d)."""
+    batch, tokens, size = share.shape
+    return share.reshape(batch, tokens, heads, size // heads).transpose(0, 2, 1, 3)
+
+
+def position_buckets(tokens: int, buckets: int) -> npt.NDArray[np.int64]:
+    """MPNet's bucket of every pair of places, (tokens, tokens); without buckets one for all, (1, 1).
+
+    Near distances have their own bucket, far ones share: exact up to a quarter of the buckets, logarithmic up to 128.
+    """
+    if not buckets:
+        return np.zeros((1, 1), np.int64)
+    half, exact = buckets // 2, buckets // 4
+    distance = np.arange(tokens)[None, :] - np.arange(tokens)[:, None]
+    far = np.log(np.maximum(np.abs(distance), exact) / exact) / math.log(128 / exact) * (half - exact)
+    shared = np.minimum(exact + (far + 1e-6).astype(np.int64), half - 1)
+    return np.asarray(np.where(np.abs(distance) < exact, np.abs(distance), shared) + half * (distance > 0))
+
+
+def _thresholds(session: Session, weight: Weight, shape: EncoderShape, tokens: int, bound: float) -> Share:
+    """What every head takes off its scores, the relative position bias included: the server's, nothing is sent."""
+    places = position_buckets(tokens, shape.buckets)
+    values = None if weight.values is None else (weight.values * 2.0**-weight.fraction)[:, places]
+    return session.private(SERVER, (shape.heads, *places.shape), 24, bound, values)
+
+
+def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
+    """The ring of everything that a weight is applied to: the usual, or all bits where LayerNorms take large sums."""
+    top = max(rule.high for layer in rules.layers for rule in layer.variances)
+    bits = math.ceil(math.log2(shape.hidden))
+    largest = 0.5 * (math.log2(top) + bits) + bits + _ROWS + _WEIGHTS  # of a centred row, as LayerNorm makes it
+    return _RING if largest < _RING - 2 else WORD
+
+
+def encoder_layer(
+    session: Session,
+    rows: Share,
+    mask: Share,
+    shape: EncoderShape,
+    rules: EncoderRules,
+    weights: Mapping[str, Weight],
+    layer: int,
+) -> Share:
+    """The normalised rows (batch, tokens, hidden) after a layer, from those before it."""
+    prefix, d = f"layer.{layer}.", shape.hidden
+    own, ring = rules.layers[layer], _ring(shape, rules)
+    rows = rows.narrow(ring)
+    form, (first, second) = own.attention, own.variances
+    half = rules.residual_bound / 2
+    with session.part("linear"):
+        given = session.give(rows)
+        qkv = _linear(session, given, weights, prefix + "qkv", max(own.query_bound, own.value_bound))
+        skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
+    q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
+    context = attention(
+        session,
+        q.bounded(own.query_bound),
+        k.bounded(own.query_bound),
+        v.bounded(own.value_bound),
+        form,
+        thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1], form.threshold_bound),
+        mask=mask,
+        fraction=_ROWS,
+        width=ring,
+    )
+    with session.part("linear"):
+        given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
+        summed = _linear(session, given, weights, prefix + "output", half) + skip
+    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=_ROWS, width=ring)
+    with session.part("linear"):
+        given = session.give(rows)
+        up = _linear(session, given, weights, prefix + "up", own.neuron_bound)
+        skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
+    active = smu(session, up, own.activation, own.activation_rule, fraction=_ROWS, width=ring)
+    with session.part("linear"):
+        summed = _linear(session, session.give(active), weights, prefix + "down", half) + skip
+    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=_ROWS, width=ring)
+
+
+def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
+    """The client's normalised embeddings, (batch, tokens, hidden), as the program takes them."""
+    return session.private(CLIENT, shape, _ROWS, math.sqrt(shape[-1]), values)
+
+
+def embed_privately(
+    session: Session, symbols: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+) -> Share:
+    """Normalised embeddings from one-hot rows (batch, tokens, symbols) and the server's tables.
+
+    One message of 5 bytes a symbol and token, client to server. Reveals nothing.
+    """
+    if rules.embeddings is None or symbols.shape[-1] != shape.symbols or symbols.shape[1] > shape.positions:
+        raise ShapeError(f"{symbols.shape} does not fit private embeddings of {shape.symbols} symbols")
+    with session.part("embeddings"):
+        table, places = weights["embeddings.weight"], weights["embeddings.positions"]
+        summed = session.linear(session.give(symbols.narrow(_SYMBOL_RING)), table, bound=_EMBEDDING_BOUND)
+        tokens = symbols.shape[1]
+        values = None if places.values is None else places.values[:tokens] * 2.0**-places.fraction
+        size = (tokens, shape.hidden)
+        position = session.private(SERVER, size, summed.fraction, _EMBEDDING_BOUND, values, summed.width)
+        return layer_norm(
+            session,
+            summed + position,
+            rules.embeddings,
+            epsilon=rules.epsilon,
+            fraction=_ROWS,
+            width=_ring(shape, rules),
+        )
+
+
+def input_symbols(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
+    """The client's one-hot rows, (batch, tokens, symbols)."""
+    return session.private(CLIENT, shape, 0, 1.0, values, _SYMBOL_RING)
+
+
+def input_mask(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
+    """The client's padding mask, (batch, tokens): 1 for a token, 0 for padding."""
+    return session.private(CLIENT, shape, 0, 1.0, values)
+
+
+def classify(
+    session: Session, rows: Share, mask: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+) -> Share:
+    """Logits (batch, labels) from normalised embeddings (batch, tokens, hidden) and a mask (batch, tokens).
+
+    β of every LayerNorm is in the biases that follow it: of the next linear layer, and of the sum it skips to.
+    """
+    if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
+        raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
+    for layer in range(shape.layers):
+        with session.part(f"layer {layer}"):
+            rows = encoder_layer(session, rows, mask, shape, rules, weights, layer)
+    with session.part("head"):
+        pooler_bound = math.sqrt(rules.pooler.high - 1.0)
+        pooled = _linear(session, session.give(rows[:, 0]), weights, "pooler", pooler_bound)
+        squashed = tanh_like(session, session.truncate_to(pooled, 12), rules.pooler, fraction=_ROWS)
+        logits = _linear(
+            session, session.give(squashed.narrow(_ring(shape, rules))), weights, "classifier", rules.logit_bound
+        )
+        return session.truncate_to(logits, 16)

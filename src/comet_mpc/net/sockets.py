@@ -1,0 +1,471 @@
+"""Channels over TCP and TLS 1.3: connect, listen, and one loop that sends and receives at once.
+
+Both parties send many megabytes in the same round, so neither may wait for its own sending to finish
+before it reads. One thread per channel does both on a non-blocking socket. TLS encrypts and decrypts in
+memory, many records per system call: a record has 16 kB, and calls and wake-ups cost more than AES does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Self
+
+import numpy as np
+
+from comet_mpc.errors import ConfigurationError, NotAuthenticated, PeerClosed, PeerError, PeerTimeout
+from comet_mpc.net.channel import DEFAULT_TIMEOUT, FRAME_HEADER, Channel, check_size
+
+__all__ = ["HANDSHAKE_TIMEOUT", "Listener", "TcpChannel", "TlsChannel", "connect", "listen"]
+
+HANDSHAKE_TIMEOUT = 10.0
+
+_MOST_PIECES = 64  # per sendmsg; far below IOV_MAX
+_TLS_RECORD = 1 << 14
+_TLS_BATCH = 1 << 18  # bytes per system call
+_RETRY_PAUSE = 0.05
+_PARTING_SECONDS = 0.3
+
+
+class _Outgoing:
+    """What is left to send of one frame."""
+
+    def __init__(self, payload: list[memoryview]) -> None:
+        self.total = FRAME_HEADER + sum(map(len, payload))
+        self.sent = 0
+        header = (self.total - FRAME_HEADER).to_bytes(FRAME_HEADER, "little")
+        self.pieces = deque([memoryview(header), *payload])
+
+    def advance(self, count: int) -> None:
+        self.sent += count
+        while count:
+            piece = self.pieces.popleft()
+            if count < len(piece):
+                self.pieces.appendleft(piece[count:])
+                return
+            count -= len(piece)
+
+
+class _Incoming:
+    """What is left to receive of one frame. The payload is allocated once its length has been checked."""
+
+    def __init__(self, sizes: range) -> None:
+        self._sizes = sizes
+        self._header = bytearray(FRAME_HEADER)
+        self._body: memoryview | None = None
+        self.free = memoryview(self._header)
+
+    def advance(self, count: int) -> None:
+        self.free = self.free[count:]
+        if self._body is None and not self.free:
+            length = int.from_bytes(self._header, "little")
+            check_size(length, self._sizes)
+            self._body = self.free = np.empty(length, np.uint8).data  # a bytearray would be zeroed first
+
+    def finish(self) -> memoryview:
+        assert self._body is not None
+        return self._body
+
+    def __str__(self) -> str:
+        if self._body is None:
+            return f"{FRAME_HEADER - len(self.free)} of {FRAME_HEADER} header bytes"
+        return f"{len(self._body) - len(self.free)} of {len(self._body)} bytes"
+
+
+class _SocketChannel(Channel):
+    """The loop that TCP and TLS share; a sibling says how a part of a frame is sent and received."""
+
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
+        super().__init__(timeout)
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        # Buffer sizes stay with the kernel: a fixed SO_SNDBUF or SO_RCVBUF would switch off its tuning, which
+        # is what fills a long fat line.
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def lost(self) -> bool:
+        if self._closed:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))  # the end of the connection, or something that nobody has asked for
+
+    @property
+    def _backlogged(self) -> bool:
+        """Bytes of the frame wait to be sent although none are left in it."""
+        return False
+
+    @abstractmethod
+    def _send_some(self, sending: _Outgoing) -> None:
+        """Sends what it can of the frame; raises `BlockingIOError` if the socket takes nothing."""
+
+    @abstractmethod
+    def _receive_some(self, receiving: _Incoming) -> bool:
+        """Receives what there is of the frame; False at the end of the connection, `BlockingIOError` if nothing."""
+
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
+        sending = None if outgoing is None else _Outgoing(outgoing)
+        receiving = None if sizes is None else _Incoming(sizes)
+        try:
+            self._pump(sending, receiving, deadline)
+        except ssl.SSLError as error:
+            raise _tls_failure(error, "transfer") from error
+        except OSError as error:
+            raise PeerClosed(f"the connection broke ({error.strerror}): {_state(sending, receiving)}") from error
+        return memoryview(b"") if receiving is None else receiving.finish()
+
+    def _pump(self, sending: _Outgoing | None, receiving: _Incoming | None, deadline: float) -> None:
+        # Each direction works until the socket refuses, then waits for its event. Bytes that TLS has decrypted
+        # already never wait for the socket, because a read is tried before every wait.
+        awaited = 0
+        moved = time.monotonic()
+        while True:
+            writing = sending is not None and (bool(sending.pieces) or self._backlogged)
+            reading = receiving is not None and bool(receiving.free)
+            if not writing and not reading:
+                return
+            if writing and not awaited & select.POLLOUT:
+                assert sending is not None
+                try:
+                    self._send_some(sending)
+                    moved = time.monotonic()
+                except BlockingIOError:
+                    awaited |= select.POLLOUT
+            if reading and not awaited & select.POLLIN:
+                assert receiving is not None
+                try:
+                    if not self._receive_some(receiving):
+                        raise PeerClosed(f"the peer closed the connection: {_state(sending, receiving)}")
+                    moved = time.monotonic()
+                except BlockingIOError:
+                    awaited |= select.POLLIN
+            wanted = (select.POLLOUT if writing else 0) | (select.POLLIN if reading else 0)
+            if awaited & wanted != wanted:
+                continue
+            until = min(moved + self.timeout, deadline)
+            self._poll.register(self._socket, wanted)
+            ready = self._poll.poll(max(0.0, until - time.monotonic()) * 1000)
+            if not ready:
+                raise PeerTimeout(f"no progress for {time.monotonic() - moved:.3g} s: {_state(sending, receiving)}")
+            events = ready[0][1]
+            if events & ~wanted:  # an error or a hang-up: the next call says which
+                awaited = 0
+            awaited &= ~events
+
+    def _release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class TcpChannel(_SocketChannel):
+    """A channel over a connected stream socket, which it owns from now on. Not encrypted."""
+
+    def __init__(self, connection: socket.socket, timeout: float = DEFAULT_TIMEOUT) -> None:
+        super().__init__(connection, timeout)
+
+    def _send_some(self, sending: _Outgoing) -> None:
+        sending.advance(self._socket.sendmsg(islice(sending.pieces, _MOST_PIECES)))
+
+    def _receive_some(self, receiving: _Incoming) -> bool:
+        count = self._socket.recv_into(receiving.free)
+        receiving.advance(count)
+        return count > 0
+
+
+class _Tls:
+    """TLS between bytes in memory: what is sealed is collected, what is fed in is opened."""
+
+    def __init__(self, context: ssl.SSLContext, host: str | None) -> None:
+        self._arrived, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.session = context.wrap_bio(self._arrived, self._sealed, server_side=host is None, server_hostname=host)
+
+    @property
+    def sealed_bytes(self) -> int:
+        return self._sealed.pending
+
+    def collect(self) -> bytes:
+        """What is to go over the line."""
+        return self._sealed.read()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """What has come over the line."""
+        self._arrived.write(data)
+
+    def seal(self, data: bytearray | memoryview) -> int:
+        """Encrypts a record; returns how much of the data is in it."""
+        return self.session.write(data)
+
+    def open(self, target: memoryview) -> int:
+        """Decrypts into `target`, at most a record; 0 if more has to come in first."""
+        if not self._arrived.pending and not self.session.pending():
+            return 0  # an exception costs more than asking
+        try:
+            return self.session.read(len(target), target)  # type: ignore[return-value]
+        except ssl.SSLWantReadError:
+            return 0
+
+
+class TlsChannel(_SocketChannel):
+    """A channel over a stream socket, which it owns from now on, and TLS 1.3 after its handshake."""
+
+    def __init__(self, connection: socket.socket, tls: _Tls, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if tls.session.version() != "TLSv1.3":
+            raise PeerError(f"a channel needs TLSv1.3, the connection has {tls.session.version()}")
+        super().__init__(connection, timeout)
+        self._tls = tls
+        self._backlog = memoryview(b"")
+        self._buffer = memoryview(bytearray(_TLS_BATCH))
+        certificate = tls.session.getpeercert() or {}
+        self._peer_name = _subject(certificate, "commonName")
+        self._peer_role = _subject(certificate, "organizationalUnitName")
+
+    @property
+    def peer_name(self) -> str | None:
+        return self._peer_name
+
+    @property
+    def peer_role(self) -> str | None:
+        return self._peer_role
+
+    @property
+    def _backlogged(self) -> bool:
+        return bool(self._backlog)
+
+    def _send_some(self, sending: _Outgoing) -> None:
+        if not self._backlog:
+            while sending.pieces and self._tls.sealed_bytes < _TLS_BATCH:
+                sending.advance(self._tls.seal(_record(sending.pieces)))
+            self._backlog = memoryview(self._tls.collect())
+        self._backlog = self._backlog[self._socket.send(self._backlog) :]
+
+    def _receive_some(self, receiving: _Incoming) -> bool:
+        moved = False
+        while receiving.free:
+            count = self._tls.open(receiving.free)
+            if count:
+                receiving.advance(count)
+                moved = True
+                continue
+            if moved:
+                return True
+            arrived = self._socket.recv_into(self._buffer)
+            if not arrived:
+                return False
+            self._tls.feed(self._buffer[:arrived])
+        return True
+
+
+def _record(pieces: deque[memoryview]) -> bytearray | memoryview:
+    """The next bytes to be sealed: small pieces (the header!) share a record."""
+    if len(pieces) == 1 or len(pieces[0]) >= _TLS_RECORD:
+        return pieces[0][:_TLS_RECORD]
+    record = bytearray()
+    for piece in pieces:
+        record += piece[: _TLS_RECORD - len(record)]
+        if len(record) == _TLS_RECORD:
+            break
+    return record
+
+
+def _subject(certificate: Mapping[str, Any], attribute: str) -> str | None:
+    """One attribute of the subject, in the nested form of `SSLSocket.getpeercert`."""
+    names = (pair for group in certificate.get("subject", ()) for pair in group)
+    return next((str(value) for name, value in names if name == attribute), None)
+
+
+def _state(sending: _Outgoing | None, receiving: _Incoming | None) -> str:
+    parts = [] if sending is None else [f"sent {sending.sent} of {sending.total} bytes"]
+    parts += [] if receiving is None else [f"received {receiving}"]
+    return ", ".join(parts)
+
+
+def _tls_failure(error: ssl.SSLError, during: str) -> PeerError:
+    """`NotAuthenticated` if it is about a certificate, else `PeerError`; either with OpenSSL's reason."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return NotAuthenticated(f"the peer's certificate was refused: {error.verify_message}")
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return PeerClosed(f"the peer closed the connection during the TLS {during}")
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if "certificate" in reason or "unknown ca" in reason:
+        return NotAuthenticated(f"TLS {during} failed over a certificate: {reason}")
+    return PeerError(f"TLS {during} failed: {reason}")
+
+
+def _secure(plain: socket.socket, context: ssl.SSLContext, host: str | None, seconds: float) -> _Tls:
+    """The handshake, within `seconds` in all. The socket is closed if it fails."""
+    until = time.monotonic() + seconds
+    tls = _Tls(context, host)
+    try:
+        while not _shake_hands(plain, tls, until):
+            plain.settimeout(max(1e-3, until - time.monotonic()))
+            data = plain.recv(_TLS_RECORD)
+            if not data:
+                raise PeerClosed("the peer closed the connection during the TLS handshake")
+            tls.feed(data)
+    except (OSError, PeerClosed) as error:
+        _part(plain)
+        if isinstance(error, ssl.SSLError):
+            raise _tls_failure(error, "handshake") from error
+        if isinstance(error, TimeoutError):
+            raise PeerTimeout(f"the TLS handshake did not finish within {seconds:g} s") from error
+        if isinstance(error, OSError):
+            raise PeerClosed(f"the peer broke off the TLS handshake ({error.strerror})") from error
+        raise
+    return tls
+
+
+def _shake_hands(plain: socket.socket, tls: _Tls, until: float) -> bool:
+    """One step; True if this side is done. What it has to say, also the alert of a failure, is sent."""
+    if time.monotonic() >= until:
+        raise TimeoutError
+    plain.settimeout(max(1e-3, until - time.monotonic()))
+    try:
+        tls.session.do_handshake()
+        done = True
+    except ssl.SSLWantReadError:
+        done = False
+    except ssl.SSLError:
+        with contextlib.suppress(OSError):
+            plain.sendall(tls.collect())
+        raise
+    plain.sendall(tls.collect())
+    return done
+
+
+def _part(connection: socket.socket) -> None:
+    """Closes after reading what the peer has sent already: unread bytes would turn the closing into a reset,
+    and a reset overtakes the alert that tells the peer why."""
+    until = time.monotonic() + _PARTING_SECONDS
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(_PARTING_SECONDS)
+        while time.monotonic() < until and connection.recv(1 << 16):
+            pass
+    connection.close()
+
+
+def _check_context(tls: ssl.SSLContext | None) -> None:
+    if tls is not None and tls.minimum_version != ssl.TLSVersion.TLSv1_3:
+        raise ConfigurationError("the TLS context must set minimum_version to TLSv1_3 (see comet_mpc.keys)")
+
+
+class Listener:
+    """Accepts channels at one address. Made by `listen`."""
+
+    def __init__(self, server: socket.socket, tls: ssl.SSLContext | None) -> None:
+        self._server = server
+        self._tls = tls
+        self._closing = False
+        name = server.getsockname()
+        self.address: tuple[str, int] = (name[0], name[1])
+
+    def accept(
+        self,
+        timeout: float | None = None,
+        *,
+        channel_timeout: float = DEFAULT_TIMEOUT,
+        handshake_timeout: float = HANDSHAKE_TIMEOUT,
+    ) -> Channel:
+        """The next channel; waits `timeout` seconds for a connection (None: for ever).
+
+        Raises `PeerTimeout` if nobody comes, `NotAuthenticated` or another `PeerError` if the TLS handshake
+        fails: that connection is lost, and the listener goes on.
+        """
+        try:
+            self._server.settimeout(timeout)
+            connection, _ = self._server.accept()
+        except TimeoutError as error:
+            raise PeerTimeout(f"nobody connected to {_name(*self.address)} within {timeout:g} s") from error
+        except OSError as error:
+            if self._closing:
+                raise PeerClosed("the listener is closed") from error
+            raise PeerError(f"a connection was lost before it was accepted ({error.strerror})") from error
+        if self._tls is None:
+            return TcpChannel(connection, channel_timeout)
+        return TlsChannel(connection, _secure(connection, self._tls, None, handshake_timeout), channel_timeout)
+
+    def fileno(self) -> int:
+        """For `select`: readable while somebody waits to be accepted."""
+        return self._server.fileno()
+
+    def close(self) -> None:
+        """Stops listening and wakes a waiting `accept`; accepted channels stay open."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def listen(host: str, port: int, tls: ssl.SSLContext | None = None, backlog: int = 16) -> Listener:
+    """Listens at host:port; port 0 lets the system choose (see `Listener.address`)."""
+    _check_context(tls)
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        server = socket.create_server((str(address[0]), int(address[1])), family=family, backlog=backlog)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigurationError(
+            f"cannot listen at {_name(host, port)}: {reason}; choose another host or port"
+        ) from error
+    return Listener(server, tls)
+
+
+def connect(
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    retry_seconds: float = 0.0,
+    *,
+    connect_timeout: float = HANDSHAKE_TIMEOUT,
+) -> Channel:
+    """A channel to host:port, whose stall timeout is `timeout`.
+
+    While nobody listens there, tries again for `retry_seconds`. With `tls`, the certificate of the peer must
+    be valid for `host`. In TLS 1.3 the client finishes first: if the server refuses the client's certificate,
+    the first frame fails, not this call.
+    """
+    _check_context(tls)
+    if not host:
+        raise ConfigurationError("connecting needs the name or address of a host")
+    until = time.monotonic() + retry_seconds
+    while True:
+        try:
+            connection = socket.create_connection((host, port), timeout=connect_timeout)
+            break
+        except (socket.gaierror, UnicodeError) as error:
+            raise ConfigurationError(f"unknown host {host!r}: {error}") from error
+        except OverflowError as error:
+            raise ConfigurationError(f"no such port: {port}") from error
+        except TimeoutError as error:
+            raise PeerTimeout(f"{_name(host, port)} did not answer within {connect_timeout:g} s") from error
+        except ConnectionRefusedError as error:
+            if time.monotonic() >= until:
+                raise PeerClosed(f"nobody listens at {_name(host, port)}: connection refused") from error
+        except OSError as error:
+            raise PeerError(f"cannot reach {_name(host, port)}: {error.strerror}") from error
+        time.sleep(_RETRY_PAUSE)
+    if tls is None:
+        return TcpChannel(connection, timeout)
+    return TlsChannel(connection, _secure(connection, tls, host, connect_timeout), timeout)
+
+
+def _name(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,340 @@
+"""Correlated randomness made by a third party: what the dealer computes and what the parties make of it.
+
+The dealer draws two fresh seeds for every bundle. Each party expands its own masks from its seed. For products of
+masks the client's share comes from its seed too, and the server gets the difference (the correction), so the
+client's bundle is 16 bytes and the server's 16 bytes and a stream. Corrections are uniform to the server: each is
+a value minus a fresh expansion of a seed that it does not know.
+
+The dealer never sees an input, an opened value or a weight. It knows every mask, so it must not collude with
+either party: with the client it could compute W, with the server x.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine import kernels, tables
+from comet_mpc.engine.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    SquareSums,
+    TableTransfers,
+    WeightProduct,
+    WeightScale,
+    correction_bytes,
+    correction_widths,
+)
+from comet_mpc.engine.demand import Drawn, InOrder
+from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
+
+__all__ = ["Bundle", "CorrectionReader", "Dealing", "DealtSource", "mask_weight", "weight_key", "weights_digest"]
+
+CHUNK = 1 << 16
+"""Elements that the dealer holds of any one array at a time."""
+
+
+def _stream(index: int, array: int) -> int:
+    """Array 0 of a correlation is its mask or bits; 1, 2, … are the client's shares of products."""
+    return index << 16 | array
+
+
+def _pads(
+    streams: Streams, index: int, column: int, sizes: Sequence[int], start: int, stop: int
+) -> npt.NDArray[np.uint8]:
+    """Entries start … stop-1 of a column of the client's random tables; start is a multiple of 8."""
+    size = sizes[column]
+    stream = _stream(index, 1 + len(sizes) + column)
+    words = streams.words(stream, -(-(stop - start) * size // 8), start * size // 8)
+    return words.view(np.uint8)[: (stop - start) * size]
+
+
+def _places(streams: Streams, index: int, count: int, entries: int, offset: int = 0) -> Words:
+    """Which entry of each of the client's random tables the server knows."""
+    return streams.words(_stream(index, 0), count, offset) & np.uint64(entries - 1)
+
+
+def weights_digest(weights: Mapping[str, Weight]) -> str:
+    """Names the fixed-point numbers that are masked, of all weights together."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        weight = weights[name]
+        if weight.values is None:
+            raise ShapeError(f"weight {name} has no values here")
+        digest.update(f"{name}{weight.shape}{weight.fraction}".encode())
+        digest.update(np.ascontiguousarray(weight.values, "<i4").data)
+    return digest.hexdigest()
+
+
+def weight_key(secret: bytes, digest: str) -> bytes:
+    """The key of all weight masks of one model. `digest` is that of the masked numbers: if any changes, all masks do.
+
+    Masking two versions of a weight with one mask would give a client their difference.
+    """
+    return derive_seed(secret, "weights", digest)
+
+
+def _weight_mask(key: bytes, name: str, count: int, offset: int = 0) -> Words:
+    return expand(derive_seed(key, "weight", name), 0, count, offset)
+
+
+def mask_weight(key: bytes, weight: Weight) -> Words:
+    """D = W - B, which the client downloads once per model. Uniform to it: it does not know the key."""
+    if weight.values is None:
+        raise ShapeError(f"weight {weight.name} has no values here: only the server can mask it")
+    words = weight.values.astype(np.int64).view(np.uint64)
+    return words - _weight_mask(key, weight.name, words.size).reshape(words.shape)
+
+
+class CorrectionReader(Protocol):
+    """Where the server's corrections come from: a file, or bytes in memory."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One party's part of the randomness for one run of one program. It is used once."""
+
+    party: int
+    seed: bytes
+    correlations: tuple[Correlation, ...]
+    corrections: CorrectionReader | None = None
+    """What is not in the seed."""
+    spent: int = 0
+    """Bytes on the wire that preparing it took."""
+    _claims: list[None] = field(default_factory=list, init=False)
+
+    def claim(self) -> None:
+        """Whoever draws from the bundle claims it first; a second claim is refused."""
+        if self._claims:
+            raise RandomnessSpent("this bundle was used before: a mask is used once")
+        self._claims.append(None)
+
+    def close(self) -> None:
+        """Lets go of the file that it is read from, if there is one."""
+        if isinstance(self.corrections, io.IOBase):
+            self.corrections.close()
+
+    def __repr__(self) -> str:
+        return f"Bundle(party={self.party}, {len(self.correlations)} correlations)"
+
+
+class DealtSource:
+    """One party's randomness from a dealer's bundle, in the order of the program."""
+
+    def __init__(self, bundle: Bundle, weights: Mapping[str, Weight] | None = None) -> None:
+        bundle.claim()
+        self.party = bundle.party
+        self._streams = Streams(bundle.seed)
+        self._order = InOrder(bundle.correlations)
+        self._corrections = bundle.corrections
+        self._weights = dict(weights or {})
+        self._prepared: dict[int, Words] = {}
+        if self.party == SERVER and self._corrections is None:
+            raise ForeignRandomness("the server's bundle has no corrections")
+
+    def prepare(self) -> None:
+        """The client's products with masked weights: the heavy part that needs no input, done before the query."""
+        if self.party == CLIENT:
+            for index, correlation in enumerate(self._order.correlations):
+                if isinstance(correlation, WeightProduct | WeightScale):
+                    self._prepared[index] = self._weight_share(index, correlation)
+
+    @property
+    def remaining(self) -> int:
+        """Correlations not drawn yet."""
+        return self._order.remaining
+
+    def draw(self, correlation: Correlation) -> Drawn:
+        """This party's words of the next correlation, which must be the one that the program asks for."""
+        index = self._order.take(correlation)
+        match correlation:
+            case Mask(shape=shape):
+                return Drawn(index, (self._streams.words(_stream(index, 0), math.prod(shape)),))
+            case ClientMask(shape=shape):
+                if self.party == SERVER:
+                    return Drawn(index)
+                return Drawn(index, (self._streams.words(_stream(index, 0), math.prod(shape)),))
+            case BitProducts(count=count):
+                bits = self._streams.bits(_stream(index, 0), count)
+                return Drawn(index, (bits, *self._shares(index, correlation)))  # type: ignore[arg-type]
+            case WeightProduct() | WeightScale() if self.party == CLIENT:
+                words = self._prepared.pop(index, None)
+                return Drawn(index, (self._weight_share(index, correlation) if words is None else words,))
+            case TableTransfers(count=count, entries=entries, sizes=sizes):
+                shares = self._shares(index, correlation)
+                if self.party == SERVER:
+                    return Drawn(index, (_places(self._streams, index, count, entries), *shares))
+                pads = [_pads(self._streams, index, column, sizes, 0, count * entries) for column in range(len(sizes))]
+                return Drawn(index, (*shares, *pads))  # type: ignore[arg-type]
+            case _:
+                return Drawn(index, self._shares(index, correlation))
+
+    def _shares(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
+        arrays = []
+        for array, (count, width) in enumerate(correction_widths(correlation), start=1):
+            if self._corrections is None:
+                arrays.append(self._streams.words(_stream(index, array), count))
+            else:
+                size = word_bytes(width)
+                data = self._corrections.read(count * size)
+                if len(data) != count * size:
+                    raise RandomnessExhausted("the stored corrections end before the program does")
+                arrays.append(kernels.unpack_words(data, size, count))
+        return tuple(arrays)
+
+    def _weight_share(self, index: int, correlation: WeightProduct | WeightScale) -> Words:
+        """The client's share of a·Wᵀ = a·Bᵀ + a·Dᵀ: its share of the first, and the second, which it can compute."""
+        weight = self._weights.get(correlation.weight)
+        if weight is None or weight.masked is None:
+            raise ForeignRandomness(f"the masked weight {correlation.weight} is missing: set up the model first")
+        (own,) = self._shares(index, correlation)
+        inputs = weight.shape[-1]
+        a = self._streams.words(_stream(correlation.mask, 0), correlation.rows * inputs)
+        a = a.reshape(correlation.rows, inputs)
+        if isinstance(correlation, WeightScale):
+            return own.reshape(a.shape) + a * weight.masked
+        product = kernels.matmul(a, weight.masked, transpose_right=True)
+        return own.reshape(correlation.outputs, correlation.rows).T + product
+
+
+class Dealing:
+    """One bundle in the dealer's hands: fresh seeds, and the stream of corrections for the server."""
+
+    def __init__(
+        self, correlations: Sequence[Correlation], key: bytes, seeds: tuple[bytes, bytes] | None = None
+    ) -> None:
+        """key: of the weight masks (from the server). seeds: only tests pass them.
+
+        A program from outside goes through `admission.admit_program` first.
+        """
+        self.correlations = tuple(correlations)
+        self.client_seed, self.server_seed = seeds or (new_seed(), new_seed())
+        self._client, self._server = Streams(self.client_seed), Streams(self.server_seed)
+        self._key = key
+
+    @property
+    def correction_bytes(self) -> int:
+        return sum(correction_bytes(correlation) for correlation in self.correlations)
+
+    def corrections(self) -> Iterator[memoryview]:
+        """The server's stream, a chunk at a time."""
+        for index, correlation in enumerate(self.correlations):
+            for array, (_, width) in enumerate(correction_widths(correlation), start=1):
+                place = 0
+                for value in self._values(index, correlation, array - 1):
+                    own = self._client.words(_stream(index, array), value.size, place)
+                    yield kernels.pack_words(value - own, word_bytes(width)).data
+                    place += value.size
+
+    def _mask(self, index: int, start: int, stop: int) -> Words:
+        """Elements start … stop-1 of a mask, both parties' parts added."""
+        stream = _stream(index, 0)
+        words = self._client.words(stream, stop - start, start)
+        if isinstance(self.correlations[index], Mask):
+            words = words + self._server.words(stream, stop - start, start)
+        return words
+
+    def _values(self, index: int, correlation: Correlation, array: int) -> Iterator[Words]:
+        """The products themselves, chunk by chunk, in the order of the array."""
+        match correlation:
+            case BitProducts(count=count):
+                for start in range(0, count, CHUNK):
+                    length = min(CHUNK, count - start)
+                    client, server = (
+                        own.bits(_stream(index, 0), length, start) for own in (self._client, self._server)
+                    )
+                    both = np.unpackbits(client & server, count=length, bitorder="little")
+                    yield both.astype(np.uint64)
+            case Monomials(masks=masks, shape=shape, terms=terms):
+                yield from self._monomial(masks, shape, terms[array].powers, terms[array].carries)
+            case SquareSums(mask=mask, rows=rows, columns=columns):
+                step = max(1, CHUNK // columns)
+                for start in range(0, rows, step):
+                    stop = min(rows, start + step)
+                    a = self._mask(mask, start * columns, stop * columns).reshape(-1, columns)
+                    yield np.asarray((a * a).sum(axis=1, dtype=np.uint64))
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, transposed=transposed):
+                step = max(1, CHUNK // max(k, n))
+                for b in range(batch):
+                    y = self._mask(right, b * k * n, (b + 1) * k * n).reshape((n, k) if transposed else (k, n))
+                    for start in range(0, m, step):
+                        stop = min(m, start + step)
+                        x = self._mask(left, (b * m + start) * k, (b * m + stop) * k).reshape(-1, k)
+                        yield kernels.matmul(x, y, transpose_right=transposed).reshape(-1)
+            case WeightProduct(mask=mask, weight=weight, rows=rows, inputs=inputs, outputs=outputs):
+                a = self._mask(mask, 0, rows * inputs).reshape(rows, inputs)
+                step = max(1, CHUNK // inputs)
+                for start in range(0, outputs, step):
+                    stop = min(outputs, start + step)
+                    block = _weight_mask(self._key, weight, (stop - start) * inputs, start * inputs)
+                    yield kernels.matmul(block.reshape(-1, inputs), a, transpose_right=True).reshape(-1)
+            case WeightScale(mask=mask, weight=weight, rows=rows, size=size):
+                vector = _weight_mask(self._key, weight, size)
+                step = max(1, CHUNK // size)
+                for start in range(0, rows, step):
+                    stop = min(rows, start + step)
+                    yield (self._mask(mask, start * size, stop * size).reshape(-1, size) * vector).reshape(-1)
+            case TableTransfers(count=count, entries=entries, sizes=sizes):
+                step = max(8, CHUNK // entries)
+                for start in range(0, count, step):
+                    stop = min(count, start + step)
+                    pads = _pads(self._client, index, array, sizes, start * entries, stop * entries)
+                    places = _places(self._server, index, stop - start, entries, start)
+                    yield tables.pick(pads, places, sizes[array])
+            case Mask() | ClientMask():
+                pass
+
+    def _monomial(
+        self,
+        masks: tuple[int, ...],
+        shape: tuple[int, ...],
+        powers: tuple[int, ...],
+        carries: tuple[int, ...],
+    ) -> Iterator[Words]:
+        count = math.prod(shape)
+        small = {  # masks that are broadcast are few words: hold them whole, spread a chunk at a time
+            mask: np.broadcast_to(self._mask(mask, 0, math.prod(own)).reshape(own), shape)
+            for mask in masks
+            if (own := self._shape(mask)) != shape
+        }
+        for start in range(0, count, CHUNK):
+            stop = min(count, start + CHUNK)
+            value = np.ones(stop - start, np.uint64)
+            for mask, power, carry in zip(masks, powers, carries, strict=True):
+                a = small[mask].flat[start:stop] if mask in small else self._mask(mask, start, stop)
+                for factor in self._factors(mask, a, power, carry):
+                    value *= factor
+            yield value
+
+    def _shape(self, mask: int) -> tuple[int, ...]:
+        described = self.correlations[mask]
+        assert isinstance(described, Mask)
+        return described.shape
+
+    def _factors(self, mask: int, a: Words, power: int, carry: int) -> Iterator[Words]:
+        described = self.correlations[mask]
+        assert isinstance(described, Mask)
+        u = a
+        if described.shift:
+            low = a & np.uint64(2 ** (described.width - 1) - 1)
+            u = low >> np.uint64(described.shift)
+        if carry:
+            yield (a >> np.uint64(described.width - 1)) & np.uint64(1)
+        for _ in range(power):
+            yield u

@@ -1,0 +1,359 @@
+"""Oblivious transfer between the two parties, and the products of random bits that truncation uses.
+
+In a random transfer the sender gets two uniform words m_0, m_1 and the receiver a uniform bit c and m_c; the sender
+does not learn c, the receiver not the other word. 128 base transfers (`base_transfer`) are set up once per connection
+and extended to any number by symmetric cryptography alone (native/transfer.hpp has the formulas): SoftSpokenOT (Roy
+2022, "SoftSpokenOT: communication-computation tradeoffs in OT extension"), which with fold 1 is the extension of
+Ishai, Kilian, Nissim and Petrank 2003. A random transfer costs 128/fold - 1 bits, from the receiver.
+
+Promised to parties that follow the protocol. A peer that does not can make results wrong, and by crafted messages it
+can learn about the other's secrets: sizes and curve points are checked, but the extension's consistency is not.
+Assumptions: those of `base_transfer`; AES-128 as a pseudorandom generator; π(π(x) + i) + π(x), with AES under a public
+key bound to the set-up for π, as a correlation-robust hash (Guo, Katz, Wang and Yu 2020, in the ideal cipher model).
+
+Every transfer has an index of its own, which is used once. Nothing here is ever stored: a new connection sets up anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc import _native
+from comet_mpc.engine.share import CLIENT, SERVER, WORD, Words
+from comet_mpc.errors import PeerError, ProtocolMismatch, RandomnessExhausted, ShapeError, WrongSize
+from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
+from comet_mpc.offline.ot.base import (
+    OFFER_BYTES,
+    POINT_BYTES,
+    SECURITY,
+    TREE_BYTES,
+    ReceiverKeys,
+    ReceiverSetup,
+    SenderKeys,
+    SenderSetup,
+)
+
+__all__ = [
+    "CHUNK",
+    "FOLD",
+    "FOLDS",
+    "TransferReceiver",
+    "TransferSender",
+    "Transfers",
+    "bit_products",
+    "bit_products_traffic",
+    "bit_times_word",
+    "extension_bytes",
+    "packed_bytes",
+    "set_up_traffic",
+    "set_up_transfers",
+]
+
+Bytes = npt.NDArray[np.uint8]
+
+FOLDS = (1, 2, 4, 8)
+FOLD = 8
+"""Bits per digit: the extension sends 128/fold - 1 bits a transfer and encrypts 2^fold/fold blocks for it."""
+
+CHUNK = 1 << 18
+"""Products made in one round: bounds memory and messages. A multiple of 256."""
+
+LIMIT = 1 << 40
+"""Transfers of one set-up: far below where collisions of 128-bit blocks would begin to count."""
+
+_BLOCK = 128  # transfers are made in whole AES blocks
+
+
+def _padded(count: int) -> int:
+    return -(-count // _BLOCK) * _BLOCK
+
+
+def packed_bytes(count: int, width: int) -> int:
+    """Bytes of `count` numbers of `width` bits without gaps."""
+    return (count * width + 7) // 8
+
+
+def _first_bits(packed: Bytes, count: int) -> Bytes:
+    """A copy of the first `count` bits, padding zero."""
+    bits = packed[: packed_bytes(count, 1)].copy()
+    if count % 8:
+        bits[-1] &= (1 << count % 8) - 1
+    return bits
+
+
+def extension_bytes(count: int, fold: int = FOLD) -> int:
+    """Bytes that the receiver sends for so many transfers: 128/fold - 1 bits each, `count` rounded up to 128s."""
+    return (SECURITY // fold - 1) * (_padded(count) // 8)
+
+
+class _Extension:
+    def __init__(self, keys: ReceiverKeys | SenderKeys) -> None:
+        self.fold = keys.fold
+        self.used = 0
+        """Indices used so far; the same at the other side, which works in lockstep."""
+        self._keys = np.frombuffer(keys.keys, np.uint8)
+        self.hash_key = np.frombuffer(keys.hash_key, np.uint8)
+
+    def _take(self, count: int) -> int:
+        """The first index of a fresh range. It counts as used from here on, whatever happens next."""
+        if count < 0:
+            raise ShapeError(f"a number of transfers cannot be negative, got {count}")
+        first, self.used = self.used, self.used + _padded(count)
+        if self.used > LIMIT:
+            raise RandomnessExhausted(f"more than {LIMIT} transfers from one set-up: connect anew")
+        return first
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(fold={self.fold}, used={self.used})"
+
+
+class TransferReceiver(_Extension):
+    """The side that gets a random bit c and the word m_c of every transfer."""
+
+    def extend(self, count: int, *, halves: int = 1) -> tuple[Bytes, Bytes, Words]:
+        """Random transfers: (message to the sender, bits c packed in little order, words m_c).
+
+        With `halves` = 2 messages have 128 bits, two words each.
+        """
+        first, padded = self._take(count), _padded(count)
+        message = np.empty(extension_bytes(count, self.fold), np.uint8)
+        bits = np.empty(padded // 8, np.uint8)
+        words = np.empty(halves * padded, np.uint64)
+        _native.extend_receiver(self._keys, self.fold, self.hash_key, first, bits, message, words, halves, "")
+        return message, _first_bits(bits, count), words[: halves * count]
+
+
+class TransferSender(_Extension):
+    """The side that gets both words of every transfer."""
+
+    def __init__(self, keys: SenderKeys) -> None:
+        super().__init__(keys)
+        self._secret = np.frombuffer(keys.secret, np.uint8)
+
+    def extend(self, message: memoryview | bytes | Bytes, count: int, *, halves: int = 1) -> tuple[Words, Words]:
+        """Random transfers from the receiver's message: (words m_0, words m_1); `halves` as at the receiver."""
+        received = np.frombuffer(message, np.uint8)
+        expected = extension_bytes(count, self.fold)
+        if received.size != expected:
+            raise WrongSize(got=received.size, expected=expected)
+        first = self._take(count)
+        zeros, ones = (np.empty(halves * _padded(count), np.uint64) for _ in range(2))
+        _native.extend_sender(
+            self._keys, self.fold, self.hash_key, first, self._secret, received, zeros, ones, halves, ""
+        )
+        return zeros[: halves * count], ones[: halves * count]
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Both directions between two parties, so that work and bytes can be split evenly between them."""
+
+    party: int
+    sender: TransferSender
+    receiver: TransferReceiver
+
+    @property
+    def fold(self) -> int:
+        return self.sender.fold
+
+
+def set_up_transfers(channel: Channel, party: int, fold: int = FOLD) -> Transfers:
+    """The base transfers of both directions. Once per connection; both parties name the same `fold`.
+
+    Rounds: 2. Bytes: 12,322 each way and two frame headers. Reveals nothing.
+    """
+    if party not in (CLIENT, SERVER):
+        raise ShapeError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
+    if fold not in FOLDS:
+        raise ShapeError(f"fold: got {fold}, expected one of {FOLDS}")
+    directions = ("client receives", "server receives")
+    receiver, sender = ReceiverSetup(directions[party]), SenderSetup(directions[1 - party])
+    try:
+        first = channel.exchange(
+            [bytes([party, fold]), receiver.message, sender.message], 2 + POINT_BYTES + OFFER_BYTES
+        ).tobytes()
+        if first[0] != 1 - party:
+            raise ProtocolMismatch("the party of the other side", got=first[0], expected=1 - party)
+        if first[1] != fold:
+            raise ProtocolMismatch("the fold of oblivious transfers", got=first[1], expected=fold)
+        receiver_keys, tree = receiver.finish(first[2 + POINT_BYTES :], fold)
+        second = channel.exchange([tree], TREE_BYTES).tobytes()
+        sender_keys = sender.finish(first[2 : 2 + POINT_BYTES], second, fold)
+    except PeerError:
+        channel.close()
+        raise
+    return Transfers(party, TransferSender(sender_keys), TransferReceiver(receiver_keys))
+
+
+def set_up_traffic() -> Traffic:
+    """What `set_up_transfers` costs either party."""
+    size = 2 + POINT_BYTES + OFFER_BYTES + TREE_BYTES + 2 * FRAME_HEADER
+    return Traffic(size, size, 2)
+
+
+class _Part(NamedTuple):
+    """A chunk: in the products from `start` the client receives, from `middle` to `stop` the server does."""
+
+    start: int
+    middle: int
+    stop: int
+
+    def received_by(self, party: int) -> slice:
+        return slice(self.start, self.middle) if party == CLIENT else slice(self.middle, self.stop)
+
+
+def _size(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _parts(count: int, chunk: int) -> Iterator[_Part]:
+    for start in range(0, count, chunk):
+        stop = min(count, start + chunk)
+        yield _Part(start, min(stop, start + _padded((stop - start + 1) // 2)), stop)
+
+
+def _check_numbers(count: int, width: int, chunk: int) -> None:
+    if not 1 <= width <= WORD:
+        raise ShapeError(f"width: got {width}, expected 1..{WORD}")
+    if count < 0:
+        raise ShapeError(f"count: got {count}, expected at least 0")
+    if chunk < 1 or chunk % (2 * _BLOCK):
+        raise ShapeError(f"chunk: got {chunk}, expected a multiple of {2 * _BLOCK}")
+
+
+def bit_products(
+    channel: Channel, transfers: Transfers, count: int, width: int, *, chunk: int = CHUNK
+) -> tuple[Bytes, Words]:
+    """Uniform bits b_client, b_server, one known to each party, and shares of b_client·b_server mod 2^width.
+
+    Returns (this party's bits, packed in little order, padding zero; its shares, bits above `width` zero): what the
+    correlation `BitProducts` asks for. Both parties call it with the same numbers.
+
+    A transfer's receiver takes c as its bit. D = m_0 - m_1 is uniform to it, so the sender may take b = D mod 2 as its
+    own bit and send (D + b) / 2 alone, one bit less than the width. Shares: -m_0 and m_c + c·(D + b) = m_0 + c·b.
+    In one half of the products the client receives, in the other the server.
+
+    Bytes: 128/fold - 1 + width - 1 bits a product, half of them from each party (`bit_products_traffic` is exact).
+    Rounds: 1 + ⌈count / chunk⌉; a chunk's answer travels with the next one's question. With width 1 one less.
+    Reveals nothing: every byte received is uniform given what its receiver knows.
+    """
+    _check_numbers(count, width, chunk)
+    party, fold = transfers.party, transfers.fold
+    bits, shares = np.zeros(packed_bytes(count, 1), np.uint8), np.empty(count, np.uint64)
+    parts = list(_parts(count, chunk))
+    answer: Bytes = np.empty(0, np.uint8)
+    waiting: tuple[slice, Bytes, Words] | None = None
+    for part in [*parts, None]:
+        outgoing, question, asked = [answer], 0, None
+        if part is not None:
+            mine, theirs = part.received_by(party), part.received_by(1 - party)
+            message, choices, words = transfers.receiver.extend(_size(mine))
+            _store_bits(bits, mine, choices)
+            asked = (mine, choices, words)
+            outgoing, question = [message, answer], extension_bytes(_size(theirs), fold)
+        expected = packed_bytes(_size(waiting[0]), width - 1) if waiting else 0
+        received = channel.exchange(outgoing, question + expected)
+        if waiting:
+            place, choices, words = waiting
+            reply = np.frombuffer(received[question:], np.uint8)
+            _native.products_receiver(words, choices, reply, shares[place], width)
+        if part is not None:
+            zeros, ones = transfers.sender.extend(received[:question], _size(theirs))
+            own = np.empty(packed_bytes(_size(theirs), 1), np.uint8)
+            answer = np.empty(packed_bytes(_size(theirs), width - 1), np.uint8)
+            _native.products_sender(zeros, ones, own, shares[theirs], answer, width)
+            _store_bits(bits, theirs, own)
+        waiting = asked
+    return bits, shares
+
+
+def _store_bits(bits: Bytes, place: slice, packed: Bytes) -> None:
+    bits[place.start // 8 : place.start // 8 + packed.size] = packed
+
+
+def bit_products_traffic(party: int, count: int, width: int, fold: int = FOLD, chunk: int = CHUNK) -> Traffic:
+    """What `bit_products` sends, receives and waits for at one party."""
+    _check_numbers(count, width, chunk)
+    rounds = [[0, 0] for _ in range(-(-count // chunk) + 1)]
+    for i, part in enumerate(_parts(count, chunk)):
+        for receiver in (CLIENT, SERVER):
+            size = _size(part.received_by(receiver))
+            rounds[i][receiver] += extension_bytes(size, fold)
+            rounds[i + 1][1 - receiver] += packed_bytes(size, width - 1)
+    frames = [[FRAME_HEADER + size if size else 0 for size in sizes] for sizes in rounds]
+    sent, received = (sum(frame[who] for frame in frames) for who in (party, 1 - party))
+    return Traffic(sent, received, sum(any(frame) for frame in frames))
+
+
+def bit_times_word(
+    channel: Channel,
+    transfers: Transfers,
+    count: int,
+    width: int,
+    *,
+    bits: Bytes | None = None,
+    words: Words | None = None,
+    chunk: int = CHUNK,
+) -> Words:
+    """Shares mod 2^width of c·x, for chosen bits c of one party's and chosen words x of the other's (correlated OT).
+
+    One party gives `bits` (packed in little order), the other `words`. The first corrects its random choice r to c by
+    sending c xor r, the second then sends (m_0 - m_1 + x), the two words in the order so corrected.
+
+    Bytes: 128/fold bits an element from the owner of the bits, `width` bits from the owner of the words.
+    Rounds: 1 + ⌈count / chunk⌉. Reveals nothing.
+    """
+    _check_numbers(count, width, chunk)
+    if (bits is None) == (words is None):
+        raise ShapeError("one party gives bits, the other words: exactly one of the two")
+    if bits is not None and (bits.dtype != np.uint8 or bits.shape != (packed_bytes(count, 1),)):
+        raise ShapeError(
+            f"bits: got {bits.dtype} of shape {bits.shape}, expected {packed_bytes(count, 1)} packed bytes"
+        )
+    if words is not None and (words.dtype != np.uint64 or words.shape != (count,)):
+        raise ShapeError(f"words: got {words.dtype} of shape {words.shape}, expected {count} words")
+    shares = np.empty(count, np.uint64)
+    ranges = [slice(start, min(count, start + chunk)) for start in range(0, count, chunk)]
+    if bits is not None:
+        _multiply_bits(channel, transfers.receiver, bits, ranges, width, shares)
+    if words is not None:
+        _multiply_words(channel, transfers.sender, np.ascontiguousarray(words), ranges, width, shares)
+    return shares
+
+
+def _multiply_bits(
+    channel: Channel, receiver: TransferReceiver, bits: Bytes, ranges: list[slice], width: int, shares: Words
+) -> None:
+    waiting: tuple[slice, Bytes, Words] | None = None
+    for place in [*ranges, None]:
+        outgoing: list[Bytes] = []
+        asked = None
+        if place is not None:
+            message, choices, known = receiver.extend(_size(place))
+            chosen = _first_bits(bits[place.start // 8 :], _size(place))
+            outgoing, asked = [message, chosen ^ choices], (place, chosen, known)
+        reply = channel.exchange(outgoing, packed_bytes(_size(waiting[0]), width) if waiting else 0)
+        if waiting:
+            before, chosen, known = waiting
+            _native.correlate_receiver(known, chosen, np.frombuffer(reply, np.uint8), shares[before], width)
+        waiting = asked
+
+
+def _multiply_words(
+    channel: Channel, sender: TransferSender, words: Words, ranges: list[slice], width: int, shares: Words
+) -> None:
+    answer: Bytes = np.empty(0, np.uint8)
+    for place in [*ranges, None]:
+        size = 0 if place is None else _size(place)
+        question = extension_bytes(size, sender.fold)
+        received = channel.exchange([answer], question + packed_bytes(size, 1))
+        if place is not None:
+            zeros, ones = sender.extend(received[:question], size)
+            flips = np.frombuffer(received[question:], np.uint8)
+            answer = np.empty(packed_bytes(size, width), np.uint8)
+            _native.correlate_sender(zeros, ones, flips, words[place], shares[place], answer, width)

@@ -1,0 +1,1 @@
+"""Randomness that the two parties make between themselves: how, what it costs, how it gets into both stores."""

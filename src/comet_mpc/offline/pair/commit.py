@@ -1,0 +1,80 @@
+"""How the two parties prepare a bundle between themselves, on a connection of their own, and keep it: both or neither.
+
+    client                                server
+    keys, transfers, products     <->     the same                   pair.Preparer
+    writes its part, sealed               writes its part, sealed    on disk, but nobody takes it yet
+    the bundle's id                ->
+                                          commits
+                                  <-      the bundle's id
+    commits
+
+What the client keeps, the server has kept before. If the client's end breaks after that, the server holds a bundle
+that is never named to it, and drops it when it needs the room. A fault at any other moment leaves nothing at either:
+a part that is not committed is removed, and masks, keys and transfers are forgotten with the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.share import CLIENT
+from comet_mpc.errors import CometError, PeerError
+from comet_mpc.net.channel import Traffic
+from comet_mpc.offline.pair.costs import preparation_traffic
+from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.store import BundleStore
+
+__all__ = ["Progress", "prepare_stored"]
+
+Progress = Callable[[int, int], None]
+"""Is told bytes on the wire so far, and of how many."""
+
+
+def prepare_stored(
+    preparer: Preparer, bundle_id: str, plan: Plan, store: BundleStore, progress: Progress | None = None
+) -> Traffic:
+    """One more bundle for the plan in this party's store, by agreement with the other. Any error ends the connection.
+
+    Returns what it took on the wire, the last two messages apart: what `preparation_traffic` says.
+    """
+    channel = preparer.channel
+    before = channel.traffic
+    if progress is not None:
+        expected = preparation_traffic(plan.correlations, first=preparer.fresh)
+        total, told = expected.sent + expected.received, progress
+        channel.watcher = lambda now: told(_bytes(now - before), total)
+    try:
+        source = preparer.prepare()
+        traffic = channel.traffic - before
+        channel.watcher = None
+        name = bytes.fromhex(bundle_id)
+        with store.add(bundle_id, plan.digest, source.seed, spent=_bytes(traffic)) as writer:
+            for piece in source.packed():
+                writer.write(piece)
+            writer.seal()
+            if preparer.party == CLIENT:
+                channel.exchange([name], 0)
+                _confirmed(channel.exchange([], len(name)), name)
+            else:
+                _confirmed(channel.exchange([], len(name)), name)
+                writer.commit()
+                channel.exchange([name], 0)
+    except BaseException as error:
+        channel.close()
+        store.discard(bundle_id)
+        if isinstance(error, CometError | KeyboardInterrupt | SystemExit):
+            raise
+        raise PeerError("the preparation of a bundle failed; nothing of it is kept") from error
+    finally:
+        channel.watcher = None
+    return traffic
+
+
+def _bytes(traffic: Traffic) -> int:
+    return traffic.sent + traffic.received
+
+
+def _confirmed(data: memoryview, name: bytes) -> None:
+    if data.tobytes() != name:
+        raise PeerError("the other side has prepared another bundle; nothing of it is kept")

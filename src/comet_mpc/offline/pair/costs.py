@@ -1,0 +1,86 @@
+"""What preparing a program costs two parties without a third: bytes and rounds, exactly, before anything is done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from comet_mpc.engine.correlations import BitProducts, Correlation, Monomials, SquareSums, TableTransfers, WeightScale
+from comet_mpc.engine.share import CLIENT
+from comet_mpc.net.channel import FRAME_HEADER, Traffic
+from comet_mpc.offline.ot.extension import CHUNK, bit_products_traffic, extension_bytes, set_up_traffic
+from comet_mpc.offline.ot.tables import table_traffic
+from comet_mpc.offline.pair.prepare import (
+    grouped,
+    matrix_shapes,
+    monomial_plan,
+    packing_pays,
+    scale_plan,
+    square_plan,
+    terms_per_sum,
+)
+from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
+from comet_mpc.offline.rlwe.slots import SlotPlan
+from comet_mpc.offline.rlwe.tiling import choose_tiling
+
+__all__ = ["preparation_parts", "preparation_traffic"]
+
+
+def preparation_traffic(program: Sequence[Correlation], *, first: bool = True) -> Traffic:
+    """What `pair.Preparer.prepare` sends, receives and waits for, as the client counts it.
+
+    first: with the keys and base transfers, which later bundles on the same connection share.
+    """
+    parts = preparation_parts(program)
+    if not first:
+        del parts["keys"]
+    return sum(parts.values(), Traffic())
+
+
+def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
+    """The same by what it is for, in the order of its first use."""
+    parts = {"agreement": Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)}  # the program's digest
+    parts["keys"] = Traffic(PublicKey.SIZE + FRAME_HEADER, 0, 1) + set_up_traffic()
+
+    def add(name: str, traffic: Traffic) -> None:
+        parts[name] = parts.get(name, Traffic()) + traffic
+
+    for width, bits in grouped(program, BitProducts):
+        padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
+        add("bits of truncation", bit_products_traffic(CLIENT, padded, width))
+    for correlation in program:
+        if isinstance(correlation, TableTransfers):
+            add("look-ups", table_traffic(correlation.count, correlation.entries))
+    for terms, monomials in grouped(program, Monomials):
+        width = max(term.width for term in terms)
+        if plan := monomial_plan([term.powers for term in terms], width):
+            add("monomials", _slots(plan, sum(math.prod(entry.shape) for _, entry in monomials), width))
+    for (columns, width), sums in grouped(program, SquareSums):
+        rows = sum(entry.rows for _, entry in sums)
+        count = terms_per_sum(rows, columns, width)
+        add("sums of squares", _slots(square_plan(count, width), rows * -(-columns // count), width))
+    for width, scales in grouped(program, WeightScale):
+        add("scales", _slots(scale_plan(width), sum(entry.rows * entry.size for _, entry in scales), width))
+    packed = packing_pays(program)
+    if packed:
+        add("keys", Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1))
+    for batch, shape in matrix_shapes(program):
+        tiling = choose_tiling(*shape, packed=packed)
+        add("matrix products", _jobs(batch, tiling.upload_bytes, tiling.response_bytes))
+    return parts
+
+
+def _jobs(count: int, upload: int, response: int) -> Traffic:
+    """`Homomorphic.run`."""
+    return Traffic(count * (upload + FRAME_HEADER), count * (response + FRAME_HEADER), count + 1)
+
+
+def _slots(plan: SlotPlan, count: int, width: int) -> Traffic:
+    """`slot_sums`, and the products of a bit and a word after it."""
+    total = _jobs(-(-count // DEGREE), plan.upload_bytes, plan.response_bytes)
+    elements = count * len(plan.sums)
+    chunks = [min(CHUNK, elements - start) for start in range(0, elements, CHUNK)]
+    asked = sum(extension_bytes(size) + (size + 7) // 8 + FRAME_HEADER for size in chunks)
+    answered = sum((size * width + 7) // 8 + FRAME_HEADER for size in chunks)
+    return total + Traffic(asked, answered, len(chunks) + 1)

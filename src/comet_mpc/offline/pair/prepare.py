@@ -1,0 +1,514 @@
+"""Correlated randomness without a third party: the two parties prepare it between themselves.
+
+Every correlation of a program becomes products of what the client knows with what the server knows:
+
+    Mask, ClientMask    each party's part from a seed of its own; nothing is sent
+    BitProducts         oblivious transfer
+    TableTransfers      the same, log2 of a table's entries each
+    WeightProduct       homomorphic matrix product of the client's mask with the server's weight itself
+    WeightScale         the same element by element
+    MatrixProduct       (A_c + A_s)·(B_c + B_s): two of the four products are crossed, one party's with the other's
+    Monomials           Π (a_c + a_s)^p = Σ C(p, j)·(a_c^j)·(a_s^(p-j)): uploads are shared between monomials
+    SquareSums          2·Σ a_c·a_s
+
+Correlations of one kind are prepared together, so that small tensors share ciphertexts. The order follows from the
+program alone. Nothing is handed out before everything is prepared. Reveals nothing: every step says so for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product as cartesian
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+
+from comet_mpc.engine import kernels
+from comet_mpc.engine.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    SquareSums,
+    TableTransfers,
+    WeightProduct,
+    WeightScale,
+    correction_widths,
+    program_digest,
+)
+from comet_mpc.engine.demand import Drawn, InOrder
+from comet_mpc.engine.seeds import expand, new_seed
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
+from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, RandomnessExhausted, ShapeError
+from comet_mpc.net.channel import Channel
+from comet_mpc.offline.ot.extension import Transfers, bit_products, set_up_transfers
+from comet_mpc.offline.ot.tables import give_words, read_words
+from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.products import Homomorphic, check_bits, matrix_products
+from comet_mpc.offline.rlwe.scheme import DEGREE, OUTPUTS_PER_QUERY
+from comet_mpc.offline.rlwe.slots import SlotPlan, choose_plan, slot_sums
+from comet_mpc.offline.rlwe.tiling import Integers, centred, choose_tiling
+
+__all__ = [
+    "WEIGHT_BITS",
+    "PairSource",
+    "Preparer",
+    "grouped",
+    "matrix_shapes",
+    "monomial_plan",
+    "packing_pays",
+    "prepare_bundle",
+    "scale_plan",
+    "square_plan",
+    "stored_bytes",
+    "terms_per_sum",
+]
+
+WEIGHT_BITS = 24
+"""Public bound of the server's weights: |w| <= 2^23 in fixed point. The noise that hides them is chosen for it."""
+
+BATCH = 1 << 19
+"""Elements of small tensors that are prepared together."""
+
+Kind = TypeVar("Kind", bound=Correlation)
+Powers = tuple[int, ...]
+
+
+class Reader(Protocol):
+    """Where stored shares come from: a file, or bytes in memory."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class PairSource:
+    """One party's randomness, prepared with the other party, in the order of the program."""
+
+    def __init__(
+        self,
+        party: int,
+        seed: bytes,
+        correlations: Sequence[Correlation],
+        shares: Callable[[int, Correlation], tuple[Words, ...]],
+    ) -> None:
+        """shares: gives the words of the correlation at a place; asked for each once, in order."""
+        self.party = party
+        self.seed, self._order, self._shares = seed, InOrder(correlations), shares
+
+    @classmethod
+    def stored(cls, party: int, seed: bytes, correlations: Sequence[Correlation], file: Reader) -> Self:
+        """From what `packed` gave: read as it is drawn."""
+        return cls(party, seed, correlations, lambda _, correlation: _read(file, party, correlation))
+
+    def __repr__(self) -> str:
+        return f"PairSource(party={self.party}, {self.remaining} of {len(self._order.correlations)} correlations left)"
+
+    @property
+    def remaining(self) -> int:
+        """Correlations not drawn yet."""
+        return self._order.remaining
+
+    def draw(self, correlation: Correlation) -> Drawn:
+        """This party's words of the next correlation, which must be the one that the program asks for."""
+        index = self._order.take(correlation)
+        match correlation:
+            case Mask(shape=shape):
+                return Drawn(index, (expand(self.seed, index, math.prod(shape)),))
+            case ClientMask(shape=shape):
+                own = (expand(self.seed, index, math.prod(shape)),) if self.party == CLIENT else ()
+                return Drawn(index, own)
+            case _:
+                return Drawn(index, self._shares(index, correlation))
+
+    def packed(self) -> Iterator[memoryview]:
+        """All that is not in the seed, piece by piece, to be stored. Uses the source up."""
+        for correlation in self._order.correlations:
+            index = self._order.take(correlation)
+            if isinstance(correlation, Mask | ClientMask):
+                continue
+            arrays = self._shares(index, correlation)
+            for array, (_, size) in zip(arrays, _layout(self.party, correlation), strict=True):
+                yield kernels.pack_words(array, size).data if size else array.data
+
+
+def stored_bytes(party: int, correlations: Iterable[Correlation]) -> int:
+    """Bytes that `PairSource.packed` gives."""
+    return sum(count * (size or 1) for entry in correlations for count, size in _layout(party, entry))
+
+
+def _layout(party: int, correlation: Correlation) -> list[tuple[int, int]]:
+    """A correlation's arrays as they are stored: elements, and bytes of each word; 0 for an array of bytes."""
+    words = [(count, word_bytes(width)) for count, width in correction_widths(correlation)]
+    match correlation:
+        case BitProducts(count=count):
+            return [(-(-count // 8), 0), *words]
+        case TableTransfers(count=count) if party == SERVER:
+            return [(count, 8), *words]
+        case TableTransfers(count=count, entries=entries, sizes=sizes):
+            return [*words, *((count * entries * size, 0) for size in sizes)]
+    return words
+
+
+def _read(file: Reader, party: int, correlation: Correlation) -> tuple[Words, ...]:
+    arrays: list[Any] = []
+    for count, size in _layout(party, correlation):
+        data = file.read(count * (size or 1))
+        if len(data) != count * (size or 1):
+            raise RandomnessExhausted("the stored shares end before the program does")
+        arrays.append(kernels.unpack_words(data, size, count) if size else np.frombuffer(data, np.uint8))
+    return tuple(arrays)
+
+
+class Preparer:
+    """One party's side of a connection on which bundles for one program are prepared, one after the other.
+
+    Keys and base transfers are set up with the first bundle and serve the others too. The server gives its weights.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        party: int,
+        correlations: Sequence[Correlation],
+        weights: Mapping[str, Weight] | None = None,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        self.channel, self.party, self.correlations = channel, party, tuple(correlations)
+        self.weights, self._threads = weights or {}, threads
+        self._tools: tuple[Homomorphic, Transfers] | None = None
+        self._outputs = 0
+        if any(isinstance(correlation, Mask) and correlation.shift for correlation in correlations):
+            raise RandomnessError("two parties alone cannot truncate and open in one round: plan with fused=False")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether keys and transfers are still to be set up."""
+        return self._tools is None
+
+    @property
+    def room(self) -> bool:
+        """Whether the keys may serve for another bundle: the noise that hides the answers is made for so many."""
+        return self._tools is None or self._tools[0].outputs + self._outputs <= OUTPUTS_PER_QUERY
+
+    def prepare(self) -> PairSource:
+        """The next bundle. Both parties call it with the same program."""
+        digest = bytes.fromhex(program_digest(self.correlations))
+        theirs = self.channel.exchange([digest], len(digest)).tobytes()
+        if theirs != digest:
+            self.channel.close()
+            raise ProtocolMismatch("the program", got=theirs.hex()[:16], expected=digest.hex()[:16])
+        if self._tools is None:
+            engine = Homomorphic(self.channel, self.party, threads=self._threads)
+            self._tools = engine, set_up_transfers(self.channel, self.party)
+        engine, transfers = self._tools
+        before = engine.outputs
+        preparation = _Preparation(self.channel, self.party, self.correlations, self.weights, engine, transfers)
+        preparation.run()
+        self._outputs = engine.outputs - before
+        arrays = preparation.arrays
+        return PairSource(self.party, preparation.seed, self.correlations, lambda index, _: arrays.pop(index))
+
+
+def prepare_bundle(
+    channel: Channel,
+    party: int,
+    correlations: Sequence[Correlation],
+    weights: Mapping[str, Weight] | None = None,
+    *,
+    threads: int | None = None,
+) -> PairSource:
+    """One bundle. Both parties call it with the same program, planned with fused=False; the server with its weights."""
+    return Preparer(channel, party, correlations, weights, threads=threads).prepare()
+
+
+def _common(correlation: Correlation) -> Any:
+    """What correlations of a kind must have in common to be prepared together."""
+    match correlation:
+        case BitProducts(width=width) | WeightScale(width=width):
+            return width
+        case Monomials(terms=terms):
+            return terms
+        case SquareSums(columns=columns, width=width):
+            return columns, width
+    raise ShapeError(f"{type(correlation).__name__} is prepared alone")
+
+
+def _elements(correlation: Correlation) -> int:
+    match correlation:
+        case BitProducts(count=count):
+            return count
+        case Monomials(shape=shape):
+            return math.prod(shape)
+        case SquareSums(rows=rows, columns=size) | WeightScale(rows=rows, size=size):
+            return rows * size
+    return 1
+
+
+def grouped(program: Sequence[Correlation], kind: type[Kind]) -> Iterator[tuple[Any, list[tuple[int, Kind]]]]:
+    """Correlations of a kind, with their places, by what they have in common; in batches of bounded size."""
+    groups: dict[Any, list[tuple[int, Kind]]] = defaultdict(list)
+    for index, correlation in enumerate(program):
+        if isinstance(correlation, kind):
+            groups[_common(correlation)].append((index, correlation))
+    for name, members in groups.items():
+        batch: list[tuple[int, Kind]] = []
+        for member in members:
+            if batch and sum(_elements(entry) for _, entry in [*batch, member]) > BATCH:
+                yield name, batch
+                batch = []
+            batch.append(member)
+        yield name, batch
+
+
+class _Preparation:
+    def __init__(
+        self,
+        channel: Channel,
+        party: int,
+        correlations: Sequence[Correlation],
+        weights: Mapping[str, Weight],
+        engine: Homomorphic,
+        transfers: Transfers,
+    ) -> None:
+        self.seed = new_seed()
+        self.arrays: dict[int, tuple[Words, ...]] = {}
+        self._channel, self._party, self._weights = channel, party, weights
+        self._program = tuple(correlations)
+        self._engine, self._transfers = engine, transfers
+
+    def run(self) -> None:
+        program = self._program
+        for width, bits in grouped(program, BitProducts):
+            self._bit_products(width, bits)
+        for index, correlation in enumerate(program):
+            if isinstance(correlation, TableTransfers):
+                self._table_transfers(index, correlation)
+        for terms, monomials in grouped(program, Monomials):
+            self._monomials([term.powers for term in terms], [term.width for term in terms], monomials)
+        for (columns, width), sums in grouped(program, SquareSums):
+            self._square_sums(columns, width, sums)
+        for width, scales in grouped(program, WeightScale):
+            self._weight_scales(width, scales)
+        if packing_pays(program):
+            self._engine.set_up_packing()
+        for index, correlation in enumerate(program):
+            match correlation:
+                case WeightProduct():
+                    self._weight_product(index, correlation)
+                case MatrixProduct():
+                    self._matrix_product(index, correlation)
+
+    def _mask(self, index: int, shape: tuple[int, ...] | None = None) -> Words:
+        """This party's part of a mask, spread to a shape."""
+        described = self._program[index]
+        if not isinstance(described, Mask | ClientMask):
+            raise ShapeError(f"correlation {index} is not a mask")
+        own = expand(self.seed, index, math.prod(described.shape)).reshape(described.shape)
+        return own if shape is None else np.broadcast_to(own, shape)
+
+    def _bit_products(self, width: int, members: list[tuple[int, BitProducts]]) -> None:
+        padded = [-(-entry.count // 8) * 8 for _, entry in members]
+        bits, shares = bit_products(self._channel, self._transfers, sum(padded), width)
+        start = 0
+        for (index, entry), size in zip(members, padded, strict=True):
+            own = bits[start // 8 : (start + size) // 8].copy()
+            if entry.count % 8:
+                own[-1] &= (1 << entry.count % 8) - 1
+            self.arrays[index] = (own, shares[start : start + entry.count].copy())  # type: ignore[assignment]
+            start += size
+
+    def _table_transfers(self, index: int, entry: TableTransfers) -> None:
+        """A word of 64 bits at every place is cut into columns. The client's own share is added to its pads."""
+        count, sizes = entry.count, entry.sizes
+        shifts = [np.uint64(8 * sum(sizes[:column])) for column in range(len(sizes))]
+        if self._party == SERVER:
+            places, words = read_words(self._channel, self._transfers, count, entry.entries)
+            self.arrays[index] = (places, *(words >> shift for shift in shifts))
+            return
+        own = expand(self.seed, index, len(sizes) * count).reshape(len(sizes), count)
+        pads = [np.empty(count * entry.entries * size, np.uint8) for size in sizes]
+        start = 0
+        for words in give_words(self._channel, self._transfers, count, entry.entries):
+            stop = start + len(words)
+            for column, size in enumerate(sizes):
+                shifted = (words >> shifts[column]) + own[column, start:stop, None]
+                place = slice(start * entry.entries * size, stop * entry.entries * size)
+                pads[column][place] = kernels.pack_words(shifted, size)
+            start = stop
+        self.arrays[index] = (*own, *pads)  # type: ignore[arg-type]
+
+    def _slot_sums(
+        self, plan: SlotPlan, count: int, width: int, left: list[Integers], right: list[list[Integers]]
+    ) -> Words:
+        mine = {"left": left} if self._party == CLIENT else {"right": right}
+        return slot_sums(self._engine, self._transfers, plan, count, width, **mine)
+
+    def _monomials(self, powers: list[Powers], widths: list[int], members: list[tuple[int, Monomials]]) -> None:
+        width = max(widths)
+        masks = [
+            np.concatenate([self._mask(entry.masks[i], entry.shape).reshape(-1) for _, entry in members])
+            for i in range(len(powers[0]))
+        ]
+        uploads, sums = crossed(powers)
+        left, right = [], []
+        if self._party == CLIENT:
+            left = [centred(_monomial(masks, exponents), width) for exponents in uploads]
+        else:
+            for term, places in zip(powers, sums, strict=True):
+                right.append([centred(_server_factor(masks, term, uploads[place]), width) for place in places])
+        count = masks[0].size
+        shares = np.stack([_monomial(masks, term) for term in powers])  # what each party can compute alone
+        if plan := monomial_plan(powers, width):
+            mixed = [place for place, entry in enumerate(sums) if entry]
+            factors = [right[place] for place in mixed] if right else []
+            shares[mixed] += self._slot_sums(plan, count, width, left, factors)
+        start = 0
+        for index, entry in members:
+            stop = start + math.prod(entry.shape)
+            self.arrays[index] = tuple(share[start:stop].copy() for share in shares)
+            start = stop
+
+    def _square_sums(self, columns: int, width: int, members: list[tuple[int, SquareSums]]) -> None:
+        masks = np.concatenate([self._mask(e.mask).reshape(e.rows, columns) for _, e in members])
+        rows = masks.shape[0]
+        terms = terms_per_sum(rows, columns, width)
+        groups = -(-columns // terms)
+        padded = np.zeros((rows, groups * terms), np.uint64)
+        padded[:, :columns] = masks
+        factors = padded.reshape(rows * groups, terms).T
+        plan = square_plan(terms, width)
+        left = [centred(np.ascontiguousarray(x), width) for x in factors]
+        right = [[centred(x * np.uint64(2), width) for x in factors]]
+        crossed = self._slot_sums(plan, rows * groups, width, left, right)
+        total = crossed.reshape(rows, groups).sum(axis=1, dtype=np.uint64) + (masks * masks).sum(
+            axis=1, dtype=np.uint64
+        )
+        start = 0
+        for index, entry in members:
+            self.arrays[index] = (total[start : start + entry.rows].copy(),)
+            start += entry.rows
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> Integers:
+        weight = self._weights.get(name)
+        if weight is None or weight.values is None or weight.shape != shape:
+            raise ForeignRandomness(f"the program needs the weight {name} of shape {shape}; the server has it not")
+        return weight.values.astype(np.int64)
+
+    def _weight_scales(self, width: int, members: list[tuple[int, WeightScale]]) -> None:
+        left, right = np.empty(0, np.uint64), np.empty(0, np.int64)
+        if self._party == CLIENT:
+            left = np.concatenate([self._mask(entry.mask).reshape(-1) for _, entry in members])
+        else:
+            right = np.concatenate([np.tile(self._weight(e.weight, (e.size,)), e.rows) for _, e in members])
+            check_bits(right, WEIGHT_BITS)
+        plan = scale_plan(width)
+        count = sum(entry.rows * entry.size for _, entry in members)
+        share = self._slot_sums(plan, count, width, [centred(left, width)], [[right]])[0]
+        start = 0
+        for index, entry in members:
+            self.arrays[index] = (share[start : (start := start + entry.rows * entry.size)].copy(),)
+
+    def _weight_product(self, index: int, entry: WeightProduct) -> None:
+        shape, x, y = (entry.rows, entry.inputs, entry.outputs), None, None
+        if self._party == CLIENT:
+            x = self._mask(entry.mask).reshape(1, entry.rows, entry.inputs)
+        else:
+            y = self._weight(entry.weight, (entry.outputs, entry.inputs))[None]
+        share = matrix_products(self._engine, shape, entry.width, WEIGHT_BITS, x=x, y=y)[0]
+        self.arrays[index] = (np.ascontiguousarray(share.T if self._party == SERVER else share).reshape(-1),)
+
+    def _matrix_product(self, index: int, entry: MatrixProduct) -> None:
+        """A·B = A_c·B_c + A_c·B_s + (B_cᵀ·A_sᵀ)ᵀ + A_s·B_s."""
+        batch, m, k, n, width = entry.batch, entry.m, entry.k, entry.n, entry.width
+        a = self._mask(entry.left).reshape(batch, m, k)
+        b = self._mask(entry.right).reshape((batch, n, k) if entry.transposed else (batch, k, n))
+        rows = np.ascontiguousarray(b if entry.transposed else b.transpose(0, 2, 1))  # (batch, n, k)
+        own = kernels.matmul(np.ascontiguousarray(a), rows, transpose_right=True, width=width)
+        if self._party == CLIENT:
+            first = matrix_products(self._engine, (m, k, n), width, width, batch=batch, x=a)
+            second = matrix_products(self._engine, (n, k, m), width, width, batch=batch, x=rows)
+        else:
+            first = matrix_products(self._engine, (m, k, n), width, width, batch=batch, y=centred(rows, width))
+            second = matrix_products(self._engine, (n, k, m), width, width, batch=batch, y=centred(a, width))
+        self.arrays[index] = ((own + first + second.transpose(0, 2, 1)).reshape(-1),)
+
+
+def matrix_shapes(program: Sequence[Correlation]) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
+    """Homomorphic matrix products: how many, and rows, inputs, outputs, width, bits of the server's factor."""
+    for correlation in program:
+        match correlation:
+            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width):
+                yield 1, (rows, inputs, outputs, width, WEIGHT_BITS)
+            case MatrixProduct(batch=batch, m=m, k=k, n=n, width=width):
+                yield batch, (m, k, n, width, width)
+                yield batch, (n, k, m, width, width)
+
+
+def packing_pays(program: Sequence[Correlation]) -> bool:
+    """Whether packed responses save more bytes than the keys for them take."""
+    saved = 0
+    for batch, shape in matrix_shapes(program):
+        plain, packed = (choose_tiling(*shape, packed=packed) for packed in (False, True))
+        saved += batch * (plain.upload_bytes + plain.response_bytes - packed.upload_bytes - packed.response_bytes)
+    return saved > PackingKeys.SIZE
+
+
+def crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
+    """The client's factors that the monomials need, and for each monomial the places of those that occur in it."""
+    uploads: list[Powers] = []
+    sums = []
+    for term in powers:
+        places = []
+        for exponents in cartesian(*(range(power + 1) for power in term)):
+            if any(exponents) and exponents != tuple(term):
+                if exponents not in uploads:
+                    uploads.append(exponents)
+                places.append(uploads.index(exponents))
+        sums.append(tuple(places))
+    return uploads, sums
+
+
+def _monomial(values: Sequence[Words], exponents: Sequence[int]) -> Words:
+    out = np.ones(values[0].shape, np.uint64)
+    for value, power in zip(values, exponents, strict=True):
+        for _ in range(power):
+            out *= value
+    return out
+
+
+def _server_factor(masks: Sequence[Words], term: Powers, client: Powers) -> Words:
+    """Π C(p, j)·a_s^(p - j)."""
+    factor = math.prod(math.comb(power, taken) for power, taken in zip(term, client, strict=True))
+    rest = [power - taken for power, taken in zip(term, client, strict=True)]
+    return _monomial(masks, rest) * np.uint64(factor % 2**64)
+
+
+def square_plan(terms: int, width: int) -> SlotPlan:
+    return choose_plan(terms, (tuple(range(terms)),), width, width)
+
+
+def monomial_plan(powers: Sequence[Powers], width: int) -> SlotPlan | None:
+    """None if nothing is crossed: every monomial is a mask itself."""
+    uploads, sums = crossed(powers)
+    mixed = tuple(entry for entry in sums if entry)
+    return choose_plan(len(uploads), mixed, width, width) if mixed else None
+
+
+def scale_plan(width: int) -> SlotPlan:
+    return choose_plan(1, ((0,),), width, WEIGHT_BITS)
+
+
+def terms_per_sum(rows: int, columns: int, width: int) -> int:
+    """How many columns are added up under encryption: uploads stay as many, responses become fewer."""
+
+    def cost(terms: int) -> float:
+        plan = square_plan(terms, width)
+        blocks = -(-rows * -(-columns // terms) // DEGREE)
+        return blocks * (plan.upload_bytes + plan.response_bytes)
+
+    return min({min(columns, count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)}, key=cost)

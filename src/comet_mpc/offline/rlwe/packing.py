@@ -1,0 +1,87 @@
+"""Responses of few useful coefficients each, packed into one: fewer bytes for more of the server's time.
+
+native/lattice_pack.hpp has the formulas. The client's keys let the server change what is encrypted under s(X^g) back to
+s: for every automorphism g and every prime q_i of q an encryption of p·s(X^g) mod q_i (and of 0 modulo the others)
+under the modulus q·p, with a special prime p; log2(q·p) <= 210 as for everything else. That encryptions of functions
+of s under s itself tell nothing is an assumption (circular security), made by every scheme with such keys.
+
+Noise: a change of keys adds Σ_i (c1 mod q_i)·e_i/p, centred, and a rounding: variance L·N·(21/2)/12 + N/18 + 1 with L
+primes in q. A merge adds up at most four of what its two ciphertexts had, from places that have nothing to do with each
+other. So 2^l ciphertexts end up with at most 4^l times as much.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from comet_mpc import _native
+from comet_mpc.engine.seeds import SEED_BYTES, new_seed
+from comet_mpc.offline.rlwe.scheme import (
+    DEGREE,
+    ERROR_VARIANCE,
+    PRIMES,
+    Residues,
+    Scheme,
+    SecretKey,
+    basis,
+    by_rows,
+    read_uploads,
+)
+
+__all__ = ["MAX_LEVELS", "PackingKeys", "packing_keys", "packing_noise"]
+
+MAX_LEVELS = 6
+_DIGITS = len(PRIMES) - 1
+_SPECIAL = PRIMES[-1]
+_SCHEME = Scheme(len(PRIMES), 0, 0)
+
+
+def packing_noise(limbs: int, levels: int) -> float:
+    """Variance of what packing adds to every output."""
+    return float(4**levels * (limbs * DEGREE * ERROR_VARIANCE / 12 + DEGREE / 18 + 1)) if levels else 0.0
+
+
+def packing_keys(secret: SecretKey) -> list[bytes]:
+    """What the client sends, once: 7.7 MB."""
+    seed, index, sent = new_seed(), 0, []
+    for level in range(MAX_LEVELS):
+        turned = secret.turned(1 + ((DEGREE >> (MAX_LEVELS - 1)) << level)).astype(np.int64)
+        for digit in range(_DIGITS):
+            scaled = np.zeros((len(PRIMES), DEGREE), np.uint32)
+            scaled[digit] = np.mod(turned * _SPECIAL, PRIMES[digit])
+            sent.append(secret.encrypt(_SCHEME, scaled.reshape(-1), seed, index).tobytes())
+            index += 1
+    return [seed, *sent]
+
+
+class PackingKeys:
+    """The server's side."""
+
+    SIZE = SEED_BYTES + MAX_LEVELS * _DIGITS * _SCHEME.upload_bytes
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        keys = np.stack(read_uploads([_SCHEME] * (MAX_LEVELS * _DIGITS), data))
+        for both in keys:
+            for component in both:
+                flat = component.reshape(-1)
+                _native.lattice_to_montgomery(basis(PRIMES), flat, flat)
+        self._keys = by_rows(keys.reshape(MAX_LEVELS, _DIGITS, *keys.shape[1:])).reshape(MAX_LEVELS, -1)
+
+    def pack(self, scheme: Scheme, ciphertexts: Residues, levels: int, isa: str = "") -> Residues:
+        """One ciphertext from up to 2^levels (count, 2, limbs, 8192), which are destroyed.
+
+        Coefficient k·2^levels of ciphertext i, times 2^levels mod q, becomes coefficient k·2^levels + i.
+        """
+        out = np.empty(2 * scheme.limbs * DEGREE, np.uint32)
+        _native.lattice_pack(
+            basis(scheme.primes),
+            _SPECIAL,
+            ciphertexts.reshape(-1),
+            len(ciphertexts),
+            levels,
+            self._keys[MAX_LEVELS - levels :].reshape(-1),
+            _DIGITS,
+            out,
+            isa,
+        )
+        return out

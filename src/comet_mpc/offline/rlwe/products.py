@@ -1,0 +1,278 @@
+"""Shares of products of what the client knows with what the server knows, by homomorphic encryption.
+
+The client uploads encryptions of its factor, the server multiplies them by its own, adds a mask (minus which is its
+share) and sends the masked product back. Nobody else is needed. The client learns its share and nothing else
+(`lattice.py` says why), the server sees ciphertexts only.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from comet_mpc.engine.seeds import new_seed
+from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.errors import LeakError, PeerError, RangeError, ShapeError
+from comet_mpc.net.channel import Channel
+from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys
+from comet_mpc.offline.rlwe.scheme import (
+    DEGREE,
+    OUTPUTS_PER_QUERY,
+    Bytes,
+    PublicKey,
+    Residues,
+    SecretKey,
+    Stream,
+    by_rows,
+    multiply_short,
+    read_uploads,
+    respond,
+    scale_words,
+)
+from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
+
+__all__ = ["Homomorphic", "Job", "MatrixJob", "check_bits", "matrix_products"]
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+_CHUNK = 8
+"""Output blocks that a thread works on at a time, unless it packs them: about 4 MB of sums."""
+
+
+class Job(ABC):
+    """One upload and its answer. Both sizes are known to both sides beforehand."""
+
+    upload_bytes: int
+    response_bytes: int
+    outputs: int
+    """Coefficients that the response brings, each with noise that is drowned."""
+
+    @abstractmethod
+    def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
+        """Client: what is sent."""
+
+    @abstractmethod
+    def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
+        """Server: what is sent back; keeps its share."""
+
+    @abstractmethod
+    def finish(self, engine: Homomorphic, data: memoryview) -> None:
+        """Client: keeps its share."""
+
+
+class Homomorphic:
+    """One party's side of one query: keys, threads, and the conversation. Set-up: the client's public key, 215 kB."""
+
+    def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
+        self.channel = channel
+        self.party = party
+        self.threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        self.stream = Stream()
+        self.packs = False
+        """Whether responses of matrix products are packed."""
+        self._outputs = 0
+        self.noise = 0.0
+        """Client: the largest noise seen so far, in steps between messages; decryption fails at ½."""
+        if party == CLIENT:
+            self._secret = SecretKey()
+            _, sent = self._secret.public_key()
+            channel.exchange([sent], 0)
+        else:
+            data = channel.exchange([], PublicKey.SIZE)
+            with closing_on_fault(channel):
+                self._public = PublicKey.decode(data)
+
+    def set_up_packing(self) -> None:
+        """The client's keys for packed responses, 7.7 MB, once; matrix products are packed from here on."""
+        if self.packs:
+            return
+        if self.party == CLIENT:
+            self.channel.exchange(packing_keys(self._secret), 0)
+        else:
+            data = self.channel.exchange([], PackingKeys.SIZE)
+            with closing_on_fault(self.channel):
+                self._packing = PackingKeys(data)
+        self.packs = True
+
+    @property
+    def outputs(self) -> int:
+        """Coefficients sent back so far under this key."""
+        return self._outputs
+
+    @property
+    def packing(self) -> PackingKeys:
+        if self.party != SERVER or not self.packs:
+            raise ShapeError("keys to pack responses are the server's, and must be set up")
+        return self._packing
+
+    @property
+    def secret(self) -> SecretKey:
+        if self.party != CLIENT:
+            raise ShapeError("only the client has the secret key")
+        return self._secret
+
+    @property
+    def public(self) -> PublicKey:
+        if self.party != SERVER:
+            raise ShapeError("only the server uses the public key")
+        return self._public
+
+    def parallel(self, function: Callable[[Item], Made], items: Sequence[Item]) -> Iterable[Made]:
+        """function over items, on all threads, in order."""
+        if self.threads <= 1 or len(items) <= 1:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(function, items))
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """All jobs, one after the other; the next upload travels along with an answer. len(jobs) + 1 rounds."""
+        if not jobs:
+            return
+        self._outputs += sum(job.outputs for job in jobs)
+        if self._outputs > OUTPUTS_PER_QUERY:
+            raise LeakError(
+                f"more than {OUTPUTS_PER_QUERY} outputs under one key: the noise that hides them is too small"
+            )
+        if self.party == CLIENT:
+            self.channel.exchange(jobs[0].upload(self), 0)
+            for job, after in zip(jobs, [*jobs[1:], None], strict=True):
+                outgoing = after.upload(self) if after else []
+                data = self.channel.exchange(outgoing, job.response_bytes)
+                with closing_on_fault(self.channel):
+                    job.finish(self, data)
+        else:
+            data = self.channel.exchange([], jobs[0].upload_bytes)
+            for job, after in zip(jobs, [*jobs[1:], None], strict=True):
+                with closing_on_fault(self.channel):
+                    answer = job.answer(self, data)
+                data = self.channel.exchange(answer, after.upload_bytes if after else 0)
+
+
+class closing_on_fault:  # noqa: N801 (a statement, like contextlib's)
+    """Closes the channel if what the peer sent turns out to be wrong: nothing can follow it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, PeerError):
+            self._channel.close()
+
+
+class MatrixJob(Job):
+    """x·yᵀ mod 2^width for the client's x (rows, inputs) and the server's integers y (outputs, inputs)."""
+
+    def __init__(self, tiling: Tiling, width: int, *, x: Words | None = None, y: Integers | None = None) -> None:
+        self.tiling, self.width = tiling, width
+        self.upload_bytes, self.response_bytes = tiling.upload_bytes, tiling.response_bytes
+        self.outputs = tiling.rows * tiling.outputs
+        self._x, self._y = x, y
+        self.share = np.empty((tiling.rows, tiling.outputs), np.uint64)
+        """This party's share afterwards; bits above `width` are not specified."""
+
+    def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
+        assert self._x is not None
+        seed = new_seed()
+        polynomials = self.tiling.pack_left(self._x).reshape(-1, DEGREE)
+        scheme, width = self.tiling.scheme, self.width
+
+        def one(index: int) -> Bytes:
+            return engine.secret.encrypt_words(scheme, polynomials[index], width, seed, index)
+
+        self._x = None
+        return [seed, *engine.parallel(one, range(len(polynomials)))]
+
+    def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
+        assert self._y is not None
+        tiling, y = self.tiling, self._y
+        row_blocks, input_blocks, output_blocks = tiling.blocks
+        uploads = np.stack(read_uploads([tiling.scheme] * (row_blocks * input_blocks), data))
+        left = by_rows(uploads.reshape(row_blocks, input_blocks, *uploads.shape[1:]))
+
+        group = tiling.group_blocks
+        chunk = group if tiling.levels else _CHUNK
+
+        def some(first: int) -> list[Bytes]:
+            last = min(output_blocks, first + chunk)
+            right = tiling.pack_right(y, first, last)
+            sums = multiply_short(tiling.scheme, left, right, group)
+            if tiling.levels:
+                packed = (np.ascontiguousarray(sums[:, r]) for r in range(row_blocks))
+                whole = [engine.packing.pack(tiling.scheme, part, tiling.levels) for part in packed]
+                return [self._respond(engine, ciphertext, r, first // group) for r, ciphertext in enumerate(whole)]
+            return [
+                self._respond(engine, sums[o - first, r], r, o) for o in range(first, last) for r in range(row_blocks)
+            ]
+
+        answers = engine.parallel(some, range(0, output_blocks, chunk))
+        self._y = None
+        return [response for part in answers for response in part]
+
+    def _respond(self, engine: Homomorphic, ciphertext: Residues, r: int, g: int) -> Bytes:
+        positions = self.tiling.positions(r, g)
+        masks = engine.stream.words(positions.size)
+        self._keep(r, g, np.uint64(0) - masks)
+        scaled = scale_words(self.tiling.scheme, masks, self.width)
+        return respond(self.tiling.scheme, ciphertext, engine.public, scaled, positions, engine.stream)
+
+    def _keep(self, r: int, g: int, words: Words) -> None:
+        self.share[self.tiling.place(r, g)] = words.reshape(self.tiling.extent(r, g))
+
+    def finish(self, engine: Homomorphic, data: memoryview) -> None:
+        received, place = np.frombuffer(data, np.uint8), 0
+        for g, r in self.tiling.answers():
+            positions = self.tiling.positions(r, g)
+            size = self.tiling.scheme.response_bytes(positions.size)
+            response = received[place : place + size]
+            words, noise = engine.secret.decrypt_words(self.tiling.scheme, response, positions, self.width)
+            engine.noise = max(engine.noise, noise)
+            self._keep(r, g, words)
+            place += size
+
+
+def check_bits(y: Integers, bits: int) -> None:
+    """Refuses factors of the server's for which the noise that hides them was not chosen."""
+    if y.size and max(-int(y.min()), int(y.max())) > 2 ** (bits - 1):
+        raise RangeError(
+            f"a factor of the server's exceeds the public bound of {bits} bits: give it fewer fraction bits"
+        )
+
+
+def matrix_products(
+    engine: Homomorphic,
+    shape: tuple[int, int, int],
+    width: int,
+    bits: int,
+    *,
+    batch: int = 1,
+    x: Words | None = None,
+    y: Integers | None = None,
+) -> Words:
+    """Shares of x·yᵀ mod 2^width, (batch, rows, outputs), for shape = (rows, inputs, outputs).
+
+    The client gives x (batch, rows, inputs), the server integers y (batch, outputs, inputs) with |y| <= 2^(bits-1), a
+    public bound. batch + 1 rounds. Reveals nothing.
+    """
+    rows, inputs, outputs = shape
+    if engine.party == CLIENT:
+        if x is None or x.shape != (batch, rows, inputs):
+            raise ShapeError(f"the client's factor is not of shape {(batch, rows, inputs)}")
+    elif y is None or y.shape != (batch, outputs, inputs):
+        raise ShapeError(f"the server's factor is not of shape {(batch, outputs, inputs)}")
+    else:
+        check_bits(y, bits)
+    tiling = choose_tiling(rows, inputs, outputs, width, bits, engine.packs)
+    jobs = [
+        MatrixJob(tiling, width, x=None if x is None else x[b], y=None if y is None else y[b]) for b in range(batch)
+    ]
+    engine.run(jobs)
+    return np.stack([job.share for job in jobs])

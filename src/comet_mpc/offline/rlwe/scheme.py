@@ -1,0 +1,381 @@
+"""RLWE encryption whose messages are multiplied by plaintexts: the typed front of the lattice arithmetic in C++.
+
+A ciphertext of m mod T under the ternary secret s is (c0, c1) with c0 + c1·s = round(q·m/T) + e mod q, polynomials
+modulo X^8192 + 1. The modulus T is 2^w (words as coefficients) or a product of primes (numbers in 8,192 slots).
+Every product with a plaintext y turns m into m·y mod T exactly, and e into e·y.
+
+Parameters. N = 8192, q a product of at most 7 primes of 30 bits, so log2 q <= 210. Secrets uniform in {-1, 0, 1},
+errors centred binomial of standard deviation 3.24. The HomomorphicEncryption.org standard (2018, table 1: ternary
+secret, standard deviation 3.2) allows at N = 8192 log2 q <= 218 for 128 bits of classical security.
+
+What a response tells the client besides its message is made worthless before it is sent:
+- c0 and c1 get a fresh encryption of zero under the client's public key, so that under RLWE c1 is uniform to the client
+  although it knows s. Without it c1 is a linear function of the plaintexts.
+- c0 gets a flood f = u1 + u2 + u3 - 3·2^(b-1), u_i uniform below 2^b. The noise d = Σ e·y that it hides is fixed by
+  e and y. Shifting a density by d costs a squared Hellinger distance of at most d²·I/8, I its Fisher information,
+  here 4.562/4^b; for independent outputs these add up; and the total variation is at most √2 times the root.
+  So n outputs of noise with E d² <= D² are within ½·√(4.562·n)·D/2^b = 1.068·√n·D/2^b of a flood without noise.
+  2^b >= 1.068·2^(40+14)·D makes it 2^-40 for all of up to 2^28 outputs of a query together; |f| <= 1.5·2^b always.
+- D² = (21/2 + 1/4)·‖y‖², with ‖y‖ the length of all coefficients that enter an output: errors are independent with
+  variance 21/2, and q·m/T is rounded by at most ½.
+q is chosen such that 1.5·2^b <= q/(8·T). Rounding a response to `bits0` and `bits1` bits a coefficient comes last, is
+done to everything alike and so tells nothing. It costs at most 1/16 of a step, and an error of deviation 1/97.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comet_mpc import _native
+from comet_mpc.engine.seeds import SEED_BYTES, expand, new_seed
+from comet_mpc.engine.share import Words
+from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
+
+__all__ = [
+    "DEGREE",
+    "MAX_LOG_Q",
+    "NOISE_LIMIT",
+    "OUTPUTS_PER_QUERY",
+    "PRIMES",
+    "Bytes",
+    "PublicKey",
+    "Residues",
+    "Scheme",
+    "SecretKey",
+    "Stream",
+    "basis",
+    "by_rows",
+    "checked",
+    "choose_scheme",
+    "multiply_short",
+    "read_uploads",
+    "respond",
+    "scale_words",
+]
+
+Residues: TypeAlias = NDArray[np.uint32]
+Bytes: TypeAlias = NDArray[np.uint8]
+Small: TypeAlias = NDArray[np.int8]
+
+DEGREE = 8192
+PRIMES = (1073692673, 1073643521, 1073479681, 1073430529, 1073299457, 1073233921, 1073184769)
+MAX_LOG_Q = 218
+"""For 128 bits of security at this degree (HomomorphicEncryption.org standard, table 1)."""
+
+ERROR_VARIANCE = 21 / 2
+STATISTICAL_BITS = 40
+OUTPUTS_PER_QUERY = 2**28
+"""Coefficients that are sent back for one query; BERT-base with 128 tokens takes 2^26.7."""
+_FISHER = 4.562
+_STEP_SHARE = 8.0
+"""The flood takes at most this part of a step between messages."""
+NOISE_LIMIT = 0.375
+"""Of a step: what an honest response never exceeds (flood 1/8, rounding 1/16, and 18 deviations of the rest)."""
+
+_LANES = 8
+"""Elements of a row, as native/lattice.hpp has it."""
+_SLACK = 512
+"""Words more than needed, for those that rejection sampling throws away: of 8,192 about 2, of bytes 32."""
+
+
+@lru_cache(maxsize=64)
+def basis(primes: tuple[int, ...]) -> _native.Basis:
+    """Tables for arithmetic modulo these primes."""
+    return _native.Basis(list(primes))
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one kind of product is encrypted and answered."""
+
+    limbs: int
+    plain_bits: float
+    flood_bits: int
+
+    @property
+    def primes(self) -> tuple[int, ...]:
+        return PRIMES[: self.limbs]
+
+    @property
+    def log_q(self) -> float:
+        return math.log2(math.prod(self.primes))
+
+    @property
+    def bits0(self) -> int:
+        return math.ceil(self.plain_bits) + 3
+
+    @property
+    def bits1(self) -> int:
+        return math.ceil(self.plain_bits) + 11
+
+    @property
+    def upload_bytes(self) -> int:
+        """Of one ciphertext whose c1 both sides expand from a seed."""
+        return self.limbs * DEGREE * 30 // 8
+
+    def response_bytes(self, used: int) -> int:
+        """Of one response of which `used` coefficients are wanted."""
+        return (used * self.bits0 + 7) // 8 + DEGREE * self.bits1 // 8
+
+
+def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0) -> Scheme:
+    """The smallest q for messages mod T <= 2^plain_bits and plaintexts of length `norm` (all that enter one output).
+
+    variance: of noise that comes on top.
+    """
+    noise = math.sqrt((ERROR_VARIANCE + 0.25) * max(norm, 1.0) ** 2 + variance)
+    margin = 0.5 * math.sqrt(_FISHER * OUTPUTS_PER_QUERY)
+    flood = math.ceil(math.log2(noise * margin) + STATISTICAL_BITS)
+    needed = flood + math.log2(1.5 * _STEP_SHARE) + plain_bits
+    for limbs in range(1, len(PRIMES) + 1):
+        scheme = Scheme(limbs, plain_bits, flood)
+        if scheme.log_q >= needed:
+            return scheme
+    raise RangeError(
+        f"numbers of {plain_bits:.0f} bits times plaintexts of length 2^{math.log2(max(norm, 1)):.0f} need a modulus "
+        f"of {needed:.0f} bits; {len(PRIMES)} primes have {30 * len(PRIMES)}"
+    )
+
+
+class Stream:
+    """Fresh secret words: every call reads another stream of one seed from the operating system."""
+
+    def __init__(self, seed: bytes | None = None) -> None:
+        """seed: only tests pass one."""
+        self._seed = new_seed() if seed is None else seed
+        self._streams = itertools.count()  # its `next` is atomic, so threads may share it
+
+    def words(self, count: int) -> Words:
+        return expand(self._seed, next(self._streams), count)
+
+    def errors(self, count: int) -> Small:
+        out = np.empty(count, np.int8)
+        _native.lattice_sample_errors(self.words(count), out)
+        return out
+
+    def ternary(self) -> Small:
+        out = np.empty(DEGREE, np.int8)
+        _sampled(_native.lattice_sample_ternary(self.words((DEGREE + _SLACK) // 8).view(np.uint8), out))
+        return out
+
+    def residues(self, primes: tuple[int, ...], count: int) -> Residues:
+        """Uniform residues, [prime][count]."""
+        worst = max(2 ** p.bit_length() / p for p in primes)
+        available = math.ceil((count + _SLACK) * worst * 1.1)
+        out = np.empty(len(primes) * count, np.uint32)
+        words = self.words((len(primes) * available + 1) // 2).view(np.uint32)[: len(primes) * available]
+        _sampled(_native.lattice_sample_uniform(basis(primes), words, out))
+        return out
+
+
+def _sampled(enough: bool) -> None:
+    if not enough:  # less likely than 2^-200: the words were not random
+        raise RangeError("rejection sampling ran out of words")
+
+
+def _public_polynomial(seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
+    """c1 of ciphertext `index`: transformed, uniform, expanded by both sides from a public seed."""
+    out = np.empty(len(primes) * DEGREE, np.uint32)
+    words = expand(seed, index, len(primes) * (DEGREE + _SLACK) // 2).view(np.uint32)
+    _sampled(_native.lattice_sample_uniform(basis(primes), words, out))
+    return out
+
+
+class SecretKey:
+    """The client's key. Encrypts, and decrypts what was made of its own encryptions. Never printed, never sent."""
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        self._stream = Stream() if stream is None else stream
+        self._secret = np.empty(len(PRIMES) * DEGREE, np.uint32)
+        self._ternary = self._stream.ternary()
+        _native.lattice_transform_small(basis(PRIMES), self._ternary, self._secret, "")
+
+    def turned(self, step: int) -> Small:
+        """s(X^step), for keys that undo that."""
+        places = np.arange(DEGREE) * step % (2 * DEGREE)
+        out = np.empty(DEGREE, np.int8)
+        out[places % DEGREE] = np.where(places < DEGREE, self._ternary, -self._ternary)
+        return out
+
+    def public_key(self) -> tuple[PublicKey, bytes]:
+        """An encryption of zero, and the bytes that carry it."""
+        seed = new_seed()
+        zero = np.zeros(len(PRIMES) * DEGREE, np.uint32)
+        c0 = self._encrypt(zero, seed, 0, PRIMES)
+        return PublicKey(c0, _public_polynomial(seed, 0, PRIMES)), seed + _pack(c0, PRIMES).tobytes()
+
+    def _encrypt(self, scaled: Residues, seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
+        c0 = np.empty(len(primes) * DEGREE, np.uint32)
+        c1 = _public_polynomial(seed, index, primes)
+        secret = self._secret[: len(primes) * DEGREE]
+        _native.lattice_encrypt(basis(primes), scaled, self._stream.errors(DEGREE), c1, secret, c0, "")
+        return c0
+
+    def encrypt(self, scheme: Scheme, scaled: Residues, seed: bytes, index: int) -> Bytes:
+        """A scaled polynomial [prime][8192]: c0, packed. An index is used once with a seed."""
+        return _pack(self._encrypt(scaled, seed, index, scheme.primes), scheme.primes)
+
+    def encrypt_words(self, scheme: Scheme, words: Words, width: int, seed: bytes, index: int) -> Bytes:
+        """8,192 words mod 2^width as coefficients: c0, packed. An index is used once with a seed."""
+        return self.encrypt(scheme, scale_words(scheme, words, width), seed, index)
+
+    def phase(self, scheme: Scheme, data: Bytes, positions: Residues) -> Words:
+        """c0 + c1·s of a response at these coefficients, as pairs of words: fractions of 2^128, the low word first."""
+        expected = scheme.response_bytes(positions.size)
+        if data.size != expected:
+            raise WrongSize(got=data.size, expected=expected)
+        size0 = (positions.size * scheme.bits0 + 7) // 8
+        primes = PRIMES[: (scheme.bits1 + 14) // 29 + 1]
+        out = np.empty(2 * positions.size, np.uint64)
+        secret = self._secret[: len(primes) * DEGREE]
+        _native.lattice_phase(
+            basis(primes), data[:size0], data[size0:], secret, positions, scheme.bits0, scheme.bits1, out, ""
+        )
+        return out
+
+    def decrypt_words(self, scheme: Scheme, data: Bytes, positions: Residues, width: int) -> tuple[Words, float]:
+        """The messages mod 2^width at these coefficients of a response, and the largest noise in steps."""
+        out = np.empty(positions.size, np.uint64)
+        noise = _native.lattice_round_power(self.phase(scheme, data, positions), width, out)
+        return out, checked(noise)
+
+
+def checked(noise: int) -> float:
+    """A noise in units of 2^-32 of a step, in steps. Raises `PeerError` if no honest response has it."""
+    steps = noise * 2.0**-32
+    if steps > NOISE_LIMIT:
+        raise PeerError("a homomorphic response does not decrypt within its noise bound: it was not made as agreed")
+    return steps
+
+
+class PublicKey:
+    """What the server adds fresh encryptions of zero with."""
+
+    SIZE = SEED_BYTES + len(PRIMES) * DEGREE * 30 // 8
+
+    def __init__(self, c0: Residues, c1: Residues) -> None:
+        both = np.concatenate([c0, c1])
+        self._both = np.empty((2, len(PRIMES), DEGREE), np.uint32)
+        for component in range(2):
+            half = both[component * c0.size : (component + 1) * c0.size]
+            _native.lattice_to_montgomery(basis(PRIMES), half, self._both[component].reshape(-1))
+        self._cut: dict[int, Residues] = {}
+
+    @staticmethod
+    def decode(data: bytes | bytearray | memoryview) -> PublicKey:
+        if len(data) != PublicKey.SIZE:
+            raise WrongSize(got=len(data), expected=PublicKey.SIZE)
+        seed = bytes(data[:SEED_BYTES])
+        c0 = _unpack(np.frombuffer(data, np.uint8)[SEED_BYTES:], PRIMES)
+        return PublicKey(c0, _public_polynomial(seed, 0, PRIMES))
+
+    def cut(self, limbs: int) -> Residues:
+        """The key modulo the first primes only."""
+        if limbs not in self._cut:
+            self._cut[limbs] = np.ascontiguousarray(self._both[:, :limbs]).reshape(-1)
+        return self._cut[limbs]
+
+
+def _pack(residues: Residues, primes: tuple[int, ...]) -> Bytes:
+    out = np.empty(_native.lattice_packed_residues(basis(primes), residues.size // len(primes)), np.uint8)
+    _native.lattice_pack_residues(basis(primes), residues, out)
+    return out
+
+
+def _unpack(data: Bytes, primes: tuple[int, ...]) -> Residues:
+    out = np.empty(len(primes) * DEGREE, np.uint32)
+    if data.size != (size := _native.lattice_packed_residues(basis(primes), DEGREE)):
+        raise WrongSize(got=data.size, expected=size)
+    if not _native.lattice_unpack_residues(basis(primes), data, out):
+        raise PeerError("a ciphertext of the peer's has a residue that is not below its prime")
+    return out
+
+
+def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Residues]:
+    """Ciphertexts (2, limbs, 8192), one of each scheme, from a seed and packed c0s."""
+    expected = SEED_BYTES + sum(scheme.upload_bytes for scheme in schemes)
+    if len(data) != expected:
+        raise WrongSize(got=len(data), expected=expected)
+    seed, packed, start = bytes(data[:SEED_BYTES]), np.frombuffer(data, np.uint8), SEED_BYTES
+    uploads = []
+    for index, scheme in enumerate(schemes):
+        c0 = _unpack(packed[start : (start := start + scheme.upload_bytes)], scheme.primes)
+        both = np.concatenate([c0, _public_polynomial(seed, index, scheme.primes)])
+        uploads.append(both.reshape(2, scheme.limbs, DEGREE))
+    return uploads
+
+
+def by_rows(ciphertexts: Residues) -> Residues:
+    """Ciphertexts (…, i, 2, limbs, 8192) as (…, limbs, 1024, i, 2, 8): what meets in one sum lies close together."""
+    apart = ciphertexts.reshape(*ciphertexts.shape[:-1], DEGREE // _LANES, _LANES)
+    return np.ascontiguousarray(np.moveaxis(apart, (-5, -4), (-3, -2)))
+
+
+def multiply_short(
+    scheme: Scheme, left: Residues, right: NDArray[np.int64], divisor: int = 1, isa: str = ""
+) -> Residues:
+    """Σ_i left[r, i]·right[o, i]/divisor mod q: ciphertexts (r, i, …) `by_rows` times polynomials (o, i, live).
+
+    `live`, their length, is a power of two; the shorter, the cheaper. The result is (o, r, 2, limbs, 8192).
+    """
+    row_blocks, inputs = left.shape[0], left.shape[3]
+    outputs, same, live = right.shape
+    if same != inputs or live & (live - 1) or not 2 <= live <= DEGREE:
+        raise ShapeError(f"cannot multiply ciphertexts {left.shape} by polynomials {right.shape}")
+    out = np.empty((outputs, row_blocks, 2, scheme.limbs, DEGREE), np.uint32)
+    _native.lattice_multiply_short(
+        basis(scheme.primes),
+        left.reshape(-1),
+        np.ascontiguousarray(right).reshape(-1),
+        row_blocks,
+        inputs,
+        outputs,
+        live,
+        divisor,
+        out.reshape(-1),
+        isa,
+    )
+    return out
+
+
+def respond(
+    scheme: Scheme, ciphertext: Residues, key: PublicKey, masks: Residues, positions: Residues, stream: Stream
+) -> Bytes:
+    """What is sent back: re-randomised in both components, drowned, masked, rounded. Destroys the ciphertext."""
+    used = positions.size
+    size0 = (used * scheme.bits0 + 7) // 8
+    out = np.empty(scheme.response_bytes(used), np.uint8)
+    words = (scheme.flood_bits + 63) // 64
+    _native.lattice_respond(
+        basis(scheme.primes),
+        ciphertext.reshape(-1),
+        key.cut(scheme.limbs),
+        stream.ternary(),
+        stream.errors(used),
+        stream.errors(DEGREE),
+        stream.words(used * 3 * words),
+        scheme.flood_bits,
+        masks,
+        positions,
+        scheme.bits0,
+        scheme.bits1,
+        out[:size0],
+        out[size0:],
+        "",
+    )
+    return out
+
+
+def scale_words(scheme: Scheme, words: Words, width: int) -> Residues:
+    """round(q·m/2^width), [prime][count]: masks for `respond`."""
+    out = np.empty(scheme.limbs * words.size, np.uint32)
+    _native.lattice_scale_power(basis(scheme.primes), words, width, out)
+    return out

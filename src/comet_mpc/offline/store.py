@@ -1,0 +1,362 @@
+"""Prepared bundles on disk, one directory per party. A bundle is consumed before it is used.
+
+A mask that serves two openings reveals their difference. So `take` first removes the bundle's name from the
+directory, durably, and only then hands out its seed and corrections, read from a file that has no name any more.
+A crash at any instant loses at most the bundle; it can never bring one back.
+
+What software cannot prevent is a copy: do not back up, snapshot or replicate this directory, and do not restore it.
+
+    <bundle id>.bundle    a complete bundle: header, then what is not in the seed
+    .writing-…            being written; nobody takes it
+    .taken-…              consumed, about to be unlinked; nobody takes it
+
+After the header come a dealer's corrections (at the server; the client has none) or this party's shares of what the
+two parties prepared between themselves. The header carries party, source, program digest, bundle id, seed, what the
+preparation took on the wire, the exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies
+the header and the length, and of a pair's bundle every byte: it holds bits that hide what is sent. It does not hash a
+dealer's corrections, which can only make a result wrong: that would cost seconds in front of a query. `verify` does, at
+leisure, and consumes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from comet_mpc.engine.correlations import Correlation, correction_bytes
+from comet_mpc.engine.party import SourceName
+from comet_mpc.engine.seeds import SEED_BYTES
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT, SERVER
+from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError, RandomnessSpent
+from comet_mpc.offline.dealer.bundles import Bundle, DealtSource
+from comet_mpc.offline.pair.prepare import PairSource, stored_bytes
+
+__all__ = ["BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
+
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAGIC = b"COMETB\x00\x02"
+_FIELDS = struct.Struct("<8sBB6x32s16s16sQQ32s")
+_SOURCES: tuple[SourceName, ...] = ("dealer", "pair")
+_HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
+_SUFFIX = ".bundle"
+_WRITING = ".writing-"
+_TAKEN = ".taken-"
+_READ = 1 << 20
+
+
+def new_bundle_id() -> str:
+    """A fresh name for a bundle: 128 bits from the operating system, in hex."""
+    return secrets.token_hex(16)
+
+
+def check_bundle_id(bundle_id: str) -> str:
+    """The id itself if it is one. It becomes part of a file name, so nothing else may pass."""
+    if not _HEX_ID.fullmatch(bundle_id):
+        raise ForeignRandomness("a bundle id has 32 hexadecimal digits in lower case")
+    return bundle_id
+
+
+def check_digest(digest: str) -> str:
+    """The digest itself if it is one."""
+    if not _HEX_DIGEST.fullmatch(digest):
+        raise ForeignRandomness("a program's digest has 64 hexadecimal digits in lower case")
+    return digest
+
+
+@dataclass(frozen=True)
+class _Header:
+    party: int
+    digest: str
+    bundle_id: str
+    seed: bytes = field(repr=False)
+    source: SourceName
+    spent: int
+    length: int = 0
+    checksum: bytes = b""
+
+    def pack(self) -> bytes:
+        fields = _FIELDS.pack(
+            _MAGIC,
+            self.party,
+            _SOURCES.index(self.source),
+            bytes.fromhex(self.digest),
+            bytes.fromhex(self.bundle_id),
+            self.seed,
+            self.spent,
+            self.length,
+            self.checksum,
+        )
+        return fields + hashlib.sha256(fields).digest()
+
+    @classmethod
+    def read(cls, file: BinaryIO, name: str) -> Self:
+        """Reads and checks a header and that the file is exactly as long as it says."""
+        data = file.read(_HEADER_BYTES)
+        fields, checksum = data[: _FIELDS.size], data[_FIELDS.size :]
+        if len(data) != _HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
+            raise RandomnessError(f"bundle {name} is damaged: its header does not check; remove the file")
+        magic, party, source, digest, bundle_id, seed, spent, length, body = _FIELDS.unpack(fields)
+        if magic != _MAGIC or source >= len(_SOURCES):
+            raise RandomnessError(f"bundle {name} was written by another version; remove the file")
+        size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
+        if size != length:
+            raise RandomnessError(
+                f"bundle {name} is damaged: got {size} bytes after the header, expected {length}; remove the file"
+            )
+        return cls(party, digest.hex(), bundle_id.hex(), seed, _SOURCES[source], spent, length, body)
+
+    def check_rest(self, file: BinaryIO) -> None:
+        """Reads all that comes after the header, and goes back."""
+        hasher, start = hashlib.sha256(), file.tell()
+        while piece := file.read(_READ):
+            hasher.update(piece)
+        if hasher.digest() != self.checksum:
+            raise RandomnessError(f"bundle {self.bundle_id} is damaged: what it holds does not check")
+        file.seek(start)
+
+
+class BundleStore:
+    """One party's prepared bundles, from one source. Several processes may share it."""
+
+    def __init__(self, directory: Path, party: int, source: SourceName = "dealer") -> None:
+        """Opens or makes the directory, mode 0700, and removes what crashed processes left half done."""
+        if party not in (CLIENT, SERVER):
+            raise ConfigurationError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
+        self.directory = Path(directory)
+        self.party = party
+        self.source: SourceName = source
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.directory.stat()
+        except OSError as error:
+            raise ConfigurationError(f"cannot use {self.directory}: {error.strerror}") from error
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise ConfigurationError(
+                f"{self.directory} holds secrets: it must belong to this user and be closed to others (chmod 700)"
+            )
+        self._clean()
+
+    def add(self, bundle_id: str, digest: str, seed: bytes, *, spent: int = 0) -> BundleWriter:
+        """A writer for a new bundle, which becomes visible when the writer commits, complete or not at all.
+
+        spent: bytes on the wire that preparing it took, to be told when it is used.
+        """
+        check_bundle_id(bundle_id)
+        check_digest(digest)
+        if len(seed) != SEED_BYTES:
+            raise RandomnessError(f"a seed has {SEED_BYTES} bytes, got {len(seed)}")
+        return BundleWriter(self, _Header(self.party, digest, bundle_id, seed, self.source, spent))
+
+    def part_bytes(self, correlations: Sequence[Correlation]) -> int:
+        """What a bundle for this program takes here, apart from its header."""
+        if self.source == "pair":
+            return stored_bytes(self.party, correlations)
+        return sum(map(correction_bytes, correlations)) if self.party == SERVER else 0
+
+    def list(self, digest: str) -> tuple[str, ...]:
+        """Ids of the complete bundles for a program, oldest first. Damaged files are left out."""
+        found = []
+        for path in self.directory.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError, RandomnessError), path.open("rb") as file:
+                header = _Header.read(file, path.stem)
+                known = (header.digest, header.party, header.source, header.bundle_id)
+                if known == (digest, self.party, self.source, path.stem):
+                    found.append((os.fstat(file.fileno()).st_mtime_ns, path.stem))
+        return tuple(bundle_id for _, bundle_id in sorted(found))
+
+    def take(self, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> Bundle:
+        """Consumes a bundle, then returns it. Of several callers at once, one gets it.
+
+        digest, correlations: of the program it is for (`Plan.digest`, `Plan.correlations`). Raises
+        `RandomnessSpent` if there is no such bundle (any more), `ForeignRandomness` if it is another program's,
+        `RandomnessError` if it is damaged; if the header tells, the file stays where it is.
+        """
+        check_bundle_id(bundle_id)
+        path = self._path(bundle_id)
+        with self._directory() as descriptor:
+            with _spent_if_missing(bundle_id), path.open("rb") as peeked:
+                self._check(_Header.read(peeked, bundle_id), bundle_id, digest, correlations)
+            # Renaming decides who gets it, and what was renamed is what is opened: even if the name was reused
+            # since the check above, nobody reads a file that another has won.
+            won = self.directory / f"{_TAKEN}{bundle_id}-{secrets.token_hex(8)}"
+            with _spent_if_missing(bundle_id):
+                path.rename(won)
+            os.fsync(descriptor)
+            file: BinaryIO = won.open("rb", buffering=_READ)
+            try:
+                won.unlink()
+                os.fsync(descriptor)
+                header = _Header.read(file, bundle_id)
+                self._check(header, bundle_id, digest, correlations)
+                if self.source == "pair":
+                    header.check_rest(file)
+            except BaseException:
+                file.close()
+                raise
+        if self.source == "dealer" and self.party == CLIENT:
+            file.close()
+            return Bundle(CLIENT, header.seed, tuple(correlations), spent=header.spent)
+        return Bundle(self.party, header.seed, tuple(correlations), file, spent=header.spent)
+
+    def draw_from(self, bundle: Bundle, weights: Mapping[str, Weight]) -> DealtSource | PairSource:
+        """A bundle that was taken here as what a program draws from. weights: of the model, for a dealer's."""
+        if self.source == "dealer":
+            return DealtSource(bundle, weights)
+        bundle.claim()
+        if bundle.corrections is None:
+            raise ForeignRandomness("a bundle of a dealer's, where the two parties prepare their randomness themselves")
+        return PairSource.stored(bundle.party, bundle.seed, bundle.correlations, bundle.corrections)
+
+    def discard(self, bundle_id: str) -> None:
+        """Removes a bundle that will not be used, for example because the peer does not have its part."""
+        with self._directory() as descriptor:
+            self._path(check_bundle_id(bundle_id)).unlink(missing_ok=True)
+            os.fsync(descriptor)
+
+    def verify(self, bundle_id: str) -> None:
+        """Checks a bundle to the last byte without consuming it; raises as `take` does."""
+        check_bundle_id(bundle_id)
+        with _spent_if_missing(bundle_id), self._path(bundle_id).open("rb") as file:
+            _Header.read(file, bundle_id).check_rest(file)
+
+    def _check(self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> None:
+        if (header.party, header.source, header.bundle_id) != (self.party, self.source, bundle_id):
+            raise ForeignRandomness(f"the file of bundle {bundle_id} holds another bundle")
+        if header.digest != digest:
+            raise ForeignRandomness(
+                f"bundle {bundle_id} was prepared for another program: got {header.digest[:16]}…, "
+                f"expected {digest[:16]}…"
+            )
+        expected = self.part_bytes(correlations)
+        if header.length != expected:
+            raise RandomnessError(f"bundle {bundle_id} has {header.length} bytes, the program needs {expected}")
+
+    def _path(self, bundle_id: str) -> Path:
+        return self.directory / f"{bundle_id}{_SUFFIX}"
+
+    def _clean(self) -> None:
+        """Removes remains, unless some process is in the middle of writing or taking."""
+        with self._directory(fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
+            if descriptor < 0:
+                return
+            for path in self.directory.iterdir():
+                if path.name.startswith((_WRITING, _TAKEN)):
+                    path.unlink(missing_ok=True)
+            os.fsync(descriptor)
+
+    @contextlib.contextmanager
+    def _directory(self, lock: int = fcntl.LOCK_SH) -> Iterator[int]:
+        """The directory's descriptor under a lock, or -1 if the lock is not to be had at once.
+
+        The lock only keeps `_clean` away from files in use; who gets a bundle does not depend on it.
+        """
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, lock)
+            except BlockingIOError:
+                yield -1
+            else:
+                yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+class BundleWriter:
+    """Writes one bundle: `write` all that is not in the seed, then `seal`, then `commit` to make it visible.
+
+    As a context manager it commits at the end, and leaves no trace if there was an error.
+    """
+
+    def __init__(self, store: BundleStore, header: _Header) -> None:
+        self._store = store
+        self._header = header
+        self._final = store._path(header.bundle_id)
+        self._temporary = store.directory / f"{_WRITING}{header.bundle_id}-{secrets.token_hex(8)}"
+        self._hasher = hashlib.sha256()
+        self._length = 0
+        self._sealed = self._committed = False
+        self._resources = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack, self._storing():
+            self._directory = stack.enter_context(store._directory())
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            self._file = stack.enter_context(open(os.open(self._temporary, flags, 0o600), "wb"))
+            self._file.write(bytes(_HEADER_BYTES))  # no header, no bundle: the true one comes last
+            self._resources = stack.pop_all()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """The next piece of what comes after the header."""
+        with self._storing():
+            self._file.write(data)
+        self._hasher.update(data)
+        self._length += len(data)
+
+    def seal(self) -> None:
+        """Everything is written: puts the header in place and waits until the disk has it. Not visible yet."""
+        if self._header.source == "dealer" and self._header.party == CLIENT and self._length:
+            raise RandomnessError("a client's bundle has no corrections")
+        header = replace(self._header, length=self._length, checksum=self._hasher.digest())
+        with self._storing():
+            self._file.seek(0)
+            self._file.write(header.pack())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._sealed = True
+
+    def commit(self) -> None:
+        """Makes the bundle visible, durably; once."""
+        if self._committed:
+            return
+        if not self._sealed:
+            self.seal()
+        if self._final.exists():
+            raise RandomnessError(f"bundle {self._header.bundle_id} is in the store already")
+        with self._storing():
+            self._temporary.rename(self._final)
+            os.fsync(self._directory)
+        self._committed = True
+        self._resources.close()
+
+    def discard(self) -> None:
+        """Gives the bundle up; after a commit it does nothing."""
+        with contextlib.suppress(OSError):
+            self._resources.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.discard()
+
+    @contextlib.contextmanager
+    def _storing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigurationError(f"cannot store a bundle in {self._store.directory}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _spent_if_missing(bundle_id: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise RandomnessSpent(f"bundle {bundle_id} is spent or was never stored here; take another one") from error

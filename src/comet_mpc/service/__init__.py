@@ -1,0 +1,1 @@
+"""Client and server: messages, one conversation, the processes around it, downloads, metrics."""

@@ -1,0 +1,134 @@
+"""What a client downloads once per model, kept on disk and checked: the public package, for a dealer masked weights.
+
+    <cache>/<fingerprint, shortened>-<the server's state, shortened>/
+        package     the public package
+        weights     D = W - B of all weights, one after the other; only with a dealer
+        bundles/    the client's prepared randomness (`store.BundleStore`)
+
+A file is written beside, checked against the digest that the server told over TLS, and moved into place; on every
+start it is read and checked again. A server with another model or another secret gets a directory of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from comet_mpc.engine.party import SourceName
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT
+from comet_mpc.errors import CometError, ConfigurationError, PeerError, ProtocolMismatch
+from comet_mpc.models.served import PublicModel
+from comet_mpc.net.channel import Channel
+from comet_mpc.offline.store import BundleStore
+from comet_mpc.service.messages import GetPackage, GetWeights, Programs, Welcome, receive_blob, say
+
+__all__ = ["SetUp", "default_cache", "set_up"]
+
+_READ = 1 << 22
+_LARGEST_PACKAGE = 1 << 32
+
+
+def default_cache() -> Path:
+    """$XDG_CACHE_HOME/comet, or ~/.cache/comet."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "comet"
+
+
+class SetUp:
+    """A model as one client has it."""
+
+    def __init__(self, model: PublicModel, programs: Programs, weights: dict[str, Weight], store: BundleStore) -> None:
+        self.model = model
+        self.programs = programs
+        self.weights = weights
+        self.store = store
+
+    @property
+    def source(self) -> SourceName:
+        return self.store.source
+
+
+def set_up(channel: Channel, source: SourceName, welcome: Welcome, cache: Path) -> SetUp:
+    """The model that the server has, from the cache or by download. What comes is checked before it is used."""
+    if welcome.package_bytes > _LARGEST_PACKAGE:
+        raise PeerError(f"a public package of {welcome.package_bytes} bytes is more than this client takes")
+    directory = cache / f"{welcome.fingerprint[:32]}-{welcome.state[:32]}"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {cache} as the cache: {error.strerror}") from error
+    package, weights = directory / "package", directory / "weights"
+    _obtain(package, welcome.package_bytes, welcome.package_digest, channel, lambda: say(channel, GetPackage()))
+    try:
+        model = PublicModel.unpack(package.read_bytes())
+        programs = Programs(model, source)
+        public = programs.weights()
+    except CometError as error:
+        raise PeerError(f"the server's public package cannot be used: {error}") from error
+    except Exception as error:  # the configuration of a peer: whatever it breaks, it is the peer's fault
+        raise PeerError(f"the server's public package cannot be used: {type(error).__name__}") from error
+    if model.fingerprint != welcome.fingerprint:
+        raise ProtocolMismatch("the model in the package", got=model.fingerprint, expected=welcome.fingerprint)
+    store = BundleStore(directory / "bundles", CLIENT, source)
+    if source == "pair":
+        return SetUp(model, programs, {}, store)
+    expected = 8 * sum(math.prod(weight.shape) for weight in public)
+    size, digest = welcome.weights or (0, "")
+    if size != expected:
+        raise ProtocolMismatch("the bytes of masked weights", got=size, expected=expected)
+    _obtain(weights, expected, digest, channel, lambda: say(channel, GetWeights()))
+    return SetUp(model, programs, _masked(weights, public), store)
+
+
+def _masked(path: Path, public: tuple[Weight, ...]) -> dict[str, Weight]:
+    """The masked weights, mapped into memory: pages are read when they are needed."""
+    words = np.memmap(path, np.uint64, "r")
+    weights, place = {}, 0
+    for weight in public:
+        count = math.prod(weight.shape)
+        masked = words[place : place + count].reshape(weight.shape)
+        weights[weight.name] = Weight(weight.name, weight.shape, weight.fraction, weight.gain, masked=masked)
+        place += count
+    return weights
+
+
+def _intact(path: Path, size: int, digest: str) -> bool:
+    hasher = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                return False
+            while piece := file.read(_READ):
+                hasher.update(piece)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    return hasher.hexdigest() == digest
+
+
+def _obtain(path: Path, size: int, digest: str, channel: Channel, ask: Callable[[], None]) -> None:
+    """Downloads a file unless it is there, whole. Several clients may do so at once; each moves a whole file."""
+    if _intact(path, size, digest):
+        return
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            ask()
+            receive_blob(channel, size, digest, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()

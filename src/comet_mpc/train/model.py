@@ -1,0 +1,406 @@
+"""The plain model: BERT, RoBERTa and MPNet with a classifier, in every form that Comet knows. Needs torch.
+
+    activation  GeLU, or smu; normalised by what the weights prove about every neuron, or not
+    attention   softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu and s = q·k/√d or cos(q, k) - threshold
+    pooler      tanh, or x/sqrt(1 + x²)
+
+and evaluated in one of three ways:
+
+    exact    with exact functions
+    steps    activations, scores and denominators by the very coefficients that the protocol evaluates: for training
+    served   variances, norms and the pooler by their rules too: the protocol but for rounding
+
+Parameters are called as in a checkpoint (`checkpoint.tensor_shapes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.functions.activation import Smu, smu_rule
+from comet_mpc.functions.minimax import CubicStep, MinimaxRule, minimax_rule
+from comet_mpc.models.bounds import activation_bounds, head_bounds
+from comet_mpc.models.certify import activation_rule, attention_rules, certify
+from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
+from comet_mpc.models.transformer import position_buckets
+
+__all__ = ["Mode", "UnifiedModel", "inverse_sqrt", "newton_rule", "other_rules", "smu"]
+
+Mode = Literal["exact", "steps", "served"]
+Probe = Callable[[str, Tensor], None]
+
+_SHORTEST = 16  # texts are served padded to powers of two from here on, and denominators divided by that length
+_PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
+_BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
+
+
+def newton_rule(constant: float, iterations: int, low: float, high: float) -> MinimaxRule:
+    """Plain Newton y <- y·(3/2 - t·y²/2) from a public constant, as a rule: what the paper's guess amounts to."""
+    step = CubicStep(1.5, 1, 43, math.inf)
+    return MinimaxRule(low, high, 0.0, 0, 14, 14, (constant,), 40, math.inf, (step,) * iterations, 1.0, math.inf)
+
+
+def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: int) -> dict[str, MinimaxRule]:
+    """Rules of activations and scores by another number of steps: an experiment, not a certificate.
+
+    Quantities of which there is one per row keep their rules.
+    """
+    mus = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
+    universal = config.certifiable
+    if universal:
+        intervals = {name: (mu**2, 1.0 + mu**2) for name, mu in mus.items()}
+    else:
+        sites = {name: site.rule for name, site in config.sites.items() if name.endswith(tuple(mus))}
+        intervals = {name: (rule.low, rule.high) for name, rule in sites.items()}
+    if not intervals:
+        raise ConfigurationError(
+            "a rule and its steps are for models with smu whose intervals are known: "
+            "this one is unmodified, or needs `comet calibrate` first"
+        )
+    if kind == "newton":
+        return {name: newton_rule(_PAPER_START, steps, *interval) for name, interval in intervals.items()}
+    if steps == 0:
+        ends = {name: (math.sqrt(low), math.sqrt(high)) for name, (low, high) in intervals.items()}
+        return {name: newton_rule(2.0 / sum(ends[name]), 0, *interval) for name, interval in intervals.items()}
+    if universal:
+        alphas = {"activation": config.activation.alpha, "scores": 0.0}
+        rules = {
+            name: smu_rule(Smu(mu, alphas[name]), 1.0 + 2.0**-8, steps, emphasis=config.emphasis)
+            for name, mu in mus.items()
+        }
+        return {name: rule for name, rule in rules.items() if isinstance(rule, MinimaxRule)}
+    return {
+        name: minimax_rule(*interval, steps, root=True, emphasis=config.emphasis)
+        for name, interval in intervals.items()
+    }
+
+
+def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:
+    """gain/sqrt(t) by the rule."""
+    tau = t * 2.0**-rule.exponent
+    y = torch.full_like(tau, rule.start[-1])
+    for coefficient in reversed(rule.start[:-1]):
+        y = y * tau + coefficient
+    for step in rule.steps:
+        y = step.a * y - 2.0**-step.shift * tau * y**3
+    return y * 2.0 ** (-rule.exponent // 2)
+
+
+class _SmuByRule(torch.autograd.Function):
+    """(1+α)/2·x + ½·sqrt(φ·x² + μ²) with the root t·y by a rule; the derivative is that of the steps themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: MinimaxRule) -> Tensor:
+        flat = x.contiguous().view(-1)
+        wanted = ctx.needs_input_grad[0]
+        out = torch.empty_like(flat)
+        slope = torch.empty_like(flat) if wanted else None
+        factor, half, scale = (1.0 - alpha) ** 2, 0.5 * (1.0 + alpha), 2.0**-rule.exponent
+        outer = 0.5 * 2.0 ** (rule.exponent // 2)
+        for at in range(0, flat.numel(), _BLOCK):
+            part = flat[at : at + _BLOCK]
+            tau = part.square().mul_(factor * scale).add_(mu * mu * scale)
+            y = torch.full_like(tau, rule.start[-1])
+            dy = torch.zeros_like(tau)
+            for coefficient in reversed(rule.start[:-1]):
+                if wanted:
+                    dy.mul_(tau).add_(y)
+                y.mul_(tau).add_(coefficient)
+            for step in rule.steps:
+                b = 2.0**-step.shift
+                square = y * y
+                if wanted:
+                    change = (square * tau).mul_(-3.0 * b).add_(step.a).mul_(dy)
+                    dy = change.sub_(square * y, alpha=b)
+                y.mul_(square.mul_(tau).mul_(-b).add_(step.a))
+            torch.mul(tau, y, out=out[at : at + _BLOCK])
+            if slope is not None:
+                dy.mul_(tau).add_(y).mul_(part).mul_(2.0 * factor * scale * outer).add_(half)
+                slope[at : at + _BLOCK] = dy
+        out.mul_(outer).add_(flat, alpha=half)
+        if slope is not None:
+            ctx.save_for_backward(slope.view(x.shape))
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope, None, None, None
+
+
+def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: MinimaxRule | None = None) -> Tensor:
+    """The smooth maximum unit, exact or by a rule for t = φ·x² + μ². μ and α learn from either."""
+    if rule is not None:
+        if isinstance(mu, Tensor) or isinstance(alpha, Tensor):
+            t = (1.0 - alpha) ** 2 * x * x + mu * mu
+            return 0.5 * (1.0 + alpha) * x + 0.5 * t * inverse_sqrt(t, rule)
+        result: Tensor = _SmuByRule.apply(x, mu, alpha, rule)
+        return result
+    if isinstance(mu, float) and mu == 0.0 and isinstance(alpha, float):
+        return F.leaky_relu(x, alpha)
+    return 0.5 * (1.0 + alpha) * x + 0.5 * torch.sqrt((1.0 - alpha) ** 2 * x * x + mu * mu)
+
+
+class _Norm(nn.Module):
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.size, self.epsilon = size, epsilon
+        self.shrink = size / 2 ** math.ceil(math.log2(size))  # as in normalization.layer_norm
+
+    def forward(self, x: Tensor, rule: MinimaxRule | None) -> Tensor:
+        if rule is None:
+            return F.layer_norm(x, (self.size,), self.weight, self.bias, self.epsilon)
+        shrink = self.shrink
+        v = shrink * (x - x.mean(-1, keepdim=True))
+        t = shrink * v.square().mean(-1, keepdim=True) + self.epsilon * shrink**3
+        n = v * (inverse_sqrt(t, rule) * (math.sqrt(shrink) / rule.gain))
+        return n * self.weight + self.bias
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, config: CometConfig) -> None:
+        super().__init__()
+        e = config.encoder
+        self.words = nn.Parameter(torch.zeros(e.vocabulary, e.hidden))
+        self.positions = nn.Parameter(torch.zeros(e.positions, e.hidden))
+        self.types = nn.Parameter(torch.zeros(e.types, e.hidden)) if e.types else None
+        self.norm = _Norm(e.hidden, e.epsilon)
+        self.first = e.first_position
+
+    def forward(self, ids: Tensor, types: Tensor | None) -> Tensor:
+        n = ids.shape[1]
+        x = F.embedding(ids, self.words) + self.positions[self.first : self.first + n]
+        if self.types is not None:
+            x = x + (self.types[0] if types is None else F.embedding(types, self.types))
+        return x
+
+
+class _Trainable(nn.Module):
+    """α and μ of one layer, learnt (the paper's appendix C)."""
+
+    def __init__(self, mu: float, alpha: float | None) -> None:
+        super().__init__()
+        self.mu = nn.Parameter(torch.tensor(mu))
+        if alpha is not None:
+            self.alpha = nn.Parameter(torch.tensor(alpha))
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: CometConfig, index: int) -> None:
+        super().__init__()
+        e = config.encoder
+        d, m = e.hidden, e.intermediate
+        self.config, self.name, self.heads = config, f"layers.{index}", e.heads
+        self.query, self.key, self.value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+        self.attention_output = nn.Linear(d, d)
+        self.attention_norm = _Norm(d, e.epsilon)
+        self.up, self.down = nn.Linear(d, m), nn.Linear(m, d)
+        self.output_norm = _Norm(d, e.epsilon)
+        if config.attention.cosine:
+            self.thresholds = nn.Parameter(torch.zeros(e.heads))
+        if config.activation.trainable:
+            self.activation = _Trainable(config.activation.mu, config.activation.alpha)
+        if config.attention.trainable:
+            self.attention = _Trainable(config.attention.mu, None)
+
+    def forward(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
+        x = x + model.dropout(self.attention_output(self.attend(model, x, before, mask, bias)))
+        x = model.normalise(f"{self.name}.attention_norm", self.attention_norm, x)
+        x = x + model.dropout(self.down(self.activate(model, x)))
+        return model.normalise(f"{self.name}.output_norm", self.output_norm, x)
+
+    def activate(self, model: UnifiedModel, x: Tensor) -> Tensor:
+        """The neurons' outputs, before the second matrix."""
+        choice, h = self.config.activation, self.up(x)
+        if choice.kind == "gelu":
+            return F.gelu(h)
+        mu: float | Tensor = self.activation.mu if choice.trainable else choice.mu
+        alpha: float | Tensor = self.activation.alpha if choice.trainable else choice.alpha
+        rule = model.rule(self.name, "activation")
+        if not choice.normalised:
+            model.see(f"{self.name}.activation", (1.0 - alpha) ** 2 * h.square() + mu**2)
+            return smu(model.held(h, mu, alpha, rule), mu, alpha, rule)
+        norm = self.attention_norm
+        bound = activation_bounds(self.up.weight, self.up.bias, norm.weight, norm.bias)
+        h = h / bound
+        model.see(f"{self.name}.activation", h.square() + mu**2)
+        return bound * smu(h, mu, alpha, rule)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def attend(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
+        """Every head's averages of values. mask has shape (batch, 1, 1, n): 1 for a token, 0 for padding."""
+        choice, name = self.config.attention, self.name
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        if choice.cosine:
+            q, k = (self._unit(model, z, part, before) for z, part in ((q, self.query), (k, self.key)))
+            threshold = self.thresholds[:, None, None]
+            s = q @ k.transpose(-1, -2) - (threshold if bias is None else threshold - bias).clamp(-1.0, 1.0)
+        else:
+            s = q @ k.transpose(-1, -2) * (1.0 / math.sqrt(q.shape[-1]))
+            s = s if bias is None else s + bias
+        if choice.kind == "softmax":
+            probabilities = torch.softmax(s.masked_fill(mask == 0, -torch.inf), dim=-1)
+            return (probabilities @ v).transpose(1, 2).flatten(2)
+        scale = 0.5 if choice.cosine else 1.0  # cosine scores are in [-2, 2]
+        mu: float | Tensor = self.attention.mu if choice.trainable else choice.mu
+        if choice.kind == "relu":
+            mu = 0.0
+        s = s * scale
+        model.see(f"{name}.scores", s.square() + (mu * scale) ** 2)
+        rule = model.rule(name, "scores")
+        s = s if choice.cosine else model.held(s, mu, 0.0, rule)
+        r = smu(s, mu * scale, 0.0, rule)
+        r = r**choice.power * mask
+        n = max(_SHORTEST, 2 ** math.ceil(math.log2(r.shape[-1])))
+        total = (r.sum(-1, keepdim=True) + choice.floor) / n
+        model.see(f"{name}.denominators", total)
+        rule = model.rule(name, "denominators")
+        product = (r @ v) / n
+        context = product / total if rule is None else product * inverse_sqrt(total, rule) ** 2
+        return context.transpose(1, 2).flatten(2)
+
+    def _unit(self, model: UnifiedModel, z: Tensor, part: nn.Linear, before: _Norm) -> Tensor:
+        """Every row divided by its norm."""
+        rule = model.rule(self.name, "norms", rows=True)
+        if rule is None and model.probe is None:
+            return F.normalize(z, dim=-1)
+        if part not in model.head_bounds:
+            parameters = (part.weight, part.bias, before.weight, before.bias)
+            w, b, gamma, beta = (p.detach().double().numpy() for p in parameters)
+            bound = torch.tensor(head_bounds(w, b, gamma, beta, self.heads), dtype=z.dtype)
+            model.head_bounds[part] = bound[:, None, None]
+        z = z / model.head_bounds[part]
+        t = z.square().sum(-1, keepdim=True)
+        model.see(f"{self.name}.norms", t)
+        return F.normalize(z, dim=-1) if rule is None else z * inverse_sqrt(t, rule)
+
+
+class UnifiedModel(nn.Module):
+    """An encoder with a pooler and a classifier."""
+
+    def __init__(self, config: CometConfig, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.dropout = nn.Dropout(dropout)
+        e = config.encoder
+        self.embeddings = _Embeddings(config)
+        self.relative_positions = nn.Parameter(torch.zeros(e.buckets, e.heads)) if e.buckets else None
+        self.layers = nn.ModuleList(_Layer(config, i) for i in range(e.layers))
+        self.pooler = nn.Linear(e.hidden, e.hidden)
+        self.classifier = nn.Linear(e.hidden, len(e.labels))
+        self.mode: Mode = "exact"
+        self.probe: Probe | None = None
+        self.head_bounds: dict[nn.Module, Tensor] = {}
+        """Of the weights as they were when `use` was called."""
+        self._rules: dict[str, MinimaxRule] = {}
+        shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+        if shapes != tensor_shapes(config):
+            raise CheckpointError("the model's parameters and the checkpoint's tensors differ")
+
+    @classmethod
+    def from_tensors(
+        cls, config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]], *, dropout: float = 0.0
+    ) -> UnifiedModel:
+        model = cls(config, dropout=dropout)
+        model.load_state_dict({name: torch.tensor(np.asarray(value)) for name, value in tensors.items()})
+        return model
+
+    def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The parameters as a checkpoint stores them; thresholds as they act."""
+        found = {name: value.detach().numpy().copy() for name, value in self.state_dict().items()}
+        return {name: np.clip(v, -1, 1) if name.endswith(".thresholds") else v for name, v in found.items()}
+
+    def use(self, mode: Mode, rules: Mapping[str, MinimaxRule] | None = None) -> UnifiedModel:
+        """Chooses how to evaluate, with the weights as they are now: call it again when they changed.
+
+        `served` takes the configuration's sites, or certifies now; `rules` replace some. A model whose form is not
+        certified has calibrated rules for activations and scores; row quantities stay exact unless `rules` names them,
+        since there a sum of approximate weights may fall below zero, where no rule holds (`research`).
+        """
+        config = self.config
+        known = {name: site.rule for name, site in config.sites.items()}
+        if not config.certifiable:
+            known = {name: rule for name, rule in known.items() if name.endswith((".activation", ".scores"))}
+        if mode == "served" and config.certifiable and not known:
+            known = {name: site.rule for name, site in certify(config, self.tensors()).sites.items()}
+        if mode == "steps" and config.certifiable:
+            form = attention_rules(config)
+            assert isinstance(form.scores, MinimaxRule)
+            assert isinstance(form.denominators, MinimaxRule)
+            known |= {
+                "activation": activation_rule(config),
+                "scores": form.scores,
+                "denominators": form.denominators,
+            }
+        self.mode, self._rules = mode, known | dict(rules or {})
+        self.head_bounds = {}
+        return self
+
+    def certified_config(self) -> CometConfig:
+        """The configuration with rules certified from the present weights."""
+        return certify(msgspec.structs.replace(self.config, sites={}), self.tensors())
+
+    def rule(self, owner: str, site: str, *, rows: bool = False) -> MinimaxRule | None:
+        """The rule in force at a site: the layer's own, or the universal one; None means the exact function."""
+        if self.mode == "exact" or (rows and self.mode == "steps"):
+            return None
+        return self._rules.get(f"{owner}.{site}" if site else owner) or self._rules.get(site)
+
+    def held(self, x: Tensor, mu: float | Tensor, alpha: float | Tensor, rule: MinimaxRule | None) -> Tensor:
+        """x, in training held to where a calibrated rule is stable; the penalty on its range sees it as it is."""
+        if rule is None or self.mode != "steps":
+            return x
+        m, a = (float(z.detach()) if isinstance(z, Tensor) else z for z in (mu, alpha))
+        limit = math.sqrt(rule.high - m * m) / (1.0 - a)
+        return x.clamp(-limit, limit)
+
+    def see(self, site: str, t: Tensor) -> None:
+        if self.probe is not None:
+            self.probe(site, t)
+
+    def normalise(self, site: str, norm: _Norm, x: Tensor) -> Tensor:
+        if self.probe is not None:
+            self.probe(site, (x.var(-1, unbiased=False) + norm.epsilon) * norm.shrink**3)
+        result: Tensor = norm(x, self.rule(site, "", rows=True))
+        return result
+
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and the hidden states before and after every layer. ids, mask (1 or 0), types: (batch, n)."""
+        x = self.normalise("embeddings.norm", self.embeddings.norm, self.embeddings(ids, types))
+        x = self.dropout(x)
+        bias = self.position_bias(ids.shape[1])
+        columns = mask[:, None, None, :].to(x.dtype)
+        before, hidden = self.embeddings.norm, [x]
+        for layer in self.layers:
+            x = layer(self, x, before, columns, bias)
+            before = layer.output_norm  # type: ignore[assignment]
+            hidden.append(x)
+        pooled = self.pooler(self.dropout(x[:, 0]))
+        if self.config.pooler == "tanh":
+            pooled = torch.tanh(pooled)
+        else:
+            t = 1.0 + pooled.square()
+            self.see("pooler", t)
+            rule = self.rule("pooler", "", rows=True)
+            pooled = pooled * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule))
+        return self.classifier(self.dropout(pooled)), hidden
+
+    def position_bias(self, n: int) -> Tensor | None:
+        """MPNet's relative position bias, (heads, n, n)."""
+        if self.relative_positions is None:
+            return None
+        buckets = torch.from_numpy(position_buckets(n, len(self.relative_positions)))
+        return F.embedding(buckets, self.relative_positions).permute(2, 0, 1)

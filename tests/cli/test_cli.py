@@ -1,0 +1,186 @@
+"""The command: what it prints, what it exits with, and that errors are one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from comet_mpc import __version__
+from comet_mpc.cli.main import app
+from support.toy_model import make_checkpoint
+
+FIELDS = {
+    "operation", "method", "elements", "shape", "steps", "online_bytes", "offline_bytes", "planned_online_bytes",
+    "planned_offline_bytes", "rounds", "planned_rounds", "seconds", "cpu_seconds", "offline_seconds", "peak_rss",
+    "max_abs_error", "max_relative_error",
+}  # fmt: skip
+
+
+def comet(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_version() -> None:
+    assert comet("--version").stdout == f"comet {__version__}\n"
+
+
+def test_ops_writes_a_table_and_json(tmp_path: Path) -> None:
+    target = tmp_path / "results" / "ops.json"
+    result = comet("bench", "ops", "--operation", "activation", "--method", "quad", "--method", "minimax",
+                   "--tokens", "2", "--steps", "2", "--json", str(target))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    records = json.loads(target.read_text())
+    assert [record["method"] for record in records] == ["minimax", "quad"]
+    for record in records:
+        assert set(record) >= FIELDS
+        assert record["online_bytes"] == record["planned_online_bytes"]
+        assert record["rounds"] == record["planned_rounds"]
+    assert records[0]["steps"] == 2
+    assert records[0]["shape"] == [2, 3072]
+    for word in ("activation", "quad", "minimax", "online", "offline"):
+        assert word in result.stdout
+
+
+def test_json_on_stdout_is_only_json() -> None:
+    result = comet("bench", "ops", "--operation", "matmul", "--tokens", "2", "--json", "-")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)[0]["operation"] == "matmul"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [(("--operation", "gelu"), "inverse_sqrt"), (("--method", "magic"), "minimax"), (("--tokens", "0"), "equal to 1")],
+)
+def test_wrong_use_is_code_2_and_says_what_there_is(arguments: tuple[str, str], known: str) -> None:
+    result = comet("bench", "ops", *arguments)
+    assert result.exit_code == 2
+    assert known in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_truncation_reports_no_wraps() -> None:
+    result = comet("bench", "truncation", "--values", "70000", "--json", "-")
+    assert result.exit_code == 0
+    records = json.loads(result.stdout)
+    assert [record["shift"] for record in records] == [1, 4, 12, 16, 24, 40, 58]
+    assert all(record["wraps"] == 0 and record["max_error"] <= 1.0 for record in records)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_checkpoint(tmp_path_factory.mktemp("model"), layers=1))
+
+
+def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -> None:
+    result = comet("demo", "--model", checkpoint, "--json", "the film is good", "a dull plot")
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)
+    for shown, text in ((first, "the film is good"), (second, "a dull plot")):
+        assert shown["text"] == text
+        assert shown["label"] == shown["plain_label"]
+        assert abs(shown["probability"] - shown["plain_probability"]) < 0.02
+        assert shown["online_bytes"] == shown["planned_online_bytes"] == shown["client_sent"] + shown["server_sent"]
+        assert shown["rounds"] == shown["planned_rounds"]
+        assert min(shown[field] for field in ("offline_bytes", "online_seconds", "offline_seconds")) > 0
+        assert shown["text_itself"]["entropy"] < 5 < 7.99 < shown["server_saw"]["entropy"]
+        assert shown["server_saw"]["p_value"] > 1e-6
+    assert second["offline_bytes"] < first["offline_bytes"]  # keys are sent once
+
+
+def test_demo_prints_tables(checkpoint: str) -> None:
+    result = comet("demo", "--model", checkpoint, "good film")
+    assert result.exit_code == 0, result.output
+    for expected in ("good film", "in the clear", "bytes and rounds are the planned ones", "No third party"):
+        assert expected in result.stdout
+
+
+def test_demo_needs_a_checkpoint_that_is_one(tmp_path: Path) -> None:
+    result = comet("demo", "--model", str(tmp_path), "good film")
+    assert result.exit_code == 1
+    assert "config.json" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_plan_prints_tables_or_json(checkpoint: str) -> None:
+    shown = comet("plan", "--shape", "minilm", "--tokens", "32", "--network", "200mbit/10ms")
+    assert shown.exit_code == 0, shown.output
+    assert "attention" in shown.stdout
+    planned = json.loads(comet("plan", checkpoint, "--tokens", "16", "--json").stdout)
+    assert planned["online_bytes"] == planned["client_sends"] + planned["server_sends"]
+    assert sum(cost["rounds"] for cost in planned["operations"]) == planned["rounds"]
+    for wrong in (["plan"], ["plan", "--shape", "gpt"], ["plan", "--shape", "minilm", "--network", "fast"]):
+        assert comet(*wrong).exit_code != 0
+
+
+def test_bench_model_measures_what_was_planned() -> None:
+    result = comet("bench", "model", "--shape", "minilm", "--layers", "1", "--tokens", "8", "--json", "-")
+    assert result.exit_code == 0, result.output
+    (record,) = json.loads(result.stdout)
+    assert record["online_bytes"] == record["planned_online_bytes"]
+    assert record["rounds"] == record["planned_rounds"]
+    assert record["max_logit_difference"] < 0.05
+    assert {cost["operation"] for cost in record["operations"]} >= {"linear", "attention", "layer_norm", "activation"}
+
+
+def test_bench_model_over_a_network_takes_its_time() -> None:
+    arguments = ("bench", "model", "--shape", "minilm", "--layers", "1", "--tokens", "8", "--network", "100mbit/20ms")
+    (record,) = json.loads(comet(*arguments, "--json", "-").stdout)
+    assert record["seconds"] > record["rounds"] * 0.01
+    assert record["network"] == "100mbit/20ms"
+
+
+def test_keys_are_made_once(tmp_path: Path) -> None:
+    made = comet("keys", "make", str(tmp_path / "keys"), "--host", "dealer.example")
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "keys" / "dealer.key").stat().st_mode & 0o777 == 0o600
+    again = comet("keys", "make", str(tmp_path / "keys"))
+    assert again.exit_code == 1
+    assert "exists" in again.stderr
+    assert again.stderr.count("\n") == 1
+    assert comet("keys", "make", str(tmp_path / "keys"), "--force").exit_code == 0
+
+
+def test_dealer_starts_and_stops(tmp_path: Path) -> None:
+    assert comet("keys", "make", str(tmp_path)).exit_code == 0
+    command = [sys.executable, "-c", "from comet_mpc.cli.main import app; app()", "deal",
+               "--listen", "127.0.0.1:0", "--keys", str(tmp_path)]  # fmt: skip
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as dealer:
+        assert dealer.stdout is not None
+        assert dealer.stdout.readline().startswith("dealing at 127.0.0.1:")
+        dealer.send_signal(signal.SIGINT)
+        assert dealer.wait(20) == 0
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    assert comet("keys", "make", str(tmp_path)).exit_code == 0
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        result = comet("deal", "--listen", f"127.0.0.1:{port}", "--keys", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stderr.count("\n") == 1
+
+
+def test_missing_keys_are_one_clear_line_unless_debugging(tmp_path: Path) -> None:
+    result = comet("deal", "--listen", "127.0.0.1:0", "--keys", str(tmp_path))
+    assert result.exit_code == 1
+    assert "dealer.pem is missing" in result.stderr
+    debugged = comet("--debug", "deal", "--listen", "127.0.0.1:0", "--keys", str(tmp_path))
+    assert type(debugged.exception).__name__ == "ConfigurationError"
+
+
+def test_an_unwritable_file_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = comet("bench", "truncation", "--values", "700", "--json", str(tmp_path / "file" / "x.json"))
+    assert result.exit_code == 1
+    assert "cannot write" in result.stderr

@@ -1,0 +1,193 @@
+"""Measurements between real processes: what is measured is what was planned, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from comet_mpc.cli.tables import operations_table, profile_tables
+from comet_mpc.engine.share import decode
+from comet_mpc.engine.twin import TwinSession
+from comet_mpc.errors import CometError, ConfigurationError, RuleError
+from comet_mpc.lab import demo
+from comet_mpc.lab.bench import operations
+from comet_mpc.lab.bench.cases import OPERATIONS, Case, build, choose
+from comet_mpc.lab.bench.models import ModelCase
+from comet_mpc.lab.bench.operations import Record, measure, plan_case
+from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_query
+from comet_mpc.lab.bench.truncation import check_truncation
+from comet_mpc.lab.bench.workers import Crew
+from comet_mpc.models.transformer import EncoderShape
+from comet_mpc.units import human_bytes, human_seconds
+
+ALL = [(operation, method) for operation, methods in OPERATIONS.items() for method in methods]
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew() as made:
+        yield made
+
+
+@pytest.mark.parametrize(("operation", "method"), ALL)
+def test_every_case_stays_within_its_bounds(operation: str, method: str) -> None:
+    case = Case(operation, method, tokens=8, steps=4)
+    built = build(case)
+    session = TwinSession()
+    session.permits_leaks = built.leaks
+    values = built.draw(np.random.default_rng(case.seed))
+    if built.weights:
+        pytest.skip("needs the server's weights: measured below")
+    result = built.program(session, built.share(session, values), {})
+    assert plan_case(built).rounds > 0
+    exact = built.reference(values, {})
+    error = np.max(np.abs(decode(result.flat(), result.fraction, result.width).reshape(exact.shape) - exact))
+    assert error < (2.5 if method == "paper" else 0.3)
+
+
+@pytest.mark.parametrize(
+    ("operation", "method"),
+    [("activation", "minimax"), ("linear", "server_weights"), ("inverse_sqrt", "paper"), ("attention", "quad2")],
+)
+def test_measured_is_planned(crew: Crew, operation: str, method: str) -> None:
+    record = measure(crew, Case(operation, method, tokens=4))
+    assert record.online_bytes == record.planned_online_bytes
+    assert record.rounds == record.planned_rounds
+    assert 0 <= record.offline_bytes - record.planned_offline_bytes < 100_000
+    assert record.private == (method != "paper")
+    assert 0 < record.peak_rss < 10**9
+    assert (record.setup_bytes > 0) == (operation == "linear")
+    assert record.cpu_seconds == max(record.cpu_seconds_by_party)
+    if method != "paper":
+        assert record.max_twin_error is not None
+        assert record.max_twin_error < 0.01
+
+
+def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
+    record = measure(crew, Case("truncation", "exact", tokens=1), repeat=3)
+    assert record.repeat == 3
+    assert record.max_abs_error <= 2.0**-16
+
+
+def test_an_error_in_a_process_is_raised_by_its_type(crew: Crew) -> None:
+    case = Case("inverse_sqrt", "minimax", steps=99)
+    parties = [crew.start(name, operations._party, 0, case, Path(), ("", 0), []) for name in ("client", "server")]
+    with pytest.raises(RuleError, match="99 steps"):
+        crew.results(parties)
+    assert not any(party.process.is_alive() for party in parties)
+    assert measure(crew, Case("truncation", "exact", tokens=1)).rounds == 1  # the dealer goes on
+
+
+def test_a_process_that_dies_is_noticed(crew: Crew) -> None:
+    worker = crew.start("server", operations._party, 1, Case("truncation", "exact"), crew.keys, ("", 0), [])
+    worker.process.kill()
+    with pytest.raises(CometError, match="server: it ended with exit code"):
+        crew.results([worker])
+
+
+def test_nothing_is_left_behind() -> None:
+    with Crew() as crew:
+        directory, workers = crew.keys, list(crew._workers)
+        assert all(worker.process.is_alive() for worker in workers)
+    assert not directory.exists()
+    assert not any(_alive(pid) for worker in workers if (pid := worker.process.pid))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_bench_leaves_no_process(number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from comet_mpc.cli.main import app; app()", "bench", "ops"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    children: set[int] = set()
+    until = time.monotonic() + 120
+    while len(children) < 4 and time.monotonic() < until:  # dealer, two parties, and Python's resource tracker
+        children |= _children(running.pid)
+        time.sleep(0.05)
+    assert len(children) >= 4
+    running.send_signal(number)
+    assert running.wait(60) != 0
+    until = time.monotonic() + 60
+    while any(map(_alive, children)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(_alive, children))
+    assert number == signal.SIGKILL or not list(tmp_path.iterdir())
+
+
+def _children(pid: int) -> set[int]:
+    with contextlib.suppress(OSError):
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return set()
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="unknown operation 'gelu': choose from inverse_sqrt, activation"):
+        choose(["gelu"], [])
+    with pytest.raises(
+        ConfigurationError, match="unknown method 'quad' of layer_norm: choose from minimax, exponential"
+    ):
+        choose(["layer_norm"], ["quad"])
+    assert [case.method for case in choose(["attention"], ["quad2", "softmax"])] == ["softmax", "quad2"]
+    assert len(choose([], [])) == len(ALL)
+
+
+def test_truncation_never_wraps() -> None:
+    records = check_truncation(700_000)
+    assert sum(record.values for record in records) == 700_000
+    for record in records:
+        assert record.exact
+        assert record.wraps == 0
+        assert record.largest_value == 2**61
+        assert abs(record.mean_error) < 5 * record.standard_error
+
+
+def test_glimpse_tells_uniform_bytes_from_others() -> None:
+    assert demo.glimpse(os.urandom(1 << 16)).entropy > 7.99
+    assert demo.glimpse(os.urandom(1 << 16)).p_value > 1e-6
+    assert demo.glimpse(b"a text, and no noise" * 100).p_value < 1e-6
+
+
+def test_units_are_for_people() -> None:
+    assert [human_bytes(count) for count in (12, 1000, 19_270_000, 999_600_000, 1.5e9)] == [
+        "12 B", "1.00 kB", "19.3 MB", "1.00 GB", "1.50 GB",
+    ]  # fmt: skip
+    assert [human_seconds(s) for s in (0.0312, 1.0, 12.34)] == ["31 ms", "1.00 s", "12.3 s"]
+
+
+def test_records_survive_json(crew: Crew) -> None:
+    record = measure(crew, Case("activation", "quad", tokens=1))
+    assert msgspec.json.decode(msgspec.json.encode(record), type=Record) == record
+    assert operations_table([record]).renderables
+
+
+def test_a_profile_accounts_for_every_byte_round_and_second(crew: Crew) -> None:
+    """That bytes and rounds are the planned ones is checked by the measurement itself, in both parties."""
+    record = profile_query(crew, ProfileCase(random=ModelCase("tiny", EncoderShape(1, 16, 2, 16, 2), 4, 2)), repeat=2)
+    assert sum(cost.online_bytes for cost in record.operations) == record.online_bytes
+    assert sum(cost.rounds for cost in record.operations) == record.rounds
+    assert 0.0 < max(record.compute_seconds) <= record.lockstep_seconds + 0.01
+    assert record.seconds > record.start_seconds + max(record.compute_seconds) > 0.0
+    assert record.ratio > 1.0
+    assert msgspec.json.decode(msgspec.json.encode(record), type=ProfileRecord) == record
+    assert [group.renderables for group in profile_tables(record)]

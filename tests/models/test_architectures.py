@@ -1,0 +1,277 @@
+"""BERT, RoBERTa and MPNet: one checkpoint gives one model in torch, in real arithmetic, in its twin and to two parties,
+layer by layer; and no input leaves the certified ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine.share import Share, decode
+from comet_mpc.engine.twin import TwinSession, run_twin
+from comet_mpc.models.certify import certify, in_form
+from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
+from comet_mpc.models.served import PublicModel, Query, ServedModel
+from comet_mpc.models.transformer import _ring, encoder_layer, input_mask, input_rows, position_buckets
+from support.small_models import CERTIFIED, UNMODIFIED, small_model
+from support.toy_model import make_checkpoint, some_texts
+from support.two_parties import run_two_parties, twin_value
+
+Reals = npt.NDArray[np.float64]
+
+ARCHITECTURES = ("bert", "roberta", "mpnet")
+TWIN = 0.006, 0.001
+"""Coordinates of rows (about 1): the twin against the same rules in real arithmetic; largest, and root mean square."""
+PARTIES = 0.015, 0.002
+"""Two parties against the twin: their truncations round at random, by less than a unit."""
+TORCH = 5e-5, 1e-5
+"""Single against double precision, the same coefficients."""
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), architecture=request.param)
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> ServedModel:
+    return ServedModel.load(directory)
+
+
+def states_program(model: PublicModel, query: Query) -> Callable[[Session, Mapping[str, Weight]], list[Share]]:
+    """The rows after every layer, then the logits."""
+    shape, rules = model.shape, model.rules
+
+    def run(session: Session, weights: Mapping[str, Weight]) -> list[Share]:
+        rows = input_rows(session, query.rows, query.rows.shape)
+        mask = input_mask(session, query.mask, query.mask.shape)
+        states = [rows := encoder_layer(session, rows, mask, shape, rules, weights, i) for i in range(shape.layers)]
+        return [*states, model.program(query.batch, query.bucket, query)(session, weights)]
+
+    return run
+
+
+def opened(shares: list[Share], others: list[Share] | None = None) -> list[Reals]:
+    """Values of a twin's shares, or of two parties'."""
+    found = []
+    for place, share in enumerate(shares):
+        words = share.flat() if others is None else share.flat() + others[place].flat()
+        found.append(decode(words, share.fraction, share.width).reshape(share.shape))
+    return found
+
+
+def torch_states(directory: Path, query: Query, ids: npt.NDArray[np.int64]) -> list[Reals]:
+    """The same of the torch model, its rows before γ and β, as the protocol has them."""
+    torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
+    from comet_mpc.train.model import UnifiedModel
+
+    config, tensors = load_checkpoint(directory)
+    for name in ("words", "positions", "types")[: 3 if config.encoder.types else 2]:
+        tensors[f"embeddings.{name}"] = tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32)
+    net = UnifiedModel.from_tensors(config, tensors).eval().use("served")
+    with torch.no_grad():
+        logits, hidden = net(torch.tensor(ids), torch.tensor(query.mask).long())
+    norms = [(layer.output_norm.weight.detach(), layer.output_norm.bias.detach()) for layer in net.layers]
+    rows = [((x - beta) / gamma).numpy() for x, (gamma, beta) in zip(hidden[1:], norms, strict=True)]
+    return [*rows, logits.numpy()]
+
+
+def token_ids(model: ServedModel, texts: list[str], bucket: int) -> npt.NDArray[np.int64]:
+    ids = np.full((len(texts), bucket), model.config.encoder.padding, np.int64)
+    for row, text in zip(ids, texts, strict=True):
+        found = model.tokenizer.encode(text).ids
+        row[: len(found)] = found
+    return ids
+
+
+def assert_close(found: Reals, wanted: Reals, limits: tuple[float, float], layer: int) -> None:
+    difference = np.abs(found - wanted)
+    assert difference.max() < limits[0], f"after layer {layer}"
+    assert np.sqrt(np.mean(difference**2)) < limits[1], f"after layer {layer}"
+
+
+TEXTS = [*some_texts(1, words=5), *some_texts(1, words=11, seed=4)]
+
+
+def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) -> None:
+    query = PublicModel.unpack(model.package()).prepare(TEXTS)
+    program = states_program(model, query)
+    real = model.plain_states(query)
+    twin = opened(run_twin(lambda session: program(session, model.weights())))
+    run = run_two_parties(program, model.weights())
+    parties = opened(run.client, run.server)
+    assert len(real) == len(twin) == len(parties) == model.shape.layers + 1
+    tokens = query.mask == 1.0
+    for layer, (wanted, clear, secure) in enumerate(zip(real, twin, parties, strict=True)):
+        chosen = tokens if layer < model.shape.layers else np.ones(len(wanted), bool)
+        assert_close(clear[chosen], wanted[chosen], TWIN, layer)
+        assert_close(secure[chosen], clear[chosen], PARTIES, layer)
+        assert np.abs(wanted[chosen]).max() > 0.05, layer
+
+
+def test_torch_has_the_same_states_from_the_same_file(directory: Path, model: ServedModel) -> None:
+    query = model.prepare(TEXTS)
+    states = torch_states(directory, query, token_ids(model, TEXTS, query.bucket))
+    tokens = query.mask == 1.0
+    for layer, (wanted, found) in enumerate(zip(states, model.plain_states(query), strict=True)):
+        chosen = tokens if layer < model.shape.layers else np.ones(len(wanted), bool)
+        assert_close(found[chosen], wanted[chosen], TORCH, layer)
+
+
+def test_private_embeddings_give_the_same_answer(directory: Path, model: ServedModel) -> None:
+    private = ServedModel.load(directory, private_embeddings=True)
+    found = [
+        twin_value(served.program(len(TEXTS), 16, served.prepare(TEXTS)), served.weights())
+        for served in (model, private)
+    ]
+    assert_close(found[0], found[1], TWIN, model.shape.layers)
+
+
+def test_positions_start_after_the_padding_id(model: ServedModel) -> None:
+    e = model.config.encoder
+    assert (e.padding, e.first_position) == ((0, 0) if e.architecture == "bert" else (1, 2))
+    assert model.longest == e.positions - e.first_position
+    query = model.prepare(["good film"])
+    table = model.embeddings["words"][token_ids(model, ["good film"], 16)[0, 1]].astype(np.float64)
+    table = table + model.embeddings["positions"][e.first_position + 1]
+    if e.types:
+        table = table + model.embeddings["types"][0]
+    np.testing.assert_allclose(query.rows[0, 1], (table - table.mean()) / table.std(), atol=1e-6)
+
+
+@pytest.mark.parametrize("ring", [56, 64])
+def test_an_encoder_with_very_long_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: int) -> None:
+    """As RoBERTa has them: a LayerNorm takes sums of very different lengths, and may have to take still longer ones."""
+    monkeypatch.setattr("comet_mpc.models.transformer._RING", ring)
+    config, tensors = load_checkpoint(make_checkpoint(tmp_path, architecture="roberta"))
+    tensors["layers.0.down.weight"][:2] *= 500.0
+    lows = {"layers.0.output_norm": 0.02}
+    save_checkpoint(tmp_path, certify(msgspec.structs.replace(config, sites={}), tensors, lows), tensors)
+    model = ServedModel.load(tmp_path)
+    rule = model.config.sites["layers.0.output_norm"].rule
+    assert rule.high > 2.0**14 * rule.low
+    assert _ring(model.shape, model.rules) == ring
+    top = replace(rule, high=2.0**30)
+    longer = replace(model.rules.layers[0], variances=(top, top))
+    assert _ring(model.shape, replace(model.rules, layers=(longer,))) == 64
+    query = model.prepare(TEXTS)
+    program = states_program(model, query)
+    run = run_two_parties(program, model.weights())
+    twin = opened(run_twin(lambda session: program(session, model.weights())))
+    for layer, (clear, secure, wanted) in enumerate(
+        zip(twin, opened(run.client, run.server), model.plain_states(query), strict=True)
+    ):
+        chosen = query.mask == 1.0 if layer < model.shape.layers else np.ones(len(wanted), bool)
+        assert_close(clear[chosen], wanted[chosen], (0.04, 0.006), layer)
+        assert_close(secure[chosen], clear[chosen], (0.08, 0.012), layer)
+
+
+# Relative positions --------------------------------------------------------------------------------------
+
+
+def test_buckets_are_those_of_mpnet() -> None:
+    """Distances from which on a bucket is shared, as in `transformers` with 32 buckets up to 128."""
+    row = position_buckets(300, 32)[0]
+    starts = [int(np.argmax(row == bucket)) for bucket in range(17, 32)]
+    assert starts == [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+    assert row[0] == 0
+    np.testing.assert_array_equal(position_buckets(300, 32)[:, 0], np.where(row > 16, row - 16, 0))
+
+
+def test_a_relative_bias_changes_the_answer_but_not_the_plan(tmp_path: Path) -> None:
+    with_bias = ServedModel.load(make_checkpoint(tmp_path / "mpnet", architecture="mpnet"))
+    without = ServedModel.load(make_checkpoint(tmp_path / "roberta", architecture="roberta"))
+    assert with_bias.plan(1, 16) == without.plan(1, 16)
+    threshold = np.abs(with_bias.folded["layer.0.threshold"])
+    assert threshold.shape == (2, 32)
+    assert (threshold == 1.0).any()  # clamped
+    assert (threshold < 1.0).any()
+    query = with_bias.prepare(TEXTS)
+    flat = dict(with_bias.folded) | {"layer.0.threshold": np.zeros_like(threshold)}
+    changed = ServedModel(**vars(with_bias) | {"folded": flat})
+    assert np.abs(changed.plain_logits(query) - with_bias.plain_logits(query)).max() > 1e-3
+
+
+def test_biases_made_for_a_softmax_are_shrunk_head_by_head() -> None:
+    config, tensors = small_model(UNMODIFIED, architecture="mpnet")
+    tensors["relative_positions"] *= np.array([0.1, 1.0, 40.0], np.float32)
+    activation, attention, _ = CERTIFIED
+    choice = {"activation": activation, "attention": attention, "pooler": "algebraic", "labels": ("0", "1")}
+    made = in_form(config, tensors, **choice)[1]["relative_positions"]  # type: ignore[arg-type]
+    old = tensors["relative_positions"]
+    np.testing.assert_array_equal(made[:, :2], old[:, :2])  # within 1 already
+    np.testing.assert_allclose(made[:, 2], old[:, 2] / np.abs(old[:, 2]).max(), rtol=1e-6)
+
+
+# Any input -----------------------------------------------------------------------------------------------
+
+TOKENS = 16
+CANDIDATES = 13
+"""A number that no other axis has."""
+
+
+class _Watching(TwinSession):
+    """Notes how much of its bound every candidate uses in one part of the program. (A twin also raises beyond it.)"""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part_watched = part
+        self.used = np.zeros(CANDIDATES)
+
+    def _check(self, share: Share) -> None:
+        super()._check(share)
+        if self.here.startswith(self.part_watched) and CANDIDATES in share.shape and share.bound:
+            values = np.abs(decode(share.flat(), share.fraction, share.width)).reshape(share.shape)
+            values = np.moveaxis(values, share.shape.index(CANDIDATES), 0).reshape(CANDIDATES, -1)
+            self.used = np.maximum(self.used, values.max(axis=1) / share.bound)
+
+
+def used(model: ServedModel, ids: npt.NDArray[np.int64], mask: Reals, part: str) -> Reals:
+    session = _Watching(part)
+    query = Query(model.embed(ids, np.zeros_like(ids)), mask, (False,) * len(ids))
+    model.program(len(ids), TOKENS, query)(session, model.weights())
+    return session.used
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("layer 0/linear", "layer 0/attention/scores", "layer 0/attention/activation", "layer 0/attention/division"),
+        *("layer 1/layer_norm", "layer 1/activation", "head"),
+    ],
+)
+def test_a_search_for_the_largest_value_finds_none_beyond_its_bound(model: ServedModel, part: str) -> None:
+    generator = np.random.default_rng(3)
+    vocabulary = model.config.encoder.vocabulary
+    ids = generator.integers(0, vocabulary, (CANDIDATES, TOKENS))
+    ids[1], ids[2] = 5, int(np.abs(model.embeddings["words"]).max(axis=1).argmax())  # one token repeated
+    mask = np.ones(ids.shape)
+    mask[3:6, 1:] = 0.0
+    first = found = used(model, ids, mask, part)
+    assert first.max() > 0.0
+    for _ in range(8):
+        best = int(found.argmax())
+        changed = generator.random(ids.shape) < 0.15
+        changed[0] = False
+        ids = np.where(changed, generator.integers(0, vocabulary, ids.shape), ids[best])
+        mask = np.broadcast_to(mask[best], ids.shape).copy()
+        found = used(model, ids, mask, part)
+    assert first.max() <= found.max() <= 1.0 + 1e-9
+
+
+def test_answers_to_any_ids_stay_near_real_arithmetic(model: ServedModel) -> None:
+    generator = np.random.default_rng(7)
+    ids = generator.integers(0, model.config.encoder.vocabulary, (6, TOKENS))
+    ids[1], ids[2] = 5, model.config.encoder.padding
+    mask = np.ones(ids.shape)
+    mask[3:5, 1:] = 0.0
+    query = Query(model.embed(ids, np.zeros_like(ids)), mask, (False,) * len(ids))
+    logits = twin_value(model.program(len(ids), TOKENS, query), model.weights())
+    assert np.abs(logits - model.plain_logits(query)).max() < 0.1
+    assert np.all(np.abs(logits) < model.logit_bound)

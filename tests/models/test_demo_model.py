@@ -1,0 +1,93 @@
+"""The bundled demonstration model: small, certified, and it knows good films from bad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from comet_mpc.cli.main import app
+from comet_mpc.lab.twin_evaluation import evaluate_twin
+from comet_mpc.models.served import ServedModel
+from comet_mpc.models.tasks import TASKS, Example, read_split
+
+DIRECTORY = Path(str(files("comet_mpc") / "data" / "demo_model"))
+REVIEWS = {
+    "a moving and beautiful film with wonderful performances": 1,
+    "an absolute delight from start to finish": 1,
+    "one of the best and funniest comedies of the year": 1,
+    "a boring , lifeless mess with terrible acting": 0,
+    "the plot is stupid and the dialogue is awful": 0,
+    "a complete waste of time and money": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    """Loading proves the certificates again from the weights."""
+    return ServedModel.load(DIRECTORY)
+
+
+def test_it_fits_into_the_repository() -> None:
+    assert sum(path.stat().st_size for path in DIRECTORY.iterdir()) <= 12_000_000
+
+
+def test_it_is_certified_and_needs_three_steps(model: ServedModel) -> None:
+    assert model.config.certified
+    assert model.config.steps <= 3
+    assert all(site.certified_high for site in model.config.sites.values())
+
+
+def test_it_knows_good_films_from_bad_ones(model: ServedModel) -> None:
+    logits = model.plain_logits(model.prepare(list(REVIEWS)))
+    assert logits.argmax(axis=1).tolist() == list(REVIEWS.values())
+
+
+def test_fixed_point_changes_nothing(model: ServedModel) -> None:
+    """Also with texts of several lengths; what the bound leaves room for is a few of the largest seen on a dev set."""
+    long = " ".join([*REVIEWS] * 2)
+    examples = [Example(text, None, label) for text, label in [*REVIEWS.items(), (long, 1)]]
+    report = evaluate_twin(model, examples, task=TASKS["SST-2"])
+    assert report["agreement"] == 1.0
+    assert report["scores"] == report["plain_scores"]
+    assert report["logit_difference"]["median"] <= report["logit_difference"]["largest"] < 0.005
+
+
+@pytest.mark.skipif("COMET_GLUE" not in os.environ, reason="set COMET_GLUE to a directory of GLUE TSV files")
+def test_fixed_point_changes_nothing_on_the_dev_set(model: ServedModel) -> None:
+    rows = read_split(Path(os.environ["COMET_GLUE"]), TASKS["SST-2"], "dev")
+    report = evaluate_twin(model, rows, task=TASKS["SST-2"])
+    assert report["agreement"] >= 0.999
+    assert report["logit_difference"]["99 %"] < 0.005
+    assert report["logit_difference"]["largest"] < 0.02
+
+
+@pytest.mark.skipif("COMET_GLUE" not in os.environ, reason="set COMET_GLUE to a directory of GLUE TSV files")
+def test_it_reaches_eighty_per_cent_on_the_dev_set(model: ServedModel) -> None:
+    rows = read_split(Path(os.environ["COMET_GLUE"]), TASKS["SST-2"], "dev")
+    rows.sort(key=lambda row: len(row.first))
+    logits = [
+        model.plain_logits(model.prepare([row.first for row in rows[at : at + 32]])) for at in range(0, len(rows), 32)
+    ]
+    assert TASKS["SST-2"].score(np.concatenate(logits), [row.label for row in rows])["accuracy"] >= 80.0
+
+
+def test_the_twin_is_a_command(tmp_path: Path) -> None:
+    folder = tmp_path / "SST-2"
+    folder.mkdir()
+    rows = [f"{text}\t{label}" for text, label in REVIEWS.items()]
+    (folder / "dev.tsv").write_text("\n".join(["sentence1\tlabel", *rows]) + "\n")
+    arguments = ["eval", DIRECTORY, "--task", "SST-2", "--data", tmp_path, "--twin"]
+    result = CliRunner().invoke(app, [*map(str, arguments), "--limit", "4", "--json", str(tmp_path / "twin.json")])
+    assert result.exit_code == 0, result.output
+    assert "labels agree on 100.0%, logits differ by median 0.00" in result.output
+    found = json.loads((tmp_path / "twin.json").read_text())
+    assert found["examples"] == 4
+    assert found["scores"] == found["plain_scores"] == {"accuracy": 100.0}
+    both = CliRunner().invoke(app, [*map(str, arguments), "--secure"])
+    assert both.exit_code != 0

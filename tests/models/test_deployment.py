@@ -1,0 +1,175 @@
+"""A whole classifier: plan, twin, two parties and the plaintext model agree; no input leaves the certified ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
+from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
+from comet_mpc.models.served import PublicModel, Query, ServedModel
+from support.toy_model import make_checkpoint, some_texts
+from support.two_parties import run_two_parties, together, twin_value
+
+LOGITS = 0.02
+"""Two parties against the twin: roundings of the toy model's two layers, with a wide margin."""
+REAL = 0.01
+"""The twin against the same rules in real arithmetic."""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> ServedModel:
+    return ServedModel.load(directory)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("private", [False, True])
+def test_two_parties_the_twin_and_the_plaintext_model_agree(directory: Path, private: bool, fused: bool) -> None:
+    model = ServedModel.load(directory, private_embeddings=private)
+    client = PublicModel.unpack(model.package())
+    query = client.prepare(some_texts(2))
+    program = client.program(query.batch, query.bucket, query)
+    plain = model.plain_logits(query)
+    twin = twin_value(program, model.weights())
+    run = run_two_parties(program, model.weights(), fused=fused)
+    assert np.abs(twin - plain).max() < REAL
+    assert np.abs(together(run) - twin).max() < LOGITS
+    assert run.plan.correlations == model.plan(query.batch, query.bucket, fused=fused).correlations
+
+
+def test_the_embedding_table_leaves_the_server_only_if_it_is_public(directory: Path) -> None:
+    public = ServedModel.load(directory).package()
+    private = ServedModel.load(directory, private_embeddings=True).package()
+    assert len(private) < len(public)
+    assert not PublicModel.unpack(private).embeddings
+    with pytest.raises(KeyError):
+        PublicModel.unpack(private).embed(np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64))
+
+
+def test_the_package_has_no_weight_of_the_encoder(model: ServedModel) -> None:
+    client = PublicModel.unpack(model.package())
+    assert all(weight.values is None and weight.masked is None for weight in client.weights().values())
+    assert set(client.embeddings) == {"words", "positions", "types"}
+    assert client.plan(1, 16) == model.plan(1, 16)
+
+
+def test_padding_does_not_change_an_answer(model: ServedModel) -> None:
+    texts = some_texts(1)
+    short, long = model.prepare(texts, 16), model.prepare(texts, 32)
+    logits = [twin_value(model.program(1, query.bucket, query), model.weights()) for query in (short, long)]
+    assert np.abs(logits[0] - logits[1]).max() < 0.05  # the denominators' rule sees other values
+    assert np.abs(model.plain_logits(short, exact=True) - model.plain_logits(long, exact=True)).max() < 1e-9
+
+
+def test_what_stands_in_padding_is_never_seen(model: ServedModel) -> None:
+    query = model.prepare(some_texts(1))
+    other = query.rows.copy()
+    padded = query.mask[0] == 0.0
+    assert padded.any()
+    other[0, padded] = other[0, padded][:, ::-1]
+    program = [model.program(1, query.bucket, Query(rows, query.mask, (False,))) for rows in (query.rows, other)]
+    first, second = (twin_value(run, model.weights()) for run in program)
+    np.testing.assert_array_equal(first, second)
+
+
+def adversarial_ids(model: ServedModel, tokens: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(7)
+    vocabulary = model.config.encoder.vocabulary
+    largest = int(np.abs(model.embeddings["words"]).max(axis=1).argmax())
+    return {
+        "random": generator.integers(0, vocabulary, (4, tokens)),
+        "one token repeated": np.full((1, tokens), 5),
+        "the largest embedding repeated": np.full((1, tokens), largest),
+        "padding everywhere": np.zeros((1, tokens), np.int64),
+        "every token once": np.arange(tokens)[None] % vocabulary,
+    }
+
+
+@pytest.mark.parametrize(
+    "which", ["random", "one token repeated", "the largest embedding repeated", "padding everywhere"]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_token_ids_leave_the_certified_ranges(model: ServedModel, which: str, masked: bool) -> None:
+    """The twin raises RangeError at the first value outside the bound that was certified for it."""
+    ids = adversarial_ids(model, 16)[which]
+    mask = np.ones(ids.shape)
+    if masked:
+        mask[:, 1:] = 0.0
+    query = Query(model.embed(ids, np.zeros_like(ids)), mask, (False,) * len(ids))
+    logits = twin_value(model.program(len(ids), 16, query), model.weights())
+    assert np.abs(logits - model.plain_logits(query)).max() < 0.1
+    assert np.all(np.abs(logits) < model.logit_bound)
+
+
+def test_rows_no_text_can_have_do_not_leave_the_ranges_either(model: ServedModel) -> None:
+    """A client that lies about its embeddings, within LayerNorm's norm: one coordinate has all of it."""
+    d = model.config.encoder.hidden
+    rows = np.zeros((1, 16, d))
+    rows[0, :, 0], rows[0, :, 1:] = np.sqrt(d - 1.0), -np.sqrt(1.0 / (d - 1.0))
+    query = Query(rows, np.ones((1, 16)), (False,))
+    logits = twin_value(model.program(1, 16, query), model.weights())
+    assert np.all(np.isfinite(logits))
+
+
+def test_bad_texts_are_refused(model: ServedModel) -> None:
+    with pytest.raises(ConfigurationError, match="no text"):
+        model.prepare([])
+    with pytest.raises(ConfigurationError, match="text 2 is empty"):
+        model.prepare(["good film", "   "])
+    with pytest.raises(ConfigurationError, match="outside the vocabulary"):
+        model.embed(np.array([[10_000]]), np.array([[0]]))
+    with pytest.raises(ShapeError, match="needs the bucket of 32"):
+        model.prepare(["film " * 20], 16)
+
+
+def test_a_long_text_is_truncated_and_said_so(model: ServedModel) -> None:
+    query = model.prepare(["film " * 500])
+    assert query.truncated == (True,)
+    assert query.bucket == model.longest
+    assert query.mask.sum() == model.longest
+
+
+def test_of_a_pair_the_longer_text_is_cut_as_in_training(model: ServedModel) -> None:
+    query = model.prepare([("film " * 500, "good")])
+    kept = model.longest - 4  # besides the short text, three tokens separate the two
+    wanted = model.prepare([("film " * kept, "good")])
+    assert query.truncated == (True,)
+    assert wanted.truncated == (False,)
+    assert np.array_equal(query.rows, wanted.rows)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: data[:100], lambda data: b"\0" * 64, lambda data: b""]
+)
+def test_a_damaged_package_is_refused(model: ServedModel, damage: object) -> None:
+    assert callable(damage)
+    with pytest.raises(CheckpointError):
+        PublicModel.unpack(damage(model.package()))
+
+
+def test_a_top_below_what_the_weights_allow_is_refused(directory: Path, tmp_path: Path) -> None:
+    config, tensors = load_checkpoint(directory)
+    site = config.sites["layers.0.output_norm"]
+    rule = type(site.rule)(
+        **{**{f: getattr(site.rule, f) for f in site.rule.__dataclass_fields__}, "high": site.rule.high / 4}
+    )
+    sites = config.sites | {"layers.0.output_norm": msgspec.structs.replace(site, rule=rule)}
+    save_checkpoint(tmp_path, msgspec.structs.replace(config, sites=sites), tensors)
+    (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    with pytest.raises(CheckpointError, match="output_norm"):
+        ServedModel.load(tmp_path)
+
+
+def test_nothing_secret_is_printed(model: ServedModel) -> None:
+    query = model.prepare(["good film"])
+    assert repr(query) == "Query(batch=1, bucket=16)"
+    assert model.fingerprint[:12] in repr(model)
+    assert len(repr(model)) < 60

@@ -1,0 +1,141 @@
+"""Certificates: files are written safely, and a broken one is named together with the remedy."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import NameOID
+
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.net.identity import TlsIdentity, issue, make_authority, make_test_set
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> TlsIdentity:
+    make_authority(tmp_path, "authority of this test")
+    return issue(tmp_path, "alice", "server", ["localhost", "127.0.0.1"])
+
+
+def test_keys_are_private_and_certificates_are_not(tmp_path: Path) -> None:
+    for identity in make_test_set(tmp_path).values():
+        assert stat.S_IMODE(identity.key.stat().st_mode) == 0o600
+        assert b"PRIVATE" not in identity.certificate.read_bytes()
+    assert stat.S_IMODE((tmp_path / "authority.key").stat().st_mode) == 0o600
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_the_certificate_carries_name_role_and_hosts(identity: TlsIdentity) -> None:
+    certificate = x509.load_pem_x509_certificate(identity.certificate.read_bytes())
+    (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    (role,) = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    hosts = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert (name.value, role.value) == ("alice", "server")
+    assert hosts.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(address) for address in hosts.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    authority = x509.load_pem_x509_certificate(identity.authority.read_bytes())
+    certificate.verify_directly_issued_by(authority)
+
+
+def test_nothing_is_overwritten_unless_forced(identity: TlsIdentity, tmp_path: Path) -> None:
+    before = identity.key.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"alice\.pem exists"):
+        issue(tmp_path, "alice", "client")
+    with pytest.raises(ConfigurationError, match=r"authority\.pem exists"):
+        make_authority(tmp_path, "another")
+    assert identity.key.read_bytes() == before
+    issue(tmp_path, "alice", "client", force=True)
+    assert identity.key.read_bytes() != before
+    assert stat.S_IMODE(identity.key.stat().st_mode) == 0o600
+
+
+def test_contexts_are_strict(identity: TlsIdentity) -> None:
+    client = identity.client_context()
+    assert client.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert client.check_hostname
+    assert client.verify_mode == ssl.CERT_REQUIRED
+    assert identity.server_context(require_client=True).verify_mode == ssl.CERT_REQUIRED
+    optional = identity.server_context(require_client=False)
+    assert optional.verify_mode == ssl.CERT_OPTIONAL
+    assert optional.minimum_version == ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize("name", ["", "../alice", "a/b", ".hidden", "authority", "x" * 65])
+def test_a_name_must_be_fit_for_a_file(tmp_path: Path, name: str) -> None:
+    make_authority(tmp_path, "authority of this test")
+    with pytest.raises(ConfigurationError, match="cannot name a certificate"):
+        issue(tmp_path, name, "client")
+
+
+def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
+    make_authority(tmp_path, "authority of this test")
+    with pytest.raises(ConfigurationError, match="unknown role 'admin'"):
+        issue(tmp_path, "mallory", "admin")  # type: ignore[arg-type]
+
+
+def test_issuing_needs_the_authority(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"authority\.pem is missing"):
+        issue(tmp_path, "alice", "client")
+    make_authority(tmp_path, "authority of this test")
+    (tmp_path / "authority.key").write_text("not a key")
+    with pytest.raises(ConfigurationError, match=r"authority\.key is not an unencrypted private key"):
+        issue(tmp_path, "alice", "client")
+    make_authority(tmp_path / "other", "another authority")
+    (tmp_path / "authority.key").write_bytes((tmp_path / "other" / "authority.key").read_bytes())
+    with pytest.raises(ConfigurationError, match=r"authority\.key is not the key of"):
+        issue(tmp_path, "alice", "client")
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigurationError, match="cannot write"):
+        make_authority(tmp_path / "file", "authority of this test")
+
+
+@pytest.mark.parametrize("field", ["certificate", "key", "authority"])
+@pytest.mark.parametrize("make", [TlsIdentity.client_context, lambda i: i.server_context(True)])
+def test_a_missing_or_malformed_file_is_named(
+    identity: TlsIdentity, field: str, make: Callable[[TlsIdentity], ssl.SSLContext]
+) -> None:
+    path: Path = getattr(identity, field)
+    path.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
+    with pytest.raises(ConfigurationError, match=f"{path.name} is not a"):
+        make(identity)
+    path.unlink()
+    with pytest.raises(ConfigurationError, match=f"{path.name} is missing"):
+        make(identity)
+
+
+def test_the_key_of_another_certificate_is_refused(identity: TlsIdentity, tmp_path: Path) -> None:
+    other = issue(tmp_path, "bob", "client")
+    with pytest.raises(ConfigurationError, match=r"bob\.key is not the key of .*alice\.pem"):
+        replace(identity, key=other.key).client_context()
+
+
+def test_an_encrypted_key_is_refused_without_asking_for_a_password(identity: TlsIdentity) -> None:
+    key = serialization.load_pem_private_key(identity.key.read_bytes(), None)
+    identity.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"password"),
+        )
+    )
+    with pytest.raises(ConfigurationError, match=r"alice\.key is encrypted"):
+        identity.client_context()
+
+
+def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
+    make_authority(tmp_path, "authority of this test")
+    identity = issue(tmp_path, "alice", "server", days=0)
+    with pytest.raises(ConfigurationError, match=r"alice\.pem expired on"):
+        identity.client_context()
+    make_authority(tmp_path, "authority of this test", days=0, force=True)
+    with pytest.raises(ConfigurationError, match=r"authority\.pem expired on"):
+        issue(tmp_path, "bob", "client")

@@ -1,0 +1,233 @@
+"""Listening, connecting, and who the peer is."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from comet_mpc.errors import ConfigurationError, NotAuthenticated, PeerClosed, PeerError, PeerTimeout
+from comet_mpc.net.channel import Channel, greet
+from comet_mpc.net.identity import Role, TlsIdentity, make_test_set
+from comet_mpc.net.sockets import connect, listen
+
+SHORT = 0.1
+
+Identities = dict[Role, TlsIdentity]
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """Runs the two sides at once; an error of either is raised here."""
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.submit(first), pool.submit(second)
+        return one.result(), other.result()
+
+
+def outcome(action: Callable[[], object]) -> object:
+    """What the action returns, or the error it raises."""
+    try:
+        return action()
+    except PeerError as error:
+        return error
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Identities:
+    return make_test_set(tmp_path_factory.mktemp("keys"))
+
+
+def open_pair(identities: Identities) -> tuple[Channel, Channel]:
+    with listen("127.0.0.1", 0, identities["server"].server_context(require_client=True)) as listener:
+        return both(
+            lambda: listener.accept(20),
+            lambda: connect(*listener.address, identities["client"].client_context()),
+        )
+
+
+# Listening and connecting.
+
+
+def test_listening_at_a_taken_port_is_a_configuration_error() -> None:
+    with (
+        listen("127.0.0.1", 0) as listener,
+        pytest.raises(ConfigurationError, match=r"cannot listen at 127\.0\.0\.1:\d+"),
+    ):
+        listen(*listener.address)
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        listen("192.0.2.1", 0)
+
+
+def test_connecting_to_nobody() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        address = listener.address
+    with pytest.raises(PeerClosed, match="nobody listens"):
+        connect(*address)
+    with pytest.raises(ConfigurationError, match="unknown host"):
+        connect("no-such-host.invalid", 1)
+
+
+def test_connecting_waits_for_a_late_listener() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        address = listener.address
+
+    def late() -> Channel:
+        time.sleep(SHORT)
+        with listen(*address) as listener:
+            return listener.accept(10)
+
+    here, there = both(late, lambda: connect(*address, retry_seconds=10))
+    with here, there:
+        here.send(b"hello")
+        assert there.receive(5) == b"hello"
+        assert there.peer_name is None
+
+
+def test_accept_times_out_and_goes_on() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        with pytest.raises(PeerTimeout, match="nobody connected"):
+            listener.accept(0.01)
+        with connect(*listener.address), listener.accept(10):
+            pass
+
+
+def test_closing_a_listener_wakes_accept() -> None:
+    listener = listen("127.0.0.1", 0)
+    timer = threading.Timer(0.05, listener.close)
+    timer.start()
+    with pytest.raises(PeerClosed, match="listener is closed"):
+        listener.accept(20)
+    timer.join()
+    with pytest.raises(PeerClosed, match="listener is closed"):
+        listener.accept(20)
+
+
+# Who the peer is.
+
+
+def test_both_sides_read_name_and_role(identities: Identities) -> None:
+    here, there = open_pair(identities)
+    with here, there:
+        assert (here.peer_name, here.peer_role) == ("client", "client")
+        assert (there.peer_name, there.peer_role) == ("server", "server")
+
+
+def anonymous(identities: Identities) -> ssl.SSLContext:
+    """A client that has no certificate, but trusts the right authority."""
+    context = ssl.create_default_context(cafile=identities["client"].authority)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def test_a_client_without_certificate_is_anonymous_if_allowed(identities: Identities) -> None:
+    with listen("127.0.0.1", 0, identities["server"].server_context(require_client=False)) as listener:
+        here, there = both(lambda: listener.accept(10), lambda: connect(*listener.address, anonymous(identities)))
+        with here, there:
+            assert here.peer_name is None
+            assert here.peer_role is None
+            assert there.peer_role == "server"
+
+
+def client_attempt(address: tuple[str, int], context: ssl.SSLContext) -> object:
+    """Connects and greets. With TLS 1.3 a refused client learns of it only with its first frame."""
+
+    def attempt() -> object:
+        with connect(*address, context) as channel:
+            return greet(channel, {}, 10)
+
+    return outcome(attempt)
+
+
+def test_bad_clients_are_refused_and_the_listener_goes_on(identities: Identities, tmp_path: Path) -> None:
+    strangers = make_test_set(tmp_path)
+    impostor = TlsIdentity(strangers["client"].certificate, strangers["client"].key, identities["client"].authority)
+    old = ssl.create_default_context(cafile=identities["client"].authority)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    with listen("127.0.0.1", 0, identities["server"].server_context(require_client=True)) as listener:
+
+        def refused(client: Callable[[], object], patience: float = 20) -> tuple[object, object]:
+            return both(lambda: outcome(lambda: listener.accept(20, handshake_timeout=patience)), client)
+
+        at_server, at_client = refused(lambda: client_attempt(listener.address, anonymous(identities)))
+        assert isinstance(at_server, NotAuthenticated)
+        assert isinstance(at_client, NotAuthenticated)
+        assert "certificate required" in str(at_client)
+
+        at_server, at_client = refused(lambda: client_attempt(listener.address, impostor.client_context()))
+        assert isinstance(at_server, NotAuthenticated)
+        assert isinstance(at_client, NotAuthenticated)
+
+        at_server, at_client = refused(lambda: client_attempt(listener.address, strangers["client"].client_context()))
+        assert isinstance(at_server, NotAuthenticated)
+        assert isinstance(at_client, NotAuthenticated)
+        assert "the peer's certificate was refused" in str(at_client)
+
+        def speak_tls_12() -> object:
+            with socket.create_connection(listener.address) as plain:
+                try:
+                    return old.wrap_socket(plain, server_hostname="127.0.0.1").version()
+                except ssl.SSLError as error:
+                    return error
+
+        at_server, at_client = refused(speak_tls_12)
+        assert isinstance(at_server, PeerError)
+        assert "unsupported protocol" in str(at_server)
+        assert isinstance(at_client, ssl.SSLError)
+
+        def speak_plainly() -> object:
+            with connect(*listener.address) as channel:
+                return outcome(lambda: greet(channel, {}, 10))
+
+        at_server, at_client = refused(speak_plainly)
+        assert isinstance(at_server, PeerError)
+        assert isinstance(at_client, PeerError)
+
+        def say_nothing() -> object:
+            with connect(*listener.address) as channel:
+                return outcome(lambda: channel.receive(10))
+
+        at_server, _ = refused(say_nothing, SHORT)
+        assert isinstance(at_server, PeerTimeout)
+        assert "handshake" in str(at_server)
+
+        here, there = both(
+            lambda: listener.accept(10),
+            lambda: connect(*listener.address, identities["client"].client_context()),
+        )
+        with here, there:
+            assert here.peer_role == "client"
+
+
+def test_a_certificate_for_another_host_is_refused(identities: Identities) -> None:
+    context = identities["server"].server_context(require_client=True)
+    with listen("127.0.0.2", 0, context) as listener:
+        _, at_client = both(
+            lambda: outcome(lambda: listener.accept(10)),
+            lambda: client_attempt(listener.address, identities["client"].client_context()),
+        )
+    assert isinstance(at_client, NotAuthenticated)
+    assert "127.0.0.2" in str(at_client)
+
+
+def test_a_client_certificate_cannot_pose_as_a_server(identities: Identities) -> None:
+    context = identities["client"].server_context(require_client=True)
+    with listen("127.0.0.1", 0, context) as listener:
+        _, at_client = both(
+            lambda: outcome(lambda: listener.accept(10)),
+            lambda: client_attempt(listener.address, identities["dealer"].client_context()),
+        )
+    assert isinstance(at_client, NotAuthenticated)
+
+
+def test_a_context_that_allows_old_tls_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match="TLSv1_3"):
+        connect("127.0.0.1", 1, ssl.create_default_context())

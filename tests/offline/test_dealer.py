@@ -1,0 +1,326 @@
+"""The dealer as a service: who gets what, once, and how much memory that takes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from comet_mpc.engine.correlations import BitProducts, Correlation, Mask, Monomials, MonomialTerm, correction_bytes
+from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.plan import plan_program
+from comet_mpc.engine.polynomial import Polynomial
+from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
+from comet_mpc.engine.twin import run_twin
+from comet_mpc.errors import (
+    ConfigurationError,
+    NotAuthenticated,
+    PeerClosed,
+    PeerTimeout,
+    ProtocolMismatch,
+    RandomnessSpent,
+)
+from comet_mpc.net.channel import memory_pair
+from comet_mpc.net.identity import make_test_set
+from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.offline.dealer.fetch import Ask, Seed, fetch_bundle, fetch_to_memory
+from comet_mpc.offline.dealer.server import Dealer
+from comet_mpc.offline.store import BundleStore, new_bundle_id
+from support.dealer_service import (
+    KEY,
+    SMALL,
+    Identities,
+    both,
+    dealer_process,
+    dial,
+    fetch,
+    fetch_both,
+    outcome,
+    running_dealer,
+)
+
+Keys = tuple[Path, Identities]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    directory = tmp_path_factory.mktemp("keys")
+    return directory, make_test_set(directory)
+
+
+# A program with a bit of everything.
+
+FRACTION = 12
+_generator = np.random.default_rng(7)
+TEXT = _generator.uniform(-1, 1, (6, 8))
+MODEL = Weight.encode("layer.weight", _generator.uniform(-0.2, 0.2, (8, 8)), FRACTION)
+
+
+def everything(session: Session, weight: Weight) -> tuple[Share, Words | None]:
+    """h·p(x)ᵀ + Σh² with h = p(x)·Wᵀ and p(x) = x - x³/3, all of it squared; the client learns the result."""
+    x = session.private(CLIENT, TEXT.shape, FRACTION, 1.0, TEXT)
+    v = Polynomial({(("v", 1),): 1.0})
+    bent = session.evaluate(v - v * v * v * (1 / 3), {"v": session.open(x)}, fraction=48, bound=1.0)
+    bent = session.truncate_to(bent, FRACTION)
+    hidden = session.truncate_to(session.linear(session.give(bent), weight), FRACTION)
+    left, right = session.open(hidden, bent)
+    result = session.matmul(left, right, transposed=True) + session.square_sum(left)
+    result = session.truncate_to(result, FRACTION)
+    again = session.truncate_open(result.lift(FRACTION + 4), 4)
+    result = session.truncate_to(session.product(again, again), FRACTION)
+    return result, session.reveal(result)
+
+
+def run_program(party: int, bundle: Bundle, channels: tuple[object, object]) -> Words | None:
+    weight = MODEL if party == SERVER else MODEL.public()
+    if party == CLIENT:
+        weight = Weight(MODEL.name, MODEL.shape, FRACTION, MODEL.gain, masked=mask_weight(KEY, MODEL))
+    source = DealtSource(bundle, {weight.name: weight})
+    source.prepare()
+    channel = channels[party]
+    session = PartySession(party, channel, source)  # type: ignore[arg-type]
+    _, revealed = everything(session, weight)
+    assert source.remaining == 0
+    return revealed
+
+
+def test_a_dealer_in_its_own_process_serves_a_whole_run(keys: Keys, tmp_path: Path) -> None:
+    directory, identities = keys
+    plan = plan_program(lambda session: everything(session, MODEL.public()))
+    _, expected = run_twin(lambda session: everything(session, MODEL))
+    stores = [BundleStore(tmp_path / str(party), party) for party in (CLIENT, SERVER)]
+    name = new_bundle_id()
+
+    def prepare(party: int, address: tuple[str, int]) -> Bundle:
+        store = stores[party]
+        fetch_bundle(
+            dial(address, identities["server" if party == SERVER else "client"]),
+            party,
+            name,
+            plan.correlations,
+            lambda seed: store.add(name, plan.digest, seed),
+            key=KEY if party == SERVER else None,
+        )
+        assert store.list(plan.digest) == (name,)
+        store.verify(name)
+        return store.take(name, plan.digest, plan.correlations)
+
+    with dealer_process(directory) as (_, address):
+        client, server = both(lambda: prepare(CLIENT, address), lambda: prepare(SERVER, address))
+    channels = memory_pair()
+    result, nothing = both(lambda: run_program(CLIENT, client, channels), lambda: run_program(SERVER, server, channels))
+    assert nothing is None
+    assert result is not None
+    assert expected is not None
+    # Units in the last place by which a party and the twin can differ: 1.5 per truncation, carried through.
+    # |p(x)| <= 2/3, so |h| <= 2/3·gain, and the sum of 8 products of these is below 1.
+    bent = 1.5
+    hidden = MODEL.gain * bent + 1.5
+    total = 8 * 2 / 3 * (hidden + MODEL.gain * bent) + 2 * 8 * 2 / 3 * MODEL.gain * hidden + 1.5
+    error = np.abs(decode(result, FRACTION) - decode(expected, FRACTION)) * 2.0**FRACTION
+    assert np.max(error) <= 2 * total + 3
+    assert np.max(np.abs(decode(expected, FRACTION))) * 2.0**FRACTION > 1000
+
+
+# The contract.
+
+
+def test_the_two_parts_belong_together(keys: Keys) -> None:
+    with running_dealer(keys[1]) as dealer:
+        client, server = fetch_both(dealer.address, keys[1])
+    dealing = Dealing(SMALL, KEY, (client.seed, server.seed))
+    assert isinstance(server.corrections, io.BytesIO)
+    assert server.corrections.getvalue() == b"".join(dealing.corrections())
+    assert client.corrections is None
+    assert client.seed != server.seed
+
+
+def test_every_bundle_has_fresh_seeds(keys: Keys) -> None:
+    with running_dealer(keys[1]) as dealer:
+        pairs = [fetch_both(dealer.address, keys[1]) for _ in range(3)]
+    assert len({bundle.seed for pair in pairs for bundle in pair}) == 6
+
+
+def test_a_bundle_is_dealt_once(keys: Keys) -> None:
+    name = new_bundle_id()
+    with running_dealer(keys[1]) as dealer:
+        fetch_both(dealer.address, keys[1], bundle_id=name)
+        for party in (CLIENT, SERVER):
+            with pytest.raises(RandomnessSpent, match="another id"):
+                fetch(dealer.address, keys[1], party, name)
+
+
+def test_a_second_client_cannot_join_a_bundle(keys: Keys) -> None:
+    name = new_bundle_id()
+    with running_dealer(keys[1]) as dealer:
+        found = both(*[lambda: outcome(lambda: fetch(dealer.address, keys[1], CLIENT, name))] * 2)
+    assert {type(each) for each in found} == {RandomnessSpent, PeerTimeout}
+
+
+def test_parties_of_different_programs_are_both_told(keys: Keys) -> None:
+    other: tuple[Correlation, ...] = (BitProducts(41, 64),)
+    name = new_bundle_id()
+    with running_dealer(keys[1]) as dealer:
+        client, server = both(
+            lambda: outcome(lambda: fetch(dealer.address, keys[1], CLIENT, name, SMALL)),
+            lambda: outcome(lambda: fetch(dealer.address, keys[1], SERVER, name, other)),
+        )
+    assert isinstance(client, ProtocolMismatch)
+    assert isinstance(server, ProtocolMismatch)
+    assert (client.got, client.expected) == (server.expected, server.got)
+
+
+@pytest.mark.parametrize("party", [CLIENT, SERVER])
+def test_a_party_whose_peer_never_comes_is_told_and_the_id_is_spent(keys: Keys, party: int) -> None:
+    name = new_bundle_id()
+    with running_dealer(keys[1]) as dealer:
+        with pytest.raises(PeerTimeout, match="nothing was dealt"):
+            fetch(dealer.address, keys[1], party, name)
+        with pytest.raises(RandomnessSpent):
+            fetch(dealer.address, keys[1], 1 - party, name)
+
+
+def test_the_memory_of_spent_ids_is_bounded(keys: Keys) -> None:
+    dealer = Dealer("127.0.0.1", 0, keys[1]["dealer"])
+    object.__setattr__(dealer.limits, "remembered", 3)
+    names = [new_bundle_id() for _ in range(5)]
+    with dealer:
+        for name in names:
+            dealer._spend(name)
+        assert len(dealer._spent) == len(dealer._order) == 3
+        with pytest.raises(RandomnessSpent):
+            dealer._spend(names[-1])
+
+
+def test_a_peer_without_a_dealers_certificate_is_not_trusted(keys: Keys) -> None:
+    impostor = {**keys[1], "dealer": keys[1]["server"]}
+    with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="no dealer"):
+        fetch(dealer.address, keys[1], CLIENT, new_bundle_id())
+    with pytest.raises(NotAuthenticated, match="no dealer"):
+        fetch_to_memory(memory_pair()[0], CLIENT, new_bundle_id(), SMALL)
+
+
+def test_only_the_server_has_a_weight_key() -> None:
+    for party, key in ((CLIENT, KEY), (SERVER, None), (SERVER, b"short")):
+        with pytest.raises(ConfigurationError, match="weight key"):
+            fetch_to_memory(memory_pair()[0], party, new_bundle_id(), SMALL, key=key)
+
+
+def test_a_part_is_kept_only_when_the_other_party_has_its_own(keys: Keys, tmp_path: Path) -> None:
+    """The client's disk fails after the server has received everything: neither keeps anything."""
+    identities = keys[1]
+    name = new_bundle_id()
+    stores = [BundleStore(tmp_path / str(party), party) for party in (CLIENT, SERVER)]
+
+    def full(seed: bytes) -> object:
+        raise ConfigurationError("no space left")
+
+    def sink(party: int) -> Callable[[bytes], object]:
+        return full if party == CLIENT else lambda seed: stores[party].add(name, "0" * 64, seed)
+
+    def ask(party: int) -> object:
+        channel = dial(dealer.address, identities["server" if party == SERVER else "client"])
+        key = KEY if party == SERVER else None
+        return outcome(lambda: fetch_bundle(channel, party, name, SMALL, sink(party), key=key))  # type: ignore[arg-type]
+
+    with running_dealer(identities) as dealer:
+        client, server = both(lambda: ask(CLIENT), lambda: ask(SERVER))
+    assert isinstance(client, ConfigurationError)
+    assert isinstance(server, PeerClosed)
+    assert "another id" in str(server)
+    assert all(not any(store.directory.iterdir()) for store in stores)
+
+
+def test_many_pairs_at_once(keys: Keys) -> None:
+    with running_dealer(keys[1]) as dealer:
+        pairs = both(*[lambda: [fetch_both(dealer.address, keys[1]) for _ in range(4)]] * 2)
+    assert len({bundle.seed for pair in pairs[0] + pairs[1] for bundle in pair}) == 16
+
+
+def test_messages_and_logs_show_no_secret(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    secret = b"sixteen secrets!"
+    for message in (Ask("0" * 32, "1" * 64, 3, secret), Seed(secret, 0)):
+        assert "secret" not in repr(message)
+        assert "c2l4dGVlb" not in repr(message)
+    caplog.set_level(logging.DEBUG)
+    with running_dealer(keys[1]) as dealer:
+        client, server = fetch_both(dealer.address, keys[1])
+        outcome(lambda: fetch(dealer.address, keys[1], CLIENT, "f" * 32))
+    assert "client 'client'" in caplog.text
+    for value in (client.seed, server.seed, KEY):
+        assert value.hex() not in caplog.text
+        assert repr(value) not in caplog.text
+
+
+def test_closing_ends_waiting_parties(keys: Keys) -> None:
+    with running_dealer(keys[1]) as dealer:
+
+        def close() -> None:
+            time.sleep(0.3)
+            dealer.close()
+
+        found, _ = both(lambda: outcome(lambda: fetch(dealer.address, keys[1], CLIENT, new_bundle_id())), close)
+    assert isinstance(found, PeerClosed)
+
+
+class _Hashing:
+    """A sink that keeps a hash and a length only."""
+
+    def __init__(self, seed: bytes) -> None:
+        self.seed = seed
+        self.hash = hashlib.sha256()
+        self.length = 0
+
+    def write(self, data: bytearray, /) -> None:
+        self.hash.update(data)
+        self.length += len(data)
+
+    def seal(self) -> None: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+def _peak(process_id: int) -> int:
+    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
+def test_the_dealer_never_holds_more_than_a_piece(keys: Keys) -> None:
+    """60 MB of corrections, fewer than 32 MB of growth; what arrives is what a dealing makes."""
+    directory, identities = keys
+    count = 1_500_000
+    program: tuple[Correlation, ...] = (
+        Mask((count,), 64),
+        Monomials((0,), (count,), tuple(MonomialTerm((power,), (0,), 64) for power in (2, 3, 4))),
+        BitProducts(3_000_000, 64),
+    )
+    size = sum(map(correction_bytes, program))
+    assert size == 60_000_000
+    name = new_bundle_id()
+    sinks: dict[int, _Hashing] = {}
+
+    def run(party: int, address: tuple[str, int]) -> None:
+        def sink(seed: bytes) -> _Hashing:
+            return sinks.setdefault(party, _Hashing(seed))
+
+        channel = dial(address, identities["server" if party == SERVER else "client"])
+        fetch_bundle(channel, party, name, program, sink, key=KEY if party == SERVER else None)
+
+    with dealer_process(directory) as (process, address):
+        before = _peak(process.pid)
+        both(lambda: run(CLIENT, address), lambda: run(SERVER, address))
+        growth = _peak(process.pid) - before
+    assert sinks[SERVER].length == size
+    assert growth < 32_000_000
+    expected = hashlib.sha256()
+    for chunk in Dealing(program, KEY, (sinks[CLIENT].seed, sinks[SERVER].seed)).corrections():
+        expected.update(chunk)
+    assert sinks[SERVER].hash.digest() == expected.digest()

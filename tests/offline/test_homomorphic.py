@@ -1,0 +1,200 @@
+"""Homomorphic products: shares that are exact mod 2^width, at the declared cost, and programs that run on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from comet_mpc.engine.correlations import (
+    Mask,
+    WeightProduct,
+)
+from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.errors import LeakError, RangeError, ShapeError
+from comet_mpc.net.channel import FRAME_HEADER, Channel
+from comet_mpc.offline.ot.extension import set_up_transfers
+from comet_mpc.offline.pair.prepare import packing_pays
+from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
+from comet_mpc.offline.rlwe.scheme import DEGREE, NOISE_LIMIT, OUTPUTS_PER_QUERY, PublicKey
+from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
+from comet_mpc.offline.rlwe.tiling import Tiling, centred, choose_tiling
+from support.homomorphic_parties import both, random_words, same
+
+# Matrix products ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "width", "bits", "batch"),
+    [
+        ((1, 1, 1), 64, 32, 1),
+        ((3, 5, 7), 8, 8, 2),
+        ((128, 64, 65), 32, 32, 1),
+        ((7, 130, 33), 64, 64, 1),
+        ((1, 768, 40), 56, 24, 1),
+        ((40, 3, 300), 48, 48, 1),
+        ((5000, 2, 3), 40, 40, 1),
+        ((20, 1100, 2), 64, 32, 1),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_matrix_products_are_exact_and_cost_what_was_said(
+    shape: tuple[int, int, int], width: int, bits: int, batch: int, threads: int
+) -> None:
+    rows, inputs, outputs = shape
+    x, y = random_words(batch, rows, inputs), centred(random_words(batch, outputs, inputs), bits)
+    y[0, 0, 0] = -(2 ** (bits - 1))
+
+    def work(channel: Channel, party: int) -> tuple[Words, float]:
+        engine = Homomorphic(channel, party, threads=threads)
+        mine = {"x": x} if party == CLIENT else {"y": y}
+        return matrix_products(engine, shape, width, bits, batch=batch, **mine), engine.noise
+
+    (client, noise), (server, _), ends = both(work)
+    expected = x @ y.view(np.uint64).transpose(0, 2, 1)
+    assert same(client + server, expected, width)
+    assert not same(client, expected, width)
+    assert 0 < noise < NOISE_LIMIT
+    tiling = choose_tiling(rows, inputs, outputs, width, bits)
+    traffic = ends[CLIENT].traffic
+    assert traffic.sent == PublicKey.SIZE + FRAME_HEADER + batch * (tiling.upload_bytes + FRAME_HEADER)
+    assert traffic.received == batch * (tiling.response_bytes + FRAME_HEADER)
+    assert traffic.rounds == batch + 2
+
+
+def test_every_tiling_is_exact() -> None:
+    """Also the blocks that would not be chosen: packing by packing, against the product of polynomials."""
+    rows, inputs, outputs = 13, 10, 9
+    x, y = random_words(rows, inputs), centred(random_words(outputs, inputs), 20)
+    expected = x @ y.T.astype(np.uint64)
+    for stride in (2, 16, 64, 1024, 8192):
+        for block in sorted({1, 2, min(stride, 5), min(stride, inputs)}):
+            tiling = Tiling(rows, inputs, outputs, stride, block, choose_tiling(1, 1, 1, 32, 20).scheme)
+            result = np.zeros((rows, outputs), np.uint64)
+            left, right = tiling.pack_left(x), tiling.pack_right(y, 0, tiling.blocks[2])
+            for o, r in tiling.answers():
+                total = np.zeros(2 * DEGREE, np.uint64)
+                for i in range(tiling.blocks[1]):
+                    for place in np.flatnonzero(right[o, i]):
+                        total[place : place + DEGREE] += left[r, i] * np.uint64(int(right[o, i, place]) % 2**64)
+                wrapped = total[:DEGREE] - total[DEGREE:]
+                found = wrapped[tiling.positions(r, o)].reshape(tiling.extent(r, o))
+                row, output = r * tiling.block_rows, o * tiling.block_outputs
+                result[row : row + found.shape[0], output : output + found.shape[1]] = found
+            assert np.array_equal(result, expected), (stride, block)
+
+
+@pytest.mark.parametrize(
+    ("shape", "width", "bits"),
+    [
+        ((128, 64, 200), 32, 32),
+        ((20, 130, 33), 56, 56),
+        ((3, 5, 700), 40, 32),
+        ((300, 40, 90), 48, 24),
+        ((4, 3, 2), 8, 2),
+    ],
+)
+def test_packed_products_are_exact_and_cost_what_was_said(shape: tuple[int, int, int], width: int, bits: int) -> None:
+    rows, inputs, outputs = shape
+    x, y = random_words(1, rows, inputs), centred(random_words(1, outputs, inputs), bits)
+
+    def work(channel: Channel, party: int) -> tuple[Words, float]:
+        engine = Homomorphic(channel, party, threads=2)
+        engine.set_up_packing()
+        engine.set_up_packing()  # once is enough
+        mine = {"x": x} if party == CLIENT else {"y": y}
+        return matrix_products(engine, shape, width, bits, **mine), engine.noise
+
+    (client, noise), (server, _), ends = both(work)
+    assert same(client + server, x @ y.view(np.uint64).transpose(0, 2, 1), width)
+    assert 0 < noise < NOISE_LIMIT / 2
+    tiling = choose_tiling(rows, inputs, outputs, width, bits, packed=True)
+    keys = PublicKey.SIZE + PackingKeys.SIZE + 2 * FRAME_HEADER
+    assert ends[CLIENT].traffic.sent == keys + tiling.upload_bytes + FRAME_HEADER
+    assert ends[CLIENT].traffic.received == tiling.response_bytes + FRAME_HEADER
+
+
+def test_packed_products_are_not_chosen_where_the_modulus_has_no_room_for_keys() -> None:
+    assert choose_tiling(128, 64, 128, 64, 64, packed=True).levels == 0
+    assert choose_tiling(128, 64, 128, 56, 56, packed=True).levels > 0
+
+
+def test_packing_pays_for_layers_and_not_for_single_rows() -> None:
+    assert packing_pays([WeightProduct(0, "w", 128, 768, 768, 56)])
+    assert not packing_pays([WeightProduct(0, "w", 1, 768, 768, 56), Mask((3,), 64, 0, 64)])
+
+
+def test_the_product_of_a_layer_costs_a_quarter_when_packed() -> None:
+    plain, packed = (choose_tiling(128, 768, 768, 56, 24, packed=packed) for packed in (False, True))
+    assert plain.scheme.limbs == packed.scheme.limbs == 5
+    assert plain.upload_bytes + plain.response_bytes < 22e6
+    assert packed.upload_bytes + packed.response_bytes < 5.5e6
+    with pytest.raises(ShapeError):
+        choose_tiling(0, 1, 1, 64, 32)
+
+
+def test_a_factor_above_the_public_bound_never_leaves_the_server() -> None:
+    def work(channel: Channel, party: int) -> None:
+        engine = Homomorphic(channel, party, threads=1)
+        if party == SERVER:
+            with pytest.raises(RangeError, match="public bound"):
+                matrix_products(engine, (1, 1, 1), 64, 8, y=np.full((1, 1, 1), 129, np.int64))
+            with pytest.raises(ShapeError):
+                matrix_products(engine, (1, 1, 1), 64, 8, y=np.zeros((1, 2, 1), np.int64))
+            assert channel.traffic.sent == 0
+
+    both(work)
+
+
+def test_more_outputs_than_the_noise_hides_are_refused() -> None:
+    def work(channel: Channel, party: int) -> None:
+        engine = Homomorphic(channel, party, threads=1)
+        engine._outputs = OUTPUTS_PER_QUERY - 3
+        mine = {"x": random_words(1, 2, 2)} if party == CLIENT else {"y": np.ones((1, 2, 2), np.int64)}
+        with pytest.raises(LeakError, match="noise"):
+            matrix_products(engine, (2, 2, 2), 64, 8, **mine)
+
+    both(work)
+
+
+# Element by element ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "server_bits", "count", "sums"),
+    [
+        (32, 32, 100, ((0,),)),
+        (40, 40, 9000, ((0, 0),)),
+        (48, 48, 50, ((0,), (0, 1))),
+        (56, 24, 60, ((0,),)),
+        (64, 64, 8192, ((0,), (0, 1), (0, 1, 2))),
+        (16, 16, 1, ((0,),)),
+    ],
+)
+def test_sums_of_products_are_exact(width: int, server_bits: int, count: int, sums: tuple[Sum, ...]) -> None:
+    uploads = 1 + max(place for entry in sums for place in entry)
+    plan = choose_plan(uploads, sums, width, server_bits)
+    left = [centred(random_words(count), width) for _ in range(uploads)]
+    right = [[centred(random_words(count), server_bits) for _ in entry] for entry in sums]
+    left[0][0], right[0][0][0] = -(2 ** (width - 1)), -(2 ** (server_bits - 1))  # the largest product of all
+
+    def work(channel: Channel, party: int) -> Words:
+        engine, transfers = Homomorphic(channel, party, threads=1), set_up_transfers(channel, party)
+        mine = {"left": left} if party == CLIENT else {"right": right}
+        return slot_sums(engine, transfers, plan, count, width, **mine)
+
+    client, server, _ = both(work)
+    expected = [
+        sum((left[place] * factor for place, factor in zip(entry, factors, strict=True)), np.zeros(count, np.int64))
+        for entry, factors in zip(sums, right, strict=True)
+    ]
+    assert same(client + server, np.stack(expected).view(np.uint64), width)
+
+
+def test_narrower_rings_cost_less() -> None:
+    costs = [
+        (plan := choose_plan(1, ((0,),), width, width)).upload_bytes + plan.response_bytes
+        for width in (32, 40, 48, 56, 64)
+    ]
+    assert costs == sorted(costs)
+    assert costs[0] < 0.55 * costs[-1]

@@ -1,0 +1,284 @@
+"""Bundles prepared by the two parties and stored: both parts or none, whatever breaks on the way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from comet_mpc.engine.correlations import (
+    BitProducts,
+    ClientMask,
+    Correlation,
+    Mask,
+    MatrixProduct,
+    Monomials,
+    MonomialTerm,
+    SquareSums,
+    TableTransfers,
+    WeightProduct,
+    WeightScale,
+)
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.errors import (
+    CometError,
+    ForeignRandomness,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    RandomnessError,
+    RandomnessSpent,
+)
+from comet_mpc.net.channel import Channel, Traffic, memory_pair
+from comet_mpc.offline.pair.commit import prepare_stored
+from comet_mpc.offline.pair.costs import preparation_traffic
+from comet_mpc.offline.pair.prepare import PairSource, Preparer
+from comet_mpc.offline.store import BundleStore, new_bundle_id
+from support.faulty_channel import IMPATIENT
+
+PROGRAM: tuple[Correlation, ...] = (
+    Mask((2, 3, 4), 40, 0, 40),
+    ClientMask((6, 4), 56),
+    BitProducts(13, 20),
+    Monomials((0,), (2, 3, 4), (MonomialTerm((2,), (0,), 40), MonomialTerm((3,), (0,), 40))),
+    SquareSums(0, 6, 4, 40),
+    WeightScale(1, "v", 6, 4, 56),
+    WeightProduct(1, "w", 6, 4, 7, 56),
+    MatrixProduct(0, 0, 2, 3, 4, 3, True, 40),
+    TableTransfers(5, 16, (1, 2)),
+)
+PLAN = Plan(PROGRAM, ("",) * len(PROGRAM), ())
+RNG = np.random.default_rng(5)
+WEIGHTS = {
+    name: Weight(name, shape, 14, 1.0, values=RNG.integers(-(2**20), 2**20, shape).astype(np.int32))
+    for name, shape in (("w", (7, 4)), ("v", (4,)))
+}
+
+Fault = Literal["cut", "length", "garbage", "stall"]
+FAULTS: tuple[Fault, ...] = ("cut", "length", "garbage", "stall")
+
+
+class FaultyChannel(Channel):
+    """Another channel, with a fault in message number `at`; "hurry": it waits for the other side a short while only."""
+
+    def __init__(self, inner: Channel, fault: Fault | Literal["hurry"] | None = None, at: int = -1) -> None:
+        super().__init__(inner.timeout)
+        self._inner, self._fault, self._at = inner, fault, at
+        self.messages = 0
+
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
+        if self._fault == "hurry" and self._at <= self.messages <= self._at + 1:
+            deadline = min(deadline, time.monotonic() + IMPATIENT)
+        elif self.messages == self._at:
+            outgoing = self._strike(outgoing)
+        self.messages += 1
+        return self._inner._transfer(outgoing, sizes, deadline)
+
+    def _strike(self, outgoing: list[memoryview] | None) -> list[memoryview] | None:
+        match self._fault:
+            case "cut":
+                raise PeerClosed("the line was cut")
+            case "stall":
+                time.sleep(2.5 * IMPATIENT)
+            case "length":
+                return [memoryview(b"\xff" * (sum(map(len, outgoing or [])) + 1))]
+            case "garbage" if outgoing is not None:
+                return [memoryview(b"\xff" * sum(map(len, outgoing)))]
+        return outgoing
+
+    def _release(self) -> None:
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two parties with a store each, in two threads."""
+
+    stores: tuple[BundleStore, BundleStore]
+
+    def prepare(
+        self, name: str, fault: Fault | None = None, side: int = CLIENT, at: int = -1
+    ) -> tuple[list[object], list[FaultyChannel]]:
+        return self.run(lambda preparer, store: prepare_stored(preparer, name, PLAN, store), fault, side, at)
+
+    def run(
+        self,
+        work: Callable[[Preparer, BundleStore], object],
+        fault: Fault | None = None,
+        side: int = CLIENT,
+        at: int = -1,
+    ) -> tuple[list[object], list[FaultyChannel]]:
+        """What each side returns or raises; afterwards both have ended."""
+        ends = [
+            FaultyChannel(end, fault if party == side else "hurry" if fault == "stall" else None, at)
+            for party, end in enumerate(memory_pair(20.0))
+        ]
+        results: list[object] = [None, None]
+
+        def one(party: int) -> None:
+            preparer = Preparer(ends[party], party, PROGRAM, WEIGHTS if party == SERVER else None, threads=1)
+            try:
+                results[party] = work(preparer, self.stores[party])
+            except CometError as error:
+                results[party] = error
+
+        threads = [threading.Thread(target=one, args=(party,), daemon=True) for party in (CLIENT, SERVER)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        return results, ends
+
+    def stored(self) -> list[set[str]]:
+        return [set(store.list(PLAN.digest)) for store in self.stores]
+
+    def files(self) -> list[str]:
+        return [path.name for store in self.stores for path in store.directory.iterdir()]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair((BundleStore(tmp_path / "client", CLIENT, "pair"), BundleStore(tmp_path / "server", SERVER, "pair")))
+
+
+def drawn(store: BundleStore, name: str) -> list[tuple[Words, ...]]:
+    bundle = store.take(name, PLAN.digest, PROGRAM)
+    source = store.draw_from(bundle, {})
+    assert isinstance(source, PairSource)
+    arrays = [source.draw(correlation).arrays for correlation in PROGRAM]
+    assert bundle.corrections is not None
+    assert bundle.corrections.read(1) == b""
+    bundle.close()
+    return arrays
+
+
+def check(client: list[tuple[Words, ...]], server: list[tuple[Words, ...]]) -> None:
+    """The shares belong together: bits, a square, and a product with a weight."""
+    bits = [np.unpackbits(part[2][0].view(np.uint8), bitorder="little")[:13] for part in (client, server)]
+    assert np.array_equal((client[2][1] + server[2][1]) % 2**20, bits[0] & bits[1])
+    mask = client[0][0] + server[0][0]
+    assert np.array_equal((client[3][0] + server[3][0]) % 2**40, mask * mask % 2**40)
+    values = WEIGHTS["w"].values
+    assert values is not None
+    product = client[1][0].reshape(6, 4) @ values.T.astype(np.int64).view(np.uint64)
+    shares = client[6][0].reshape(6, 7) + server[6][0].reshape(7, 6).T
+    assert np.array_equal(shares % 2**56, product % 2**56)
+    own, pads, places = client[8][:2], client[8][2:], server[8][0]
+    for column, size in enumerate((1, 2)):
+        words = pads[column].view(f"<u{size}").reshape(5, 16)[np.arange(5), places]
+        assert np.array_equal((server[8][1 + column] + own[column]) % 256**size, words)
+
+
+def test_bundles_are_prepared_at_the_planned_cost_stored_and_used_once(pair: Pair) -> None:
+    names = [new_bundle_id() for _ in range(3)]
+    told: list[tuple[int, int]] = []
+
+    def work(preparer: Preparer, store: BundleStore) -> list[Traffic]:
+        progress = (lambda done, total: told.append((done, total))) if preparer.party == CLIENT else None
+        return [prepare_stored(preparer, name, PLAN, store, progress) for name in names]
+
+    (client, server), _ = pair.run(work)
+    first, later = (preparation_traffic(PROGRAM, first=first) for first in (True, False))
+    assert client == [first, later, later]
+    assert isinstance(server, list)
+    assert [(t.sent, t.received) for t in server] == [(t.received, t.sent) for t in (first, later, later)]
+    ends = [(done, total) for done, total in told if done == total]
+    assert [total for _, total in ends] == [t.sent + t.received for t in (first, later, later)]
+    assert all(0 < done <= total for done, total in told)
+    assert pair.stored() == [set(names), set(names)]
+    assert all((store.directory / f"{names[0]}.bundle").stat().st_mode & 0o077 == 0 for store in pair.stores)
+    parts = [[drawn(store, name) for store in pair.stores] for name in names]
+    for mine, theirs in parts:
+        check(mine, theirs)
+    for party in (CLIENT, SERVER):  # other masks every time
+        assert len({part[party][0][0].tobytes() for part in parts}) == len(names)
+    for store in pair.stores:
+        with pytest.raises(RandomnessSpent):
+            store.take(names[0], PLAN.digest, PROGRAM)
+    assert not pair.files()
+
+
+def test_what_is_kept_survives_a_restart_and_damage_is_found_before_use(pair: Pair) -> None:
+    name, damaged = new_bundle_id(), new_bundle_id()
+    pair.run(lambda preparer, store: [prepare_stored(preparer, each, PLAN, store) for each in (name, damaged)])
+    again = [BundleStore(store.directory, store.party, "pair") for store in pair.stores]
+    check(*(drawn(store, name) for store in again))
+    for store in again:
+        assert store.list(PLAN.digest) == (damaged,)
+        with (store.directory / f"{damaged}.bundle").open("r+b") as file:
+            file.seek(-3, os.SEEK_END)
+            file.write(b"\x00\x01\x02")
+        with pytest.raises(RandomnessError, match="damaged"):
+            store.take(damaged, PLAN.digest, PROGRAM)
+        assert not any(store.directory.iterdir())  # a damaged one is gone too: its seed was read
+
+
+def test_a_dealers_bundle_is_none_of_a_pairs(tmp_path: Path) -> None:
+    dealt = BundleStore(tmp_path / "bundles", CLIENT)
+    name = new_bundle_id()
+    with dealt.add(name, PLAN.digest, bytes(16)):
+        pass
+    paired = BundleStore(tmp_path / "bundles", CLIENT, "pair")
+    assert paired.list(PLAN.digest) == ()
+    with pytest.raises(ForeignRandomness):
+        paired.take(name, PLAN.digest, PROGRAM)
+
+
+MESSAGES = 29
+"""Digest, keys, base transfers, what the program needs, and two to commit."""
+
+
+@pytest.mark.parametrize("side", [CLIENT, SERVER])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_any_message_leaves_nothing_at_either_side(pair: Pair, fault: Fault, side: int) -> None:
+    """Every message has every fault, at one side or, the one before and the one after it, at the other."""
+    places = range((FAULTS.index(fault) // 2 + side) % 2, MESSAGES, 2)
+
+    def attempt(at: int) -> list[object]:
+        name = new_bundle_id()
+        results, ends = pair.prepare(name, fault, side, at)
+        client, server = (name in names for names in pair.stored())
+        errors = [result for result in results if isinstance(result, CometError)]
+        assert all(isinstance(error, PeerError) for error in errors), at
+        assert all(end.closed for end, result in zip(ends, results, strict=True) if isinstance(result, CometError)), at
+        assert client <= server, at  # what the client keeps, the server has
+        assert client == (not isinstance(results[CLIENT], CometError)), at
+        # Without an error the fault was none (a pause that nobody waited in, a byte too many after the last message) or
+        # makes shares wrong: both believe in those.
+        assert errors or fault in ("garbage", "stall") or (fault == "length" and at == MESSAGES - 1), at
+        for store in pair.stores:
+            store.discard(name)
+        return results
+
+    with ThreadPoolExecutor(4 if fault == "stall" else 1) as pool:
+        results = [result for both in pool.map(attempt, places) for result in both]
+    if fault == "stall":
+        assert sum(isinstance(result, PeerTimeout) for result in results) > len(places) / 2
+    assert not pair.files()
+    good = new_bundle_id()
+    _, ends = pair.prepare(good)  # the next one is served
+    assert [end.messages for end in ends] == [MESSAGES, MESSAGES]
+    check(*(drawn(store, good) for store in pair.stores))
+
+
+@pytest.mark.parametrize("side", [CLIENT, SERVER])
+def test_a_break_between_the_two_commits_leaves_nothing_at_the_client(pair: Pair, side: int) -> None:
+    """The last two messages: the client's word that it has sealed, and the server's that it has committed."""
+    good, name = new_bundle_id(), new_bundle_id()
+    _, ends = pair.prepare(good)
+    results, _ = pair.prepare(name, "cut", side, ends[CLIENT].messages - 1)
+    assert isinstance(results[CLIENT], PeerError)
+    client, server = pair.stored()
+    assert client == {good}
+    assert server - {name} == {good}  # the server may not have noticed; nobody will ever name that bundle to it

@@ -1,0 +1,119 @@
+"""A tiny certified checkpoint, made on the fly: random weights at realistic scales, and a tokenizer of a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from comet_mpc.engine.twin import run_twin
+from comet_mpc.models.certify import calibrated, certify
+from comet_mpc.models.checkpoint import (
+    ActivationChoice,
+    AttentionChoice,
+    CometConfig,
+    Encoder,
+    save_checkpoint,
+    tensor_shapes,
+)
+from comet_mpc.models.served import PublicModel, Query, ServedModel
+
+__all__ = ["WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
+
+WORDS = (
+    *("the", "a", "film", "plot", "actor", "is", "was", "not", "very", "good", "bad"),
+    *("dull", "bright", "slow", "warm", "cold", "long", "short", "and", "but", "or", "with"),
+)
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_PADDING = {"bert": 0, "roberta": 1, "mpnet": 1}
+
+
+def toy_tokenizer(architecture: str = "bert") -> Tokenizer:
+    special = list(_SPECIAL)
+    special.insert(_PADDING[architecture], special.pop(0))
+    vocabulary = {word: place for place, word in enumerate((*special, *WORDS))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    return tokenizer
+
+
+def make_checkpoint(
+    directory: Path,
+    *,
+    architecture: str = "bert",
+    layers: int = 2,
+    hidden: int = 32,
+    heads: int = 2,
+    intermediate: int = 64,
+    positions: int = 64,
+    labels: tuple[str, ...] = ("negative", "positive"),
+    steps: int = 3,
+    row_steps: int = 7,
+    seed: int = 0,
+    form: tuple[ActivationChoice, AttentionChoice] | None = None,
+    seen: Mapping[str, tuple[float, ...]] | None = None,
+) -> Path:
+    """Writes a checkpoint that `ServedModel.load` takes; with a `form` that is not certified, and what calibration saw
+    of it, one for research."""
+    config = CometConfig(
+        encoder=Encoder(
+            architecture=architecture,  # type: ignore[arg-type]
+            vocabulary=len(_SPECIAL) + len(WORDS),
+            positions=positions,
+            types=0 if architecture == "mpnet" else 2,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            intermediate=intermediate,
+            epsilon=1e-12,
+            padding=_PADDING[architecture],
+            buckets=32 if architecture == "mpnet" else 0,
+            labels=labels,
+        ),
+        activation=ActivationChoice() if form is None else form[0],
+        attention=AttentionChoice() if form is None else form[1],
+        steps=steps,
+        row_steps=row_steps,
+    )
+    generator = np.random.default_rng(seed)
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
+    for name, shape in tensor_shapes(config).items():
+        if name.endswith("norm.weight"):
+            value = 1.0 + 0.1 * generator.standard_normal(shape)
+        elif name.endswith(("bias", "thresholds")):
+            value = 0.02 * generator.standard_normal(shape)
+        elif name.startswith("embeddings"):
+            value = generator.standard_normal(shape)
+        elif name == "relative_positions":
+            value = 0.6 * generator.standard_normal(shape)  # some beyond what a threshold may be
+        else:
+            value = generator.standard_normal(shape) / np.sqrt(shape[-1])
+        tensors[name] = np.asarray(value, np.float32)
+    config = certify(config, tensors) if form is None else calibrated(config, tensors, seen or {})
+    save_checkpoint(directory, config, tensors)
+    toy_tokenizer(architecture).save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def some_texts(count: int, words: int = 6, seed: int = 0) -> list[str]:
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, words)) for _ in range(count)]
+
+
+def twin_logits(model: ServedModel | PublicModel, query: Query) -> npt.NDArray[np.float64]:
+    """What the protocol computes, by its fixed-point twin."""
+    program = model.answer(query.batch, query.bucket, query)
+    logits = run_twin(lambda session: program(session, model.weights()))
+    assert logits is not None
+    return logits
