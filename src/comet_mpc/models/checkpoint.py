@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from comet_mpc.errors import CheckpointError
+from comet_mpc.files import atomic_write
 from comet_mpc.functions.minimax import MinimaxRule
 
 __all__ = [
@@ -289,21 +290,16 @@ def save_checkpoint(
             stored[name + _SCALE] = scale
         else:
             stored[name] = value.astype(np.float16) if half else value
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / ".model.partial"
-    save_file(stored, partial)
-    partial.chmod(0o644)
-    partial.replace(directory / "model.safetensors")
+    with atomic_write(Path(directory) / "model.safetensors") as file:
+        file.write(save(stored))
     save_config(directory, config)
 
 
 def save_config(directory: Path, config: CometConfig) -> None:
     """Writes config.json alone: other intervals for the same weights."""
     section = {"model_type": config.encoder.architecture, "comet": msgspec.to_builtins(config)}
-    partial = Path(directory) / ".config.partial"
-    partial.write_text(json.dumps(section, indent=1) + "\n")
-    partial.replace(Path(directory) / "config.json")
+    with atomic_write(Path(directory) / "config.json") as file:
+        file.write(json.dumps(section, indent=1).encode() + b"\n")
 
 
 def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -7,8 +7,6 @@ as `Channel.peer_name` and `Channel.peer_role`. A client's certificate cannot be
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import ssl
 from collections.abc import Sequence
@@ -24,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.files import atomic_write
 
 __all__ = ["Role", "TlsIdentity", "issue", "make_authority", "make_test_set"]
 
@@ -197,28 +196,11 @@ def _targets(directory: Path, name: str, force: bool) -> tuple[Path, Path]:
 
 
 def _write_pair(certificate: Path, key: Path, signed: x509.Certificate, secret: ec.EllipticCurvePrivateKey) -> None:
-    _write(
-        key,
-        secret.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-        mode=0o600,
-    )
-    _write(certificate, signed.public_bytes(serialization.Encoding.PEM), mode=0o644)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Written beside and moved into place: nobody sees half a file, nor a key with a wider mode."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+    pem = serialization.Encoding.PEM
+    with atomic_write(key, mode=0o600) as file:
+        file.write(secret.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    with atomic_write(certificate) as file:
+        file.write(signed.public_bytes(pem))
 
 
 def _read(path: Path) -> bytes:

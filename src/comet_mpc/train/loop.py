@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError, NotFinite
+from comet_mpc.files import atomic_write
 from comet_mpc.models.certify import calibrated
 from comet_mpc.models.checkpoint import CometConfig, fingerprint, load_checkpoint, save_checkpoint
 from comet_mpc.models.tasks import Example, Task
@@ -347,10 +348,8 @@ class _Run:
         return result
 
     def _note(self, result: dict[str, Any] | None) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        partial = self.out / ".training.partial"
-        partial.write_text(json.dumps({"settings": self.settings, "result": result}, indent=1) + "\n")
-        partial.replace(self.out / "training.json")
+        with atomic_write(self.out / "training.json") as file:
+            file.write(json.dumps({"settings": self.settings, "result": result}, indent=1).encode() + b"\n")
 
     def resume(self) -> bool:
         path = self.out / "state.pt"
@@ -430,15 +429,14 @@ class _Run:
         return calibrated(self.model.certified_config(), self.model.tensors(), seen)
 
     def _save_state(self) -> None:
-        partial = self.out / ".state.partial"
         state = {
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "random": torch.get_rng_state(),
             "progress": json.dumps(asdict(self.progress)),
         }
-        torch.save(state, partial)
-        partial.replace(self.out / "state.pt")
+        with atomic_write(self.out / "state.pt") as file:
+            torch.save(state, file)
 
     def finish(self) -> dict[str, Any]:
         progress = self.progress

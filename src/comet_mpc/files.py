@@ -1,0 +1,54 @@
+"""Writing a file so that nobody ever sees half of it: beside its place first, then moved into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from comet_mpc.errors import ConfigurationError
+
+__all__ = ["atomic_write"]
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path, *, mode: int = 0o644, durable: bool = False, once: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which appears as `path` when the block ends; after an error, `path` is as it was before.
+
+    mode     of the file from its first byte on (less the umask), so that a secret is never readable by others
+    durable  wait until the disk has the file and its name
+    once     the first of several writers wins: a `path` that is there already stays as it is
+
+    Makes the directory if there is none. Raises ConfigurationError if the file cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if once:
+                with contextlib.suppress(FileExistsError):
+                    os.link(beside, path)  # unlike a rename it does not replace what another process has just made
+            else:
+                beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        if durable:
+            _sync_directory(path.parent)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
