@@ -1,5 +1,139 @@
-"""Two-party private Transformer inference on additive shares in Z_2^64."""
+"""Two-party private Transformer inference on additive shares in Z_2^64.
 
+The names in `__all__` are the public face: docs/api.md describes each of them, and they change only with a note in the
+changelog. Everything else in this package may change at any time.
+
+    from comet_mpc import Client
+
+    with Client("server.example:7001", keys="keys") as client:
+        print(client.classify(["a warm and funny film"])[0].label)
+
+A name is loaded when it is first used, so `import comet_mpc` itself is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from comet_mpc.errors import (
+    CheckpointError,
+    CometError,
+    ConfigurationError,
+    ForeignRandomness,
+    LeakError,
+    NotAuthenticated,
+    NotFinite,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    ProtocolMismatch,
+    RandomnessError,
+    RandomnessExhausted,
+    RandomnessSpent,
+    RangeError,
+    RuleError,
+    ScaleError,
+    ServerBusy,
+    ShapeError,
+    TaskDataError,
+    WrongSize,
+    WrongVersion,
+)
+
+if TYPE_CHECKING:
+    from comet_mpc.engine.costs import Network
+    from comet_mpc.engine.party import PartySession
+    from comet_mpc.engine.plan import Plan, plan_program
+    from comet_mpc.engine.polynomial import Polynomial, variables
+    from comet_mpc.engine.session import Given, Opened, Session, Weight
+    from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, decode
+    from comet_mpc.engine.twin import run_twin
+    from comet_mpc.models.served import PublicModel, ServedModel
+    from comet_mpc.net.identity import TlsIdentity
+    from comet_mpc.service.client import Client, Cost, Prediction
+    from comet_mpc.service.conversation import ServiceLimits
+    from comet_mpc.service.server import Server
 
 __version__ = version("comet-mpc")
+
+__all__ = [
+    "BOTH",
+    "CLIENT",
+    "SERVER",
+    "CheckpointError",
+    "Client",
+    "CometError",
+    "ConfigurationError",
+    "Cost",
+    "ForeignRandomness",
+    "Given",
+    "LeakError",
+    "Network",
+    "NotAuthenticated",
+    "NotFinite",
+    "Opened",
+    "PartySession",
+    "PeerClosed",
+    "PeerError",
+    "PeerTimeout",
+    "Plan",
+    "Polynomial",
+    "Prediction",
+    "ProtocolMismatch",
+    "PublicModel",
+    "RandomnessError",
+    "RandomnessExhausted",
+    "RandomnessSpent",
+    "RangeError",
+    "RuleError",
+    "ScaleError",
+    "ServedModel",
+    "Server",
+    "ServerBusy",
+    "ServiceLimits",
+    "Session",
+    "ShapeError",
+    "Share",
+    "TaskDataError",
+    "TlsIdentity",
+    "Weight",
+    "WrongSize",
+    "WrongVersion",
+    "__version__",
+    "decode",
+    "plan_program",
+    "run_twin",
+    "variables",
+]
+
+_HOMES = {
+    "service.client": ("Client", "Cost", "Prediction"),
+    "service.server": ("Server",),
+    "service.conversation": ("ServiceLimits",),
+    "models.served": ("PublicModel", "ServedModel"),
+    "net.identity": ("TlsIdentity",),
+    "engine.costs": ("Network",),
+    "engine.party": ("PartySession",),
+    "engine.plan": ("Plan", "plan_program"),
+    "engine.polynomial": ("Polynomial", "variables"),
+    "engine.session": ("Given", "Opened", "Session", "Weight"),
+    "engine.share": ("BOTH", "CLIENT", "SERVER", "Share", "decode"),
+    "engine.twin": ("run_twin",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+if not TYPE_CHECKING:  # a type checker reads the imports above, and must report a name that is not there
+
+    def __getattr__(name: str) -> object:
+        try:
+            home = _HOME[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,30 +1,29 @@
-"""Every error Comet raises on purpose.
+"""Every error that Comet raises on purpose. `except CometError` catches them all.
 
     CometError
-    ├── ShapeError            shapes, dtypes or widths that do not fit together     (also a ValueError)
-    ├── ScaleError            fraction bits that do not fit together                (also a ValueError)
-    ├── RangeError            a value or bound outside what the ring can carry      (also a ValueError)
-    ├── RuleError             an approximation that cannot be built as asked        (also a ValueError)
-    ├── LeakError             a protocol that is known to leak was asked for where privacy is promised
-    ├── ConfigurationError    a mistake in this party's own set-up (files, ports, options)
-    │   ├── CheckpointError       a checkpoint that is foreign, incomplete, damaged or not certified
-    │   └── TaskDataError         a data set that is missing, empty or malformed
-    ├── NotFinite             training met a number that is not finite, and stopped
-    ├── RandomnessError       correlated randomness that must not or cannot be used
-    │   ├── RandomnessExhausted   the program asks for more than was prepared
-    │   ├── ForeignRandomness     prepared for another program, model or peer
-    │   └── RandomnessSpent       already consumed: a mask is used once, also across crashes
-    └── PeerError             the other side is at fault, or gone
-        ├── PeerClosed
-        ├── PeerTimeout
-        ├── WrongSize             a frame that is longer or shorter than the program says
-        ├── WrongVersion
-        ├── ProtocolMismatch      both are Comet, but they do not run the same thing
-        ├── NotAuthenticated
-        └── ServerBusy            all workers are occupied
+    ├── ShapeError            shapes, types or ring widths do not fit together      (also a ValueError)
+    ├── ScaleError            numbers of fraction bits do not fit together          (also a ValueError)
+    ├── RangeError            a value or a bound is too large for the ring          (also a ValueError)
+    ├── RuleError             an approximation cannot be built as requested         (also a ValueError)
+    ├── LeakError             a protocol that is known to leak was requested where privacy is promised
+    ├── ConfigurationError    your own set-up is wrong: a file, an address, an option, an argument
+    │   ├── CheckpointError       a checkpoint is incomplete, damaged, not certified, or not a Comet checkpoint
+    │   └── TaskDataError         a data set is missing, empty or malformed
+    ├── NotFinite             training reached a number that is not finite, and stopped
+    ├── RandomnessError       prepared randomness cannot be used, or must not be
+    │   ├── RandomnessExhausted   the program needs more than was prepared for it
+    │   ├── ForeignRandomness     it was prepared for another program, model or peer
+    │   └── RandomnessSpent       it was used before: a mask is used once, even across crashes
+    └── PeerError             the other side failed, misbehaved or is unreachable
+        ├── PeerClosed            it closed the connection
+        ├── PeerTimeout           it made no progress for too long
+        ├── WrongSize             it sent a message that is longer or shorter than the program expects
+        ├── WrongVersion          it speaks another version of the wire protocol
+        ├── ProtocolMismatch      it runs another model, program or source of randomness
+        ├── NotAuthenticated      it could not prove who it is, or is not allowed to do what it asks
+        └── ServerBusy            all workers of the server are in use: try again later
 
-Messages name what was got and what was expected, and what to do. They never contain a share, a mask,
-a weight or a text.
+A message says what was found, what was expected and what to do. It never contains a share, a mask, a weight or a text.
 """
 
 from __future__ import annotations
@@ -56,63 +55,63 @@ __all__ = [
 
 
 class CometError(Exception):
-    """Base of all errors of this package."""
+    """The base class of every error in this package."""
 
 
 class ShapeError(CometError, ValueError):
-    """Shapes, dtypes or ring widths do not fit together."""
+    """Shapes, types or ring widths do not fit together."""
 
 
 class ScaleError(CometError, ValueError):
-    """Fraction bits do not fit together."""
+    """Numbers of fraction bits do not fit together."""
 
 
 class RangeError(CometError, ValueError):
-    """A value, or a certified bound of one, is outside what the ring can carry."""
+    """A value, or its certified bound, is too large for the ring."""
 
 
 class RuleError(CometError, ValueError):
-    """An approximation rule cannot be built as asked."""
+    """An approximation cannot be built as requested."""
 
 
 class LeakError(CometError):
-    """A protocol that is known to leak was asked for where privacy is promised."""
+    """A protocol that is known to leak was requested where privacy is promised."""
 
 
 class ConfigurationError(CometError):
-    """This party's own set-up is wrong: a file, a port, an option."""
+    """Your own set-up is wrong: a file, an address, an option or an argument."""
 
 
 class CheckpointError(ConfigurationError):
-    """A checkpoint is not what it should be: foreign, incomplete, damaged, or not certified."""
+    """A checkpoint is incomplete, damaged, not certified, or not a Comet checkpoint."""
 
 
 class TaskDataError(ConfigurationError):
-    """A data set is missing, empty or malformed; names the row and the reason."""
+    """A data set is missing, empty or malformed. The message names the row and the reason."""
 
 
 class NotFinite(CometError):
-    """Training met a number that is not finite. The last good checkpoint is kept."""
+    """Training reached a number that is not finite, and stopped. The last good checkpoint is kept."""
 
 
 class RandomnessError(CometError):
-    """Correlated randomness that must not or cannot be used."""
+    """Prepared randomness cannot be used, or must not be."""
 
 
 class RandomnessExhausted(RandomnessError):
-    """The program asks for more correlated randomness than was prepared for it."""
+    """The program needs more randomness than was prepared for it."""
 
 
 class ForeignRandomness(RandomnessError):
-    """The correlated randomness belongs to another program, model or peer."""
+    """The randomness was prepared for another program, model or peer."""
 
 
 class RandomnessSpent(RandomnessError):
-    """The correlated randomness was consumed before; a mask is used once."""
+    """The randomness was used before. A mask is used once, even across crashes."""
 
 
 class PeerError(CometError):
-    """The other side is at fault, or gone."""
+    """The other side failed, misbehaved or is unreachable."""
 
 
 class PeerClosed(PeerError):
@@ -124,7 +123,7 @@ class PeerTimeout(PeerError):
 
 
 class _GotExpected(PeerError):
-    """Says what came and what should have come."""
+    """Says what was received and what was expected."""
 
     what = "value"
 
@@ -135,7 +134,7 @@ class _GotExpected(PeerError):
 
 
 class WrongSize(_GotExpected):
-    """A frame is longer or shorter than the program says."""
+    """The other side sent a message that is longer or shorter than the program expects."""
 
     what = "message size in bytes"
 
@@ -147,7 +146,7 @@ class WrongVersion(_GotExpected):
 
 
 class ProtocolMismatch(PeerError):
-    """Both sides are Comet, but they do not run the same thing."""
+    """The other side runs another model, program or source of randomness."""
 
     def __init__(self, field: str, *, got: object, expected: object) -> None:
         super().__init__(f"the two sides disagree on {field}: the peer has {got}, this side has {expected}")
@@ -157,8 +156,8 @@ class ProtocolMismatch(PeerError):
 
 
 class NotAuthenticated(PeerError):
-    """The other side could not prove who it is, or may not do what it asks."""
+    """The other side could not prove who it is, or is not allowed to do what it asks."""
 
 
 class ServerBusy(PeerError):
-    """All workers of the server are occupied; try again later."""
+    """All workers of the server are in use. Try again later."""
