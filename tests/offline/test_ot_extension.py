@@ -150,7 +150,7 @@ def test_the_hash_is_its_formula(isa: str, count: int) -> None:
 
 
 def reference_receiver(keys: Bytes, fold: int, hash_key: Bytes, first: int, count: int) -> tuple[Bytes, Bytes, Words]:
-    """native/transfer.hpp, written down with numpy and the package `cryptography`."""
+    """native/ot/extension.hpp, written down with numpy and the package `cryptography`."""
     leaves = keys.reshape(128 // fold, 2**fold, 16)
     counters = np.zeros((count // 128, 2), np.uint64)
     counters[:, 0] = np.arange(first // 128, (first + count) // 128, dtype=np.uint64)

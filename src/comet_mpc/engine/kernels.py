@@ -201,7 +201,7 @@ def unpack_words(
 
 
 class _Plan(NamedTuple):
-    """What `evaluate` hands to C++, see native/polynomial.hpp."""
+    """What `evaluate` hands to C++, see native/ring/polynomial.hpp."""
 
     monomials: tuple[Exponents, ...]
     products: tuple[tuple[int, int], ...]

@@ -2,7 +2,7 @@
 
 In a random transfer the sender gets two uniform words m_0, m_1 and the receiver a uniform bit c and m_c; the sender
 does not learn c, the receiver not the other word. 128 base transfers (`base_transfer`) are set up once per connection
-and extended to any number by symmetric cryptography alone (native/transfer.hpp has the formulas): SoftSpokenOT (Roy
+and extended to any number by symmetric cryptography alone (native/ot/extension.hpp has the formulas): SoftSpokenOT (Roy
 2022, "SoftSpokenOT: communication-computation tradeoffs in OT extension"), which with fold 1 is the extension of
 Ishai, Kilian, Nissim and Petrank 2003. A random transfer costs 128/fold - 1 bits, from the receiver.
 

@@ -1,7 +1,7 @@
 """1-of-M transfers of random words, prepared by the two parties alone: what a look-up uses (`lookup`).
 
 log2 M random transfers give the giver a word at each of M places and the reader the word at one uniform place
-(native/transfer_tables.hpp has the formulas; Naor and Pinkas 1999, "Oblivious transfer and polynomial evaluation").
+(native/ot/tables.hpp has the formulas; Naor and Pinkas 1999, "Oblivious transfer and polynomial evaluation").
 
 Cost: log2(M)·(128/fold - 1) bits a table from the reader, nothing from the giver; a round a chunk. Reveals nothing: the
 giver does not learn the place, the reader no other word. Assumptions: as in `oblivious_transfer`, the hash being

@@ -1,6 +1,6 @@
 """Responses of few useful coefficients each, packed into one: fewer bytes for more of the server's time.
 
-native/lattice_pack.hpp has the formulas. The client's keys let the server change what is encrypted under s(X^g) back to
+native/rlwe/packing.hpp has the formulas. The client's keys let the server change what is encrypted under s(X^g) back to
 s: for every automorphism g and every prime q_i of q an encryption of p·s(X^g) mod q_i (and of 0 modulo the others)
 under the modulus q·p, with a special prime p; log2(q·p) <= 210 as for everything else. That encryptions of functions
 of s under s itself tell nothing is an assumption (circular security), made by every scheme with such keys.

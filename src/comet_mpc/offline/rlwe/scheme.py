@@ -81,7 +81,7 @@ NOISE_LIMIT = 0.375
 """Of a step: what an honest response never exceeds (flood 1/8, rounding 1/16, and 18 deviations of the rest)."""
 
 _LANES = 8
-"""Elements of a row, as native/lattice.hpp has it."""
+"""Elements of a row, as native/rlwe/transform.hpp has it."""
 _SLACK = 512
 """Words more than needed, for those that rejection sampling throws away: of 8,192 about 2, of bytes 32."""
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ring.hpp"
+#include "common/types.hpp"
 
 namespace comet {
 

@@ -1,4 +1,4 @@
-#include "truncate.hpp"
+#include "ring/truncate.hpp"
 
 #include <algorithm>
 

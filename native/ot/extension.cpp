@@ -1,11 +1,11 @@
-#include "transfer.hpp"
+#include "ot/extension.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "transfer_bits.hpp"
+#include "ot/bits.hpp"
 
 namespace comet {
 

@@ -3,7 +3,7 @@
 // RLWE encryption over a basis: c0 + c1·s = scaled message + noise. Ciphertexts are transformed, [c0, c1][prime][8192].
 // Randomness always comes from the caller. Sizes are the caller's to check.
 
-#include "lattice.hpp"
+#include "rlwe/transform.hpp"
 
 namespace comet::lattice {
 

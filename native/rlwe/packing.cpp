@@ -1,4 +1,4 @@
-#include "lattice_pack.hpp"
+#include "rlwe/packing.hpp"
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "transfer.hpp"
+#include "ot/extension.hpp"
 
 namespace comet {
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "isa.hpp"
-#include "ring.hpp"
+#include "common/isa.hpp"
+#include "common/types.hpp"
 
 namespace comet {
 

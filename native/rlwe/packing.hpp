@@ -12,7 +12,7 @@
 // out beforehand, mod q. Of the inputs' c0 only what is wanted ever enters the result, so c0 starts with nothing but the
 // changes of keys, and what is wanted is put in its place in the end. An automorphism changes the secret to s_j(s); keys that encrypt special·s_j(s) change it back.
 
-#include "lattice.hpp"
+#include "rlwe/transform.hpp"
 
 namespace comet::lattice {
 

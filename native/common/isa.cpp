@@ -1,4 +1,4 @@
-#include "isa.hpp"
+#include "common/isa.hpp"
 
 #include <stdexcept>
 

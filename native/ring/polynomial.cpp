@@ -1,4 +1,4 @@
-#include "polynomial.hpp"
+#include "ring/polynomial.hpp"
 
 #include <algorithm>
 

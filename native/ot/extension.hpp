@@ -1,6 +1,6 @@
 #pragma once
 
-#include "transfer_aes.hpp"
+#include "ot/aes.hpp"
 
 namespace comet {
 

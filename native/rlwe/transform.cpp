@@ -1,4 +1,4 @@
-#include "lattice.hpp"
+#include "rlwe/transform.hpp"
 
 #include <algorithm>
 #include <map>
@@ -93,7 +93,7 @@ COMET_INLINE Vec reduce_sum(const Sum &s, const Vec &q, const Vec &inverse) {
     return v;
 }
 
-#include "lattice_kernels.inc"
+#include "rlwe/transform_kernels.inc"
 #undef LATTICE_TARGET
 
 } // namespace portable
@@ -163,7 +163,7 @@ COMET_AVX2 COMET_INLINE Vec reduce_sum(Sum s, Vec q, Vec inverse) {
     return lesser(rest, sub(rest, q));
 }
 
-#include "lattice_kernels.inc"
+#include "rlwe/transform_kernels.inc"
 #undef LATTICE_TARGET
 
 } // namespace avx2

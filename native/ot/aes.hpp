@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "ring.hpp"
+#include "common/types.hpp"
 
 namespace comet {
 

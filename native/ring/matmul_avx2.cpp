@@ -8,7 +8,7 @@
 //
 // Blocking: a panel of 8 columns and `block_k` rows of y stays in L1, the packed rows of x in L2.
 
-#include "matmul.hpp"
+#include "ring/matmul.hpp"
 
 #include <algorithm>
 #include <cstdlib>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lattice.hpp"
+#include "rlwe/transform.hpp"
 
 namespace comet::lattice {
 

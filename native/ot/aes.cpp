@@ -4,7 +4,7 @@
 // ShiftRows is a renaming, and the S-box is arithmetic in GF(2^8): x^254 by four products, then the affine map.
 // It takes the same time for all data, which tables would not.
 
-#include "transfer_aes.hpp"
+#include "ot/aes.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "matmul.hpp"
+#include "ring/matmul.hpp"
 
 #include <algorithm>
 

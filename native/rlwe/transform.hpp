@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "isa.hpp"
-#include "ring.hpp"
+#include "common/isa.hpp"
+#include "common/types.hpp"
 
 namespace comet::lattice {
 

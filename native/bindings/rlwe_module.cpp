@@ -5,8 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "lattice_pack.hpp"
-#include "lattice_rlwe.hpp"
+#include "rlwe/packing.hpp"
+#include "rlwe/scheme.hpp"
 
 namespace nb = nanobind;
 using namespace comet;

@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "transfer_tables.hpp"
+#include "ot/tables.hpp"
 
 namespace nb = nanobind;
 using namespace comet;

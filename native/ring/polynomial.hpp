@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "isa.hpp"
-#include "ring.hpp"
+#include "common/isa.hpp"
+#include "common/types.hpp"
 
 namespace comet {
 

@@ -1,10 +1,10 @@
-#include "lattice_rlwe.hpp"
+#include "rlwe/scheme.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-#include "lattice_bits.hpp"
+#include "rlwe/bits.hpp"
 
 namespace comet::lattice {
 

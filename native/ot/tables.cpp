@@ -1,9 +1,9 @@
-#include "transfer_tables.hpp"
+#include "ot/tables.hpp"
 
 #include <algorithm>
 #include <vector>
 
-#include "transfer_bits.hpp"
+#include "ot/bits.hpp"
 
 namespace comet {
 

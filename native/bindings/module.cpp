@@ -8,17 +8,17 @@
 
 #include <tuple>
 
-#include "isa.hpp"
-#include "matmul.hpp"
-#include "polynomial.hpp"
-#include "truncate.hpp"
-#include "words.hpp"
+#include "common/isa.hpp"
+#include "ring/matmul.hpp"
+#include "ring/polynomial.hpp"
+#include "ring/truncate.hpp"
+#include "ring/words.hpp"
 
 namespace nb = nanobind;
 using namespace comet;
 
-void bind_transfer(nb::module_ &m); // transfer_module.cpp
-void bind_lattice(nb::module_ &m); // lattice_module.cpp
+void bind_transfer(nb::module_ &m); // ot_module.cpp
+void bind_lattice(nb::module_ &m); // rlwe_module.cpp
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "words.hpp"
+#include "ring/words.hpp"
 
 #include <cstring>
 
