@@ -18,7 +18,7 @@ namespace nb = nanobind;
 using namespace comet;
 
 void bind_transfer(nb::module_ &m); // ot_module.cpp
-void bind_lattice(nb::module_ &m); // rlwe_module.cpp
+void bind_lattice(nb::module_ &m);  // rlwe_module.cpp
 
 namespace {
 
@@ -38,8 +38,8 @@ void py_matmul(const In &x, const In &y, const Out &out, size_t batch, size_t m,
         matmul(left + b * m * k, right + b * k * n, target + b * m * n, {m, k, n}, transposed, width, isa);
 }
 
-void py_matmul_int32(const In &x, const Flat<const i32> &w, const Out &out, size_t m, size_t k, size_t n, unsigned width,
-                     const std::string &isa_name) {
+void py_matmul_int32(const In &x, const Flat<const i32> &w, const Out &out, size_t m, size_t k, size_t n,
+                     unsigned width, const std::string &isa_name) {
     const Isa isa = isa_from_name(isa_name);
     const u64 *left = x.data();
     const i32 *right = w.data();
@@ -48,12 +48,12 @@ void py_matmul_int32(const In &x, const Flat<const i32> &w, const Out &out, size
     matmul_int32(left, right, target, {m, k, n}, width, isa);
 }
 
-using PyTerm = std::tuple<u64, u32>;                       // coefficient, product
-using PyRow = std::tuple<int, u64, std::vector<PyTerm>>;   // share (-1: one), constant, terms
+using PyTerm = std::tuple<u64, u32>;                     // coefficient, product
+using PyRow = std::tuple<int, u64, std::vector<PyTerm>>; // share (-1: one), constant, terms
 using PyPlan = std::tuple<std::vector<std::tuple<u32, u32>>, std::vector<PyRow>>;
 
-void py_evaluate(const PyPlan &description, const std::vector<In> &opened, const std::vector<In> &shares, const Out &out,
-                 const std::string &isa_name) {
+void py_evaluate(const PyPlan &description, const std::vector<In> &opened, const std::vector<In> &shares,
+                 const Out &out, const std::string &isa_name) {
     const Isa isa = isa_from_name(isa_name);
     PolynomialPlan plan;
     for (const auto &[previous, variable] : std::get<0>(description)) plan.products.push_back({previous, variable});

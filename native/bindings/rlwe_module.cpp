@@ -24,11 +24,11 @@ const u128 *wide(const Flat<const u64> &x) { return reinterpret_cast<const u128 
 
 void py_forward(const Basis &basis, const Residues &x, const ResiduesOut &out, const std::string &isa) {
     const Isa chosen = isa_from_name(isa);
-    for (size_t i = 0; i < basis.size(); ++i)
-        forward(basis[i], x.data() + i * degree, out.data() + i * degree, chosen);
+    for (size_t i = 0; i < basis.size(); ++i) forward(basis[i], x.data() + i * degree, out.data() + i * degree, chosen);
 }
 
-void py_forward_short(const Basis &basis, const Residues &x, size_t live, const ResiduesOut &out, const std::string &isa) {
+void py_forward_short(const Basis &basis, const Residues &x, size_t live, const ResiduesOut &out,
+                      const std::string &isa) {
     const Isa chosen = isa_from_name(isa);
     for (size_t i = 0; i < basis.size(); ++i)
         for (size_t block = 0; block < rows / live; ++block) {
@@ -85,8 +85,9 @@ void py_encrypt(const Basis &basis, const Residues &scaled, const Flat<const i8>
     encrypt(basis, scaled.data(), errors.data(), c1.data(), secret.data(), c0.data(), isa_from_name(isa));
 }
 
-void py_multiply_short(const Basis &basis, const Residues &x, const Flat<const i64> &y, size_t row_blocks, size_t inputs,
-                       size_t outputs, size_t live, u32 divisor, const ResiduesOut &out, const std::string &isa) {
+void py_multiply_short(const Basis &basis, const Residues &x, const Flat<const i64> &y, size_t row_blocks,
+                       size_t inputs, size_t outputs, size_t live, u32 divisor, const ResiduesOut &out,
+                       const std::string &isa) {
     const ShortShape shape{row_blocks, inputs, outputs, live, divisor};
     multiply_short(basis, x.data(), y.data(), shape, out.data(), isa_from_name(isa));
 }
@@ -111,9 +112,9 @@ void py_respond(const Basis &basis, const ResiduesOut &ciphertext, const Residue
                 const Flat<const i8> &ephemeral, const Flat<const i8> &errors0, const Flat<const i8> &errors1,
                 const Flat<const u64> &flood, unsigned flood_bits, const Residues &masks, const Residues &positions,
                 unsigned bits0, unsigned bits1, const Flat<u8> &out0, const Flat<u8> &out1, const std::string &isa) {
-    const Response response{ephemeral.data(), errors0.data(),    errors1.data(),   flood.data(),
-                            (flood_bits + 63) / 64, flood_bits,  masks.data(),     positions.data(),
-                            positions.size(), bits0,             bits1};
+    const Response response{ephemeral.data(),       errors0.data(), errors1.data(), flood.data(),
+                            (flood_bits + 63) / 64, flood_bits,     masks.data(),   positions.data(),
+                            positions.size(),       bits0,          bits1};
     respond(basis, ciphertext.data(), public_key.data(), response, out0.data(), out1.data(), isa_from_name(isa));
 }
 

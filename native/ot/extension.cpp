@@ -11,8 +11,8 @@ namespace comet {
 
 namespace {
 
-constexpr size_t tile_blocks = 64;               // AES blocks of one plane
-constexpr size_t tile = 128 * tile_blocks;       // transfers worked on at a time: 128 planes stay in L2
+constexpr size_t tile_blocks = 64;         // AES blocks of one plane
+constexpr size_t tile = 128 * tile_blocks; // transfers worked on at a time: 128 planes stay in L2
 constexpr size_t tile_words = 2 * tile_blocks;
 constexpr unsigned most_fold = 8;
 
@@ -55,7 +55,8 @@ void hash_rows(const AesSchedule &key, u64 first, const Block *rows, Block offse
             tweaks[i] = {first + start + i, 0};
         }
         hash_blocks(key, x, tweaks, m, isa);
-        if (halves == 2) std::memcpy(out + 2 * start, x, m * sizeof(Block));
+        if (halves == 2)
+            std::memcpy(out + 2 * start, x, m * sizeof(Block));
         else
             for (size_t i = 0; i < m; ++i) out[start + i] = x[i].low;
     }

@@ -17,12 +17,12 @@ namespace comet {
 ///
 ///     H(i, x) = π(π(x) + i) + π(x),  all or the low 64 bits, π = AES under a public key (TMMO; Guo, Katz, Wang, Yu 2020).
 struct Extension {
-    const u8 *keys;   // 128 / fold · 2^fold · 16 bytes; the sender's are in the order of x + Δ_j, key 0 is not used
-    unsigned fold;    // 1, 2, 4 or 8
+    const u8 *keys; // 128 / fold · 2^fold · 16 bytes; the sender's are in the order of x + Δ_j, key 0 is not used
+    unsigned fold;  // 1, 2, 4 or 8
     const u8 *hash_key;
-    u64 first;        // index of the first transfer, a multiple of 128
-    size_t count;     // a multiple of 128
-    size_t halves;    // 64-bit words kept of every H: 1 or 2
+    u64 first;     // index of the first transfer, a multiple of 128
+    size_t count;  // a multiple of 128
+    size_t halves; // 64-bit words kept of every H: 1 or 2
 };
 
 /// Bytes of the receiver's message: (128 / fold - 1) · count bits.
@@ -32,7 +32,8 @@ size_t extension_bytes(unsigned fold, size_t count);
 void extend_receiver(const Extension &e, u8 *bits, u8 *message, u64 *words, const TransferIsa &isa);
 
 /// The sender, given the receiver's message: both messages of every transfer.
-void extend_sender(const Extension &e, const u8 *delta, const u8 *message, u64 *zeros, u64 *ones, const TransferIsa &isa);
+void extend_sender(const Extension &e, const u8 *delta, const u8 *message, u64 *zeros, u64 *ones,
+                   const TransferIsa &isa);
 
 constexpr size_t hash_batch = 64;
 

@@ -134,7 +134,7 @@ COMET_AVX2 void micro_kernel(const i32 *x, const i32 *y, size_t kc, u64 *c, size
             store(c + 4, _mm256_cvtepu32_epi64(_mm256_extracti128_si256(cross[r], 1)), accumulate);
         } else {
             const __m256i upper = _mm256_set1_epi64x(static_cast<long long>(0xffffffff00000000u));
-            const __m256i e = _mm256_add_epi64(even[r], _mm256_slli_epi64(cross[r], 32)); // columns 0 2 4 6
+            const __m256i e = _mm256_add_epi64(even[r], _mm256_slli_epi64(cross[r], 32));  // columns 0 2 4 6
             const __m256i o = _mm256_add_epi64(odd[r], _mm256_and_si256(cross[r], upper)); // columns 1 3 5 7
             const __m256i a = _mm256_unpacklo_epi64(e, o);                                 // columns 0 1 4 5
             const __m256i b = _mm256_unpackhi_epi64(e, o);                                 // columns 2 3 6 7

@@ -6,7 +6,8 @@ namespace comet {
 
 namespace {
 
-COMET_INLINE void evaluate_body(const PolynomialPlan &plan, const std::vector<const u64 *> &opened, u64 *out, size_t n) {
+COMET_INLINE void evaluate_body(const PolynomialPlan &plan, const std::vector<const u64 *> &opened, u64 *out,
+                                size_t n) {
     // All products of one block, the row's coefficient and the block of `out` should stay in L1.
     constexpr size_t cache_words = 4096;
     const size_t block = std::clamp<size_t>(cache_words / (plan.products.size() + 2) / 64 * 64, 64, 1024);

@@ -50,7 +50,8 @@ COMET_INLINE void finish_body(const u64 *x, const u8 *bits, const u8 *mine, cons
                               u64 *__restrict out, size_t n, Truncation how) {
     const unsigned exponent = how.width - how.shift;
     const u64 constant = 1 - power_of_two(exponent) - power_of_two(exponent - 2);
-    const Finish finish{offset_of(how), low_mask(how.width), how.leader ? constant : 0, power_of_two(exponent), how.shift};
+    const Finish finish{offset_of(how), low_mask(how.width), how.leader ? constant : 0, power_of_two(exponent),
+                        how.shift};
     for (size_t i = 0; i < n / 8; ++i) {
         const Signs s = signs_of(bits[i], mine[i], theirs[i], how.leader);
         for (unsigned j = 0; j < 8; ++j) out[8 * i + j] = finish(x[8 * i + j], product[8 * i + j], s, j);
@@ -65,8 +66,8 @@ COMET_AVX2 void mask_avx2(const u64 *x, const u8 *bits, u8 *out, size_t n, Trunc
     mask_body(x, bits, out, n, how);
 }
 
-COMET_AVX2 void finish_avx2(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product, u64 *out,
-                            size_t n, Truncation how) {
+COMET_AVX2 void finish_avx2(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product,
+                            u64 *out, size_t n, Truncation how) {
     finish_body(x, bits, mine, theirs, product, out, n, how);
 }
 

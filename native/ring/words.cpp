@@ -32,7 +32,9 @@ COMET_INLINE void pack_body(const u64 *x, u8 *out, size_t n, unsigned size) {
     case 1: return narrow<u8>(x, out, n);
     case 2: return narrow<std::uint16_t>(x, out, n);
     case 4: return narrow<u32>(x, out, n);
-    case 8: if (n > 0) std::memcpy(out, x, n * 8); return;
+    case 8:
+        if (n > 0) std::memcpy(out, x, n * 8);
+        return;
     default: break;
     }
     size_t i = 0;
@@ -46,7 +48,9 @@ COMET_INLINE void unpack_body(const u8 *data, u64 *out, size_t n, unsigned size)
     case 1: return widen<u8>(data, out, n);
     case 2: return widen<std::uint16_t>(data, out, n);
     case 4: return widen<u32>(data, out, n);
-    case 8: if (n > 0) std::memcpy(out, data, n * 8); return;
+    case 8:
+        if (n > 0) std::memcpy(out, data, n * 8);
+        return;
     default: break;
     }
     const u64 mask = low_mask(8 * size);

@@ -11,8 +11,8 @@ class Packer {
 public:
     Packer(const Basis &basis, const Prime &special, PackingKeys keys, Isa isa)
         : basis_(basis), special_(special), keys_(keys), isa_(isa), limbs_(basis.size()), one_(limbs_ * degree),
-          difference_(degree), turned_(2 * one_), digits_(limbs_ * degree),
-          products_(2 * degree), sums_(2 * (limbs_ + 1) * degree) {
+          difference_(degree), turned_(2 * one_), digits_(limbs_ * degree), products_(2 * degree),
+          sums_(2 * (limbs_ + 1) * degree) {
         for (size_t i = 0; i < limbs_; ++i) {
             const Prime &p = basis[i];
             if (special.q >= p.q) throw std::invalid_argument("the special prime must be the smallest");
@@ -35,7 +35,8 @@ public:
             const size_t component = k / limbs_, i = k % limbs_;
             const u32 *sums = sums_.data() + component * (limbs_ + 1) * degree;
             const u32 *more = component == 0 && level > 0 ? turned_.data() + i * degree : nullptr;
-            divide(basis_[i], special_.q, inverse_[i], sums + i * degree, sums + limbs_ * degree, more, p + k * degree, isa_);
+            divide(basis_[i], special_.q, inverse_[i], sums + i * degree, sums + limbs_ * degree, more, p + k * degree,
+                   isa_);
         }
     }
 
@@ -52,8 +53,8 @@ private:
                                 limbs_ * lanes, isa_);
             const u32 *key = keys_.data + (level * (keys_.digits + 1) + key_limb) * rows * key_row;
             u32 *products = products_.data();
-            multiply_add(prime, {key, key_row, 2 * lanes, lanes}, {digits_.data(), limbs_ * lanes}, limbs_, 1, rows, &products,
-                         degree, true, isa_);
+            multiply_add(prime, {key, key_row, 2 * lanes, lanes}, {digits_.data(), limbs_ * lanes}, limbs_, 1, rows,
+                         &products, degree, true, isa_);
             for (size_t component = 0; component < 2; ++component)
                 backward(prime, products_.data() + component * degree,
                          sums_.data() + (component * (limbs_ + 1) + target) * degree, isa_);
@@ -89,7 +90,8 @@ void pack(const Basis &basis, const Prime &special, u32 *ciphertexts, size_t cou
     for (unsigned level = 0; level < levels; ++level) {
         const size_t half = size_t{1} << (levels - 1 - level);
         for (size_t k = 0; k < std::min(half, count); ++k)
-            packer.merge(ciphertexts + k * both, k + half < count ? ciphertexts + (k + half) * both : nullptr, level, levels);
+            packer.merge(ciphertexts + k * both, k + half < count ? ciphertexts + (k + half) * both : nullptr, level,
+                         levels);
     }
     for (size_t i = 0; i < count; ++i)
         for (size_t l = 0; l < limbs; ++l)
@@ -97,8 +99,7 @@ void pack(const Basis &basis, const Prime &special, u32 *ciphertexts, size_t cou
                 u32 &place = ciphertexts[l * degree + k * step + i];
                 place = basis[l].plus(place, basis[l].times(wanted[(i * limbs + l) * few + k], static_cast<u32>(step)));
             }
-    for (size_t k = 0; k < 2 * limbs; ++k)
-        forward(basis[k % limbs], ciphertexts + k * degree, out + k * degree, isa);
+    for (size_t k = 0; k < 2 * limbs; ++k) forward(basis[k % limbs], ciphertexts + k * degree, out + k * degree, isa);
 }
 
 } // namespace comet::lattice

@@ -123,15 +123,15 @@ void transform_plain(const Basis &basis, const Basis &plain, const u32 *residues
     }
 }
 
-void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 *c1, const u32 *secret, u32 *c0, Isa isa) {
+void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 *c1, const u32 *secret, u32 *c0,
+             Isa isa) {
     std::vector<u32> sum(degree);
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
         const size_t start = i * degree;
         for (size_t j = 0; j < degree; ++j) sum[j] = p.plus(scaled[start + j], small(p, errors[j]));
         forward(p, sum.data(), c0 + start, isa);
-        for (size_t j = start; j < start + degree; ++j)
-            c0[j] = p.minus(c0[j], montgomery_product(p, c1[j], secret[j]));
+        for (size_t j = start; j < start + degree; ++j) c0[j] = p.minus(c0[j], montgomery_product(p, c1[j], secret[j]));
     }
 }
 
@@ -171,7 +171,8 @@ void multiply_dense(const Prime &p, const ShortProduct &product, Isa isa) {
     std::vector<u32> residues(degree), transformed(degree);
     for (size_t o = 0; o < shape.outputs; ++o)
         for (size_t i = 0; i < shape.inputs; ++i) {
-            reduce_integers(p, product.y + (o * shape.inputs + i) * shape.live, shape.live, product.factor, residues.data());
+            reduce_integers(p, product.y + (o * shape.inputs + i) * shape.live, shape.live, product.factor,
+                            residues.data());
             forward(p, residues.data(), transformed.data(), isa);
             for (size_t r = 0; r < shape.row_blocks; ++r) {
                 u32 *acc = product.sum(o, r, 0);
@@ -187,7 +188,8 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
     constexpr size_t chunk = 12; // at most `fold`
     const ShortShape &shape = product.shape;
     const size_t live = shape.live;
-    std::vector<u32> residues(shape.outputs * shape.inputs * live), work(live * lanes), right(wide * chunk * live * lanes);
+    std::vector<u32> residues(shape.outputs * shape.inputs * live), work(live * lanes),
+        right(wide * chunk * live * lanes);
     reduce_integers(p, product.y, residues.size(), product.factor, residues.data());
     for (size_t row = 0; row < rows; row += live)
         for (size_t o = 0, sets = 0; o < shape.outputs; o += sets) {
@@ -196,8 +198,8 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
                 const size_t terms = std::min(chunk, shape.inputs - first), width = terms * sets * lanes;
                 for (size_t k = 0; k < terms * sets; ++k) {
                     const size_t factor = (o + k % sets) * shape.inputs + first + k / sets;
-                    forward_short(p, residues.data() + factor * live, live, row / live, work.data(), right.data() + k * lanes,
-                                  width, isa);
+                    forward_short(p, residues.data() + factor * live, live, row / live, work.data(),
+                                  right.data() + k * lanes, width, isa);
                 }
                 for (size_t r = 0; r < shape.row_blocks; ++r) {
                     u32 *acc[wide];
@@ -256,7 +258,8 @@ std::vector<u64> flood_sums(const Response &r) {
 
 } // namespace
 
-void respond(const Basis &basis, u32 *ciphertext, const u32 *public_key, const Response &r, u8 *out0, u8 *out1, Isa isa) {
+void respond(const Basis &basis, u32 *ciphertext, const u32 *public_key, const Response &r, u8 *out0, u8 *out1,
+             Isa isa) {
     const size_t one = basis.size() * degree, digits = r.flood_words + 1;
     std::vector<u32> ephemeral(one), c0(basis.size() * r.used), c1(one), ordered(degree);
     const std::vector<u64> floods = flood_sums(r);
@@ -267,7 +270,8 @@ void respond(const Basis &basis, u32 *ciphertext, const u32 *public_key, const R
         for (size_t component = 0; component < 2; ++component) {
             u32 *c = ciphertext + component * one + start;
             const u32 *key = public_key + component * one + start;
-            for (size_t j = 0; j < degree; ++j) c[j] = p.plus(c[j], montgomery_product(p, ephemeral[start + j], key[j]));
+            for (size_t j = 0; j < degree; ++j)
+                c[j] = p.plus(c[j], montgomery_product(p, ephemeral[start + j], key[j]));
         }
         backward(p, ciphertext + start, ordered.data(), isa);
         const u32 centre = p.times(3, p.power(2, r.flood_bits - 1));

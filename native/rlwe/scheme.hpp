@@ -29,7 +29,8 @@ void scale_odd(const Basis &basis, const Basis &plain, const u32 *residues, size
 void transform_plain(const Basis &basis, const Basis &plain, const u32 *residues, u32 *out, Isa isa);
 
 /// c0 = scaled + e - c1·s.
-void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 *c1, const u32 *secret, u32 *c0, Isa isa);
+void encrypt(const Basis &basis, const u32 *scaled, const i8 *errors, const u32 *c1, const u32 *secret, u32 *c0,
+             Isa isa);
 
 struct ShortShape {
     size_t row_blocks, inputs, outputs, live;
@@ -44,10 +45,10 @@ void multiply_short(const Basis &basis, const u32 *x, const i64 *y, ShortShape s
 void multiply_plain(const Basis &basis, const u32 *const *x, const u32 *const *y, size_t terms, u32 *out, Isa isa);
 
 struct Response {
-    const i8 *ephemeral;  // [8192] ternary
-    const i8 *errors0;    // [used]
-    const i8 *errors1;    // [8192]
-    const u64 *flood;     // [used][3 summands][flood_words]
+    const i8 *ephemeral; // [8192] ternary
+    const i8 *errors0;   // [used]
+    const i8 *errors1;   // [8192]
+    const u64 *flood;    // [used][3 summands][flood_words]
     size_t flood_words;
     unsigned flood_bits;
     const u32 *masks;     // [prime][used], scaled

@@ -260,7 +260,8 @@ void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *ou
     kernel(p, from, in, work, out, stride);
 }
 
-void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride, Isa isa) {
+void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride,
+                   Isa isa) {
     const auto kernel = isa == Isa::avx2 ? avx2::forward_short_kernel : portable::forward_short_kernel;
     kernel(p, in, live, block, work, out, stride);
 }
@@ -297,7 +298,8 @@ void turn(const Prime &p, const u32 *in, size_t distance, u32 *out, Isa isa) {
     isa == Isa::avx2 ? avx2::turn_kernel(p, in, distance, out) : portable::turn_kernel(p, in, distance, out);
 }
 
-void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa) {
+void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out,
+            Isa isa) {
     isa == Isa::avx2 ? avx2::divide_kernel(p, special, inverse, x, rest, more, out)
                      : portable::divide_kernel(p, special, inverse, x, rest, more, out);
 }
@@ -335,8 +337,7 @@ void Basis::digits(const u32 *residues, size_t stride, u32 *out) const {
     for (size_t i = 0; i < size(); ++i) {
         const Prime &p = *primes_[i];
         u32 digit = residues[i * stride];
-        for (size_t j = 0; j < i; ++j)
-            digit = p.times(p.minus(digit, p.reduce(u64{out[j]})), garner_[i * size() + j]);
+        for (size_t j = 0; j < i; ++j) digit = p.times(p.minus(digit, p.reduce(u64{out[j]})), garner_[i * size() + j]);
         out[i] = digit;
     }
 }

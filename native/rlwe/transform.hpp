@@ -29,11 +29,11 @@ constexpr size_t fold = 16; // products of two residues that fit into 64 bits to
 /// -w·q^-1 mod 2^32. Entries 1..7 serve the first three stages; vectors of 8 for the others start at entry 8.
 struct Prime {
     u32 q;
-    u32 inverse;     // q^-1 mod 2^32
-    u32 montgomery;  // 2^32 mod q
-    u32 square;      // 2^64 mod q
-    u32 scale;       // 8192^-1, in Montgomery form
-    u64 barrett;     // floor(2^64 / q)
+    u32 inverse;    // q^-1 mod 2^32
+    u32 montgomery; // 2^32 mod q
+    u32 square;     // 2^64 mod q
+    u32 scale;      // 8192^-1, in Montgomery form
+    u64 barrett;    // floor(2^64 / q)
     std::vector<u32> forward, forward_companion, backward, backward_companion;
 
     u32 reduce(u64 x) const {
@@ -76,7 +76,8 @@ void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *ou
 
 /// The same for a polynomial in[live] below q, the other coefficients being zero; `live` is a power of two, 2..1024. The
 /// shorter, the cheaper. Only the `live` rows of one of 1024/live blocks are made; `work` has live·8 entries.
-void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride, Isa isa);
+void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride,
+                   Isa isa);
 
 /// The inverse of `forward`; destroys its input.
 void backward(const Prime &p, u32 *in, u32 *out, Isa isa);
@@ -109,7 +110,8 @@ void turn(const Prime &p, const u32 *in, size_t distance, u32 *out, Isa isa);
 
 /// out += (x - centred rest) / special + more: a sum modulo q·special is rounded to q. `inverse` is special^-1 mod q in
 /// Montgomery form, special < q, `more` may be null.
-void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out, Isa isa);
+void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out,
+            Isa isa);
 
 /// Several primes together: q is their product.
 class Basis {
@@ -135,9 +137,9 @@ public:
 
 private:
     std::vector<const Prime *> primes_;
-    std::vector<u32> punctured_;     // (q/q_i)^-1 mod q_i
-    std::vector<u128> reciprocals_;  // floor(2^128 / q_i)
-    std::vector<u32> garner_;        // [i][j]: q_j^-1 mod q_i, j < i
+    std::vector<u32> punctured_;    // (q/q_i)^-1 mod q_i
+    std::vector<u128> reciprocals_; // floor(2^128 / q_i)
+    std::vector<u32> garner_;       // [i][j]: q_j^-1 mod q_i, j < i
     u128 modulus_ = 1;
     u64 low_ = 1;
 };
