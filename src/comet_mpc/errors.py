@@ -17,6 +17,7 @@
     └── PeerError             the other side failed, misbehaved or is unreachable
         ├── PeerClosed            it closed the connection
         ├── PeerTimeout           it made no progress for too long
+        │   └── NobodyConnected       nobody connected while a listener waited
         ├── WrongSize             it sent a message that is longer or shorter than the program expects
         ├── WrongVersion          it speaks another version of the wire protocol
         ├── ProtocolMismatch      it runs another model, program or source of randomness
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigurationError",
     "ForeignRandomness",
     "LeakError",
+    "NobodyConnected",
     "NotAuthenticated",
     "NotFinite",
     "PeerClosed",
@@ -120,6 +122,10 @@ class PeerClosed(PeerError):
 
 class PeerTimeout(PeerError):
     """The other side made no progress for too long."""
+
+
+class NobodyConnected(PeerTimeout):
+    """Nobody connected while a listener waited."""
 
 
 class _GotExpected(PeerError):

@@ -22,11 +22,13 @@ from comet_mpc.engine.party import SourceName
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.offline.pair.commit import Progress
-from comet_mpc.service.client import Client, Prediction
-from comet_mpc.service.conversation import ServiceLimits
-from comet_mpc.service.messages import parse_address
+from comet_mpc.net.sockets import parse_address
+from comet_mpc.offline.source import Progress
+from comet_mpc.offline.sources import DealerSource, PairSource
+from comet_mpc.service.client import Client
+from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.metrics import log_as_json
+from comet_mpc.service.prediction import Prediction
 from comet_mpc.service.server import Server
 from comet_mpc.units import human_bytes
 
@@ -124,7 +126,7 @@ def serve(
     server = Server(
         ServedModel.load(model, private_embeddings=private_embeddings),
         parse_address(listen),
-        parse_address(dealer) if dealer is not None else None,
+        DealerSource(parse_address(dealer)) if dealer is not None else PairSource(),
         identity_in(keys, name),
         state,
         workers=workers,

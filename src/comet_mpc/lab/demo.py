@@ -17,7 +17,7 @@ from comet_mpc.engine.party import SourceName
 from comet_mpc.lab.evaluation import local_service
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel
-from comet_mpc.offline.pair.commit import Progress
+from comet_mpc.offline.source import Progress
 from comet_mpc.service.client import Client
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     """One text. Bytes are both parties' together, frame headers included."""
 
     text: str
-    source: SourceName
+    source: str
     label: str
     probability: float
     plain_label: str
@@ -75,10 +75,10 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
 class _Recorder(Channel):
     """A channel that keeps a copy of what this side sends in the rounds of a program: what the other side sees."""
 
-    def __init__(self, inner: Channel) -> None:
+    def __init__(self, inner: Channel, seen: bytearray) -> None:
         super().__init__(inner.timeout)
         self._inner = inner
-        self.seen = bytearray()
+        self.seen = seen
 
     @property
     def peer_name(self) -> str | None:
@@ -102,20 +102,6 @@ class _Recorder(Channel):
 
     def _release(self) -> None:
         self._inner.close()
-
-
-class _WatchedClient(Client):
-    """A client whose messages to the server are kept."""
-
-    def _dial(self) -> Channel:
-        return _Recorder(super()._dial())
-
-    @property
-    def seen(self) -> bytearray:
-        """What the server has seen on the connection for queries."""
-        channel = self._connected()
-        assert isinstance(channel, _Recorder)
-        return channel.seen
 
 
 def glimpse(data: bytes | bytearray) -> Glimpse:
@@ -150,11 +136,18 @@ def run_demo(
     model: ServedModel, texts: Sequence[str], source: SourceName = "pair", progress: Progress | None = None
 ) -> list[TextResult]:
     """Classifies the texts one by one, privately and in the clear. Randomness for all of them is prepared before."""
-    results = []
+    results, seen = [], bytearray()
     with (
         local_service(model, source, batch=1) as (address, keys, directory),
-        _WatchedClient(
-            address, keys=keys, cache=directory / "cache", batch=1, ready=0, source=source, progress=progress
+        Client(
+            address,
+            keys=keys,
+            cache=directory / "cache",
+            batch=1,
+            ready=0,
+            source=source,
+            progress=progress,
+            wrap=lambda channel: _Recorder(channel, seen),
         ) as client,
     ):
         public = client.connect()
@@ -163,9 +156,8 @@ def run_demo(
         offline_seconds = {bucket: _prepare(client, bucket, count) for bucket, count in sizes.items()}
         for text, query in zip(texts, queries, strict=True):
             client.prepare(bucket=query.bucket)  # what of it can be done in memory
-            record, before = client.seen, len(client.seen)
+            seen.clear()
             (prediction,) = client.classify([text])
-            seen = bytes(record[before:] if client.seen is record else client.seen)  # it may have connected anew
             plain = model.plain_logits(model.prepare([text]))[0]
             odds = np.exp(plain - plain.max())
             plan = public.plan(1, query.bucket, fused=source == "dealer")

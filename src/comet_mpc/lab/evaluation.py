@@ -25,8 +25,10 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
 from comet_mpc.net.identity import TlsIdentity, make_test_set
 from comet_mpc.offline.dealer.server import run_dealer
-from comet_mpc.service.client import Client, Prediction
-from comet_mpc.service.conversation import ServiceLimits
+from comet_mpc.offline.sources import DealerSource, PairSource
+from comet_mpc.service.client import Client
+from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.service.prediction import Prediction
 from comet_mpc.service.server import Server
 
 __all__ = ["evaluate_securely", "local_service"]
@@ -148,6 +150,6 @@ def _serve(
     workers: int,
     limits: ServiceLimits,
 ) -> None:
-    address = None if dealer is None else ("127.0.0.1", dealer)
-    server = Server(model, ("127.0.0.1", 0), address, _identity(keys, "server"), state, workers=workers, limits=limits)
+    source = PairSource() if dealer is None else DealerSource(("127.0.0.1", dealer))
+    server = Server(model, ("127.0.0.1", 0), source, _identity(keys, "server"), state, workers=workers, limits=limits)
     server.serve_forever(lambda: tell.send(server.address[1]))

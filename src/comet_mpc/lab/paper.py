@@ -53,7 +53,7 @@ from comet_mpc.models.tasks import Example, Task
 from comet_mpc.models.transformer import EncoderRules, LayerRules, classify, encode_weights, input_mask, input_rows
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtSource
+from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_to_memory
 from comet_mpc.offline.store import new_bundle_id
 
@@ -343,7 +343,7 @@ def _take_part(
     with connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context()) as line:
         bundle = fetch_to_memory(line, party, order.bundle_id, plan.correlations, key=key)
     before = channel.traffic
-    logits = model.answer(query)(PartySession(party, channel, DealtSource(bundle, weights)), weights)
+    logits = model.answer(query)(PartySession(party, channel, DealtRandomness(bundle, weights)), weights)
     return logits, channel.traffic - before
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Never, get_args
+from typing import Literal, Never, Self, get_args
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -42,6 +42,12 @@ class TlsIdentity:
     certificate: Path
     key: Path
     authority: Path
+
+    @classmethod
+    def find(cls, directory: Path | str, name: str) -> Self:
+        """The certificate and key called `name` in a directory of keys, beside authority.pem."""
+        directory = Path(directory)
+        return cls(directory / f"{name}.pem", directory / f"{name}.key", directory / f"{_AUTHORITY}.pem")
 
     def server_context(self, require_client: bool) -> ssl.SSLContext:
         """For `listen`. Clients are asked for a certificate; without `require_client` they may have none."""

@@ -14,24 +14,25 @@ import ssl
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
 from itertools import islice
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from comet_mpc.errors import ConfigurationError, NotAuthenticated, PeerClosed, PeerError, PeerTimeout
+from comet_mpc.errors import ConfigurationError, NobodyConnected, PeerClosed, PeerError, PeerTimeout
 from comet_mpc.net.channel import DEFAULT_TIMEOUT, FRAME_HEADER, Channel, check_size
+from comet_mpc.net.tls import RECORD, Tls, check_context, secure, tls_failure
 
-__all__ = ["HANDSHAKE_TIMEOUT", "Listener", "TcpChannel", "TlsChannel", "connect", "listen"]
+Address = tuple[str, int]
+"""Host and port."""
+
+__all__ = ["HANDSHAKE_TIMEOUT", "Address", "Listener", "TcpChannel", "TlsChannel", "connect", "listen", "parse_address"]
 
 HANDSHAKE_TIMEOUT = 10.0
 
 _MOST_PIECES = 64  # per sendmsg; far below IOV_MAX
-_TLS_RECORD = 1 << 14
 _TLS_BATCH = 1 << 18  # bytes per system call
 _RETRY_PAUSE = 0.05
-_PARTING_SECONDS = 0.3
 
 
 class _Outgoing:
@@ -119,7 +120,7 @@ class _SocketChannel(Channel):
         try:
             self._pump(sending, receiving, deadline)
         except ssl.SSLError as error:
-            raise _tls_failure(error, "transfer") from error
+            raise tls_failure(error, "transfer") from error
         except OSError as error:
             raise PeerClosed(f"the connection broke ({error.strerror}): {_state(sending, receiving)}") from error
         return memoryview(b"") if receiving is None else receiving.finish()
@@ -183,52 +184,18 @@ class TcpChannel(_SocketChannel):
         return count > 0
 
 
-class _Tls:
-    """TLS between bytes in memory: what is sealed is collected, what is fed in is opened."""
-
-    def __init__(self, context: ssl.SSLContext, host: str | None) -> None:
-        self._arrived, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.session = context.wrap_bio(self._arrived, self._sealed, server_side=host is None, server_hostname=host)
-
-    @property
-    def sealed_bytes(self) -> int:
-        return self._sealed.pending
-
-    def collect(self) -> bytes:
-        """What is to go over the line."""
-        return self._sealed.read()
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """What has come over the line."""
-        self._arrived.write(data)
-
-    def seal(self, data: bytearray | memoryview) -> int:
-        """Encrypts a record; returns how much of the data is in it."""
-        return self.session.write(data)
-
-    def open(self, target: memoryview) -> int:
-        """Decrypts into `target`, at most a record; 0 if more has to come in first."""
-        if not self._arrived.pending and not self.session.pending():
-            return 0  # an exception costs more than asking
-        try:
-            return self.session.read(len(target), target)  # type: ignore[return-value]
-        except ssl.SSLWantReadError:
-            return 0
-
-
 class TlsChannel(_SocketChannel):
     """A channel over a stream socket, which it owns from now on, and TLS 1.3 after its handshake."""
 
-    def __init__(self, connection: socket.socket, tls: _Tls, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, connection: socket.socket, tls: Tls, timeout: float = DEFAULT_TIMEOUT) -> None:
         if tls.session.version() != "TLSv1.3":
             raise PeerError(f"a channel needs TLSv1.3, the connection has {tls.session.version()}")
         super().__init__(connection, timeout)
         self._tls = tls
         self._backlog = memoryview(b"")
         self._buffer = memoryview(bytearray(_TLS_BATCH))
-        certificate = tls.session.getpeercert() or {}
-        self._peer_name = _subject(certificate, "commonName")
-        self._peer_role = _subject(certificate, "organizationalUnitName")
+        self._peer_name = tls.peer("commonName")
+        self._peer_role = tls.peer("organizationalUnitName")
 
     @property
     def peer_name(self) -> str | None:
@@ -268,20 +235,14 @@ class TlsChannel(_SocketChannel):
 
 def _record(pieces: deque[memoryview]) -> bytearray | memoryview:
     """The next bytes to be sealed: small pieces (the header!) share a record."""
-    if len(pieces) == 1 or len(pieces[0]) >= _TLS_RECORD:
-        return pieces[0][:_TLS_RECORD]
+    if len(pieces) == 1 or len(pieces[0]) >= RECORD:
+        return pieces[0][:RECORD]
     record = bytearray()
     for piece in pieces:
-        record += piece[: _TLS_RECORD - len(record)]
-        if len(record) == _TLS_RECORD:
+        record += piece[: RECORD - len(record)]
+        if len(record) == RECORD:
             break
     return record
-
-
-def _subject(certificate: Mapping[str, Any], attribute: str) -> str | None:
-    """One attribute of the subject, in the nested form of `SSLSocket.getpeercert`."""
-    names = (pair for group in certificate.get("subject", ()) for pair in group)
-    return next((str(value) for name, value in names if name == attribute), None)
 
 
 def _state(sending: _Outgoing | None, receiving: _Incoming | None) -> str:
@@ -290,74 +251,13 @@ def _state(sending: _Outgoing | None, receiving: _Incoming | None) -> str:
     return ", ".join(parts)
 
 
-def _tls_failure(error: ssl.SSLError, during: str) -> PeerError:
-    """`NotAuthenticated` if it is about a certificate, else `PeerError`; either with OpenSSL's reason."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return NotAuthenticated(f"the peer's certificate was refused: {error.verify_message}")
-    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return PeerClosed(f"the peer closed the connection during the TLS {during}")
-    reason = (error.reason or str(error)).replace("_", " ").lower()
-    if "certificate" in reason or "unknown ca" in reason:
-        return NotAuthenticated(f"TLS {during} failed over a certificate: {reason}")
-    return PeerError(f"TLS {during} failed: {reason}")
-
-
-def _secure(plain: socket.socket, context: ssl.SSLContext, host: str | None, seconds: float) -> _Tls:
-    """The handshake, within `seconds` in all. The socket is closed if it fails."""
-    until = time.monotonic() + seconds
-    tls = _Tls(context, host)
-    try:
-        while not _shake_hands(plain, tls, until):
-            plain.settimeout(max(1e-3, until - time.monotonic()))
-            data = plain.recv(_TLS_RECORD)
-            if not data:
-                raise PeerClosed("the peer closed the connection during the TLS handshake")
-            tls.feed(data)
-    except (OSError, PeerClosed) as error:
-        _part(plain)
-        if isinstance(error, ssl.SSLError):
-            raise _tls_failure(error, "handshake") from error
-        if isinstance(error, TimeoutError):
-            raise PeerTimeout(f"the TLS handshake did not finish within {seconds:g} s") from error
-        if isinstance(error, OSError):
-            raise PeerClosed(f"the peer broke off the TLS handshake ({error.strerror})") from error
-        raise
-    return tls
-
-
-def _shake_hands(plain: socket.socket, tls: _Tls, until: float) -> bool:
-    """One step; True if this side is done. What it has to say, also the alert of a failure, is sent."""
-    if time.monotonic() >= until:
-        raise TimeoutError
-    plain.settimeout(max(1e-3, until - time.monotonic()))
-    try:
-        tls.session.do_handshake()
-        done = True
-    except ssl.SSLWantReadError:
-        done = False
-    except ssl.SSLError:
-        with contextlib.suppress(OSError):
-            plain.sendall(tls.collect())
-        raise
-    plain.sendall(tls.collect())
-    return done
-
-
-def _part(connection: socket.socket) -> None:
-    """Closes after reading what the peer has sent already: unread bytes would turn the closing into a reset,
-    and a reset overtakes the alert that tells the peer why."""
-    until = time.monotonic() + _PARTING_SECONDS
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_WR)
-        connection.settimeout(_PARTING_SECONDS)
-        while time.monotonic() < until and connection.recv(1 << 16):
-            pass
-    connection.close()
-
-
-def _check_context(tls: ssl.SSLContext | None) -> None:
-    if tls is not None and tls.minimum_version != ssl.TLSVersion.TLSv1_3:
-        raise ConfigurationError("the TLS context must set minimum_version to TLSv1_3 (see comet_mpc.keys)")
+def parse_address(address: str) -> Address:
+    """'host:port' or '[::1]:port'."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigurationError(f"{address!r} is not an address: expected HOST:PORT")
+    return host, int(port)
 
 
 class Listener:
@@ -379,21 +279,21 @@ class Listener:
     ) -> Channel:
         """The next channel; waits `timeout` seconds for a connection (None: for ever).
 
-        Raises `PeerTimeout` if nobody comes, `NotAuthenticated` or another `PeerError` if the TLS handshake
+        Raises `NobodyConnected` if nobody comes, `NotAuthenticated` or another `PeerError` if the TLS handshake
         fails: that connection is lost, and the listener goes on.
         """
         try:
             self._server.settimeout(timeout)
             connection, _ = self._server.accept()
         except TimeoutError as error:
-            raise PeerTimeout(f"nobody connected to {_name(*self.address)} within {timeout:g} s") from error
+            raise NobodyConnected(f"nobody connected to {_name(*self.address)} within {timeout:g} s") from error
         except OSError as error:
             if self._closing:
                 raise PeerClosed("the listener is closed") from error
-            raise PeerError(f"a connection was lost before it was accepted ({error.strerror})") from error
+            raise PeerError(f"a connection broke before it was accepted ({error.strerror})") from error
         if self._tls is None:
             return TcpChannel(connection, channel_timeout)
-        return TlsChannel(connection, _secure(connection, self._tls, None, handshake_timeout), channel_timeout)
+        return TlsChannel(connection, secure(connection, self._tls, None, handshake_timeout), channel_timeout)
 
     def fileno(self) -> int:
         """For `select`: readable while somebody waits to be accepted."""
@@ -415,7 +315,7 @@ class Listener:
 
 def listen(host: str, port: int, tls: ssl.SSLContext | None = None, backlog: int = 16) -> Listener:
     """Listens at host:port; port 0 lets the system choose (see `Listener.address`)."""
-    _check_context(tls)
+    check_context(tls)
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         server = socket.create_server((str(address[0]), int(address[1])), family=family, backlog=backlog)
@@ -442,7 +342,7 @@ def connect(
     be valid for `host`. In TLS 1.3 the client finishes first: if the server refuses the client's certificate,
     the first frame fails, not this call.
     """
-    _check_context(tls)
+    check_context(tls)
     if not host:
         raise ConfigurationError("connecting needs the name or address of a host")
     until = time.monotonic() + retry_seconds
@@ -464,7 +364,7 @@ def connect(
         time.sleep(_RETRY_PAUSE)
     if tls is None:
         return TcpChannel(connection, timeout)
-    return TlsChannel(connection, _secure(connection, tls, host, connect_timeout), timeout)
+    return TlsChannel(connection, secure(connection, tls, host, connect_timeout), timeout)
 
 
 def _name(host: str, port: int) -> str:

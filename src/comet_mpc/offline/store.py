@@ -10,12 +10,9 @@ What software cannot prevent is a copy: do not back up, snapshot or replicate th
     .writing-…            being written; nobody takes it
     .taken-…              consumed, about to be unlinked; nobody takes it
 
-After the header come a dealer's corrections (at the server; the client has none) or this party's shares of what the
-two parties prepared between themselves. The header carries party, source, program digest, bundle id, seed, what the
-preparation took on the wire, the exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies
-the header and the length, and of a pair's bundle every byte: it holds bits that hide what is sent. It does not hash a
-dealer's corrections, which can only make a result wrong: that would cost seconds in front of a query. `verify` does, at
-leisure, and consumes nothing.
+The header carries party, source, program digest, bundle id, seed, what the preparation took on the wire, the exact
+length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies the header and the length, and every byte
+if the source asks for it (`BundleFormat`). `verify` checks every byte at leisure, and consumes nothing.
 """
 
 from __future__ import annotations
@@ -28,27 +25,23 @@ import re
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Protocol, Self
 
-from comet_mpc.engine.correlations import Correlation, correction_bytes
-from comet_mpc.engine.party import SourceName
+from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.seeds import SEED_BYTES
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError, RandomnessSpent
-from comet_mpc.offline.dealer.bundles import Bundle, DealtSource
-from comet_mpc.offline.pair.prepare import PairSource, stored_bytes
+from comet_mpc.offline.bundle import Bundle
 
-__all__ = ["BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
+__all__ = ["BundleFormat", "BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAGIC = b"COMETB\x00\x02"
 _FIELDS = struct.Struct("<8sBB6x32s16s16sQQ32s")
-_SOURCES: tuple[SourceName, ...] = ("dealer", "pair")
 _HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
 _SUFFIX = ".bundle"
 _WRITING = ".writing-"
@@ -75,13 +68,25 @@ def check_digest(digest: str) -> str:
     return digest
 
 
+class BundleFormat(Protocol):
+    """What the store must know of the source of its bundles: `source.Source` is one."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def checked_when_taken(self) -> bool: ...
+
+    def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int: ...
+
+
 @dataclass(frozen=True)
 class _Header:
     party: int
     digest: str
     bundle_id: str
     seed: bytes = field(repr=False)
-    source: SourceName
+    source: int
     spent: int
     length: int = 0
     checksum: bytes = b""
@@ -90,7 +95,7 @@ class _Header:
         fields = _FIELDS.pack(
             _MAGIC,
             self.party,
-            _SOURCES.index(self.source),
+            self.source,
             bytes.fromhex(self.digest),
             bytes.fromhex(self.bundle_id),
             self.seed,
@@ -108,14 +113,14 @@ class _Header:
         if len(data) != _HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
             raise RandomnessError(f"bundle {name} is damaged: its header does not check; remove the file")
         magic, party, source, digest, bundle_id, seed, spent, length, body = _FIELDS.unpack(fields)
-        if magic != _MAGIC or source >= len(_SOURCES):
+        if magic != _MAGIC:
             raise RandomnessError(f"bundle {name} was written by another version; remove the file")
         size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
         if size != length:
             raise RandomnessError(
                 f"bundle {name} is damaged: got {size} bytes after the header, expected {length}; remove the file"
             )
-        return cls(party, digest.hex(), bundle_id.hex(), seed, _SOURCES[source], spent, length, body)
+        return cls(party, digest.hex(), bundle_id.hex(), seed, source, spent, length, body)
 
     def check_rest(self, file: BinaryIO) -> None:
         """Reads all that comes after the header, and goes back."""
@@ -130,13 +135,16 @@ class _Header:
 class BundleStore:
     """One party's prepared bundles, from one source. Several processes may share it."""
 
-    def __init__(self, directory: Path, party: int, source: SourceName = "dealer") -> None:
-        """Opens or makes the directory, mode 0700, and removes what crashed processes left half done."""
+    def __init__(self, directory: Path, party: int, source: BundleFormat, most_bytes: int | None = None) -> None:
+        """Opens or makes the directory, mode 0700, and removes what crashed processes left half done.
+
+        most_bytes: of all bundles together; to make room for a new one, the oldest are dropped when it is committed.
+        """
         if party not in (CLIENT, SERVER):
             raise ConfigurationError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
         self.directory = Path(directory)
         self.party = party
-        self.source: SourceName = source
+        self._source, self._most_bytes = source, most_bytes
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.directory.stat()
@@ -157,13 +165,7 @@ class BundleStore:
         check_digest(digest)
         if len(seed) != SEED_BYTES:
             raise RandomnessError(f"a seed has {SEED_BYTES} bytes, got {len(seed)}")
-        return BundleWriter(self, _Header(self.party, digest, bundle_id, seed, self.source, spent))
-
-    def part_bytes(self, correlations: Sequence[Correlation]) -> int:
-        """What a bundle for this program takes here, apart from its header."""
-        if self.source == "pair":
-            return stored_bytes(self.party, correlations)
-        return sum(map(correction_bytes, correlations)) if self.party == SERVER else 0
+        return BundleWriter(self, _Header(self.party, digest, bundle_id, seed, self._source.number, spent))
 
     def list(self, digest: str) -> tuple[str, ...]:
         """Ids of the complete bundles for a program, oldest first. Damaged files are left out."""
@@ -172,7 +174,7 @@ class BundleStore:
             with contextlib.suppress(FileNotFoundError, RandomnessError), path.open("rb") as file:
                 header = _Header.read(file, path.stem)
                 known = (header.digest, header.party, header.source, header.bundle_id)
-                if known == (digest, self.party, self.source, path.stem):
+                if known == (digest, self.party, self._source.number, path.stem):
                     found.append((os.fstat(file.fileno()).st_mtime_ns, path.stem))
         return tuple(bundle_id for _, bundle_id in sorted(found))
 
@@ -200,30 +202,38 @@ class BundleStore:
                 os.fsync(descriptor)
                 header = _Header.read(file, bundle_id)
                 self._check(header, bundle_id, digest, correlations)
-                if self.source == "pair":
+                if self._source.checked_when_taken:
                     header.check_rest(file)
             except BaseException:
                 file.close()
                 raise
-        if self.source == "dealer" and self.party == CLIENT:
-            file.close()
-            return Bundle(CLIENT, header.seed, tuple(correlations), spent=header.spent)
-        return Bundle(self.party, header.seed, tuple(correlations), file, spent=header.spent)
-
-    def draw_from(self, bundle: Bundle, weights: Mapping[str, Weight]) -> DealtSource | PairSource:
-        """A bundle that was taken here as what a program draws from. weights: of the model, for a dealer's."""
-        if self.source == "dealer":
-            return DealtSource(bundle, weights)
-        bundle.claim()
-        if bundle.corrections is None:
-            raise ForeignRandomness("a bundle of a dealer's, where the two parties prepare their randomness themselves")
-        return PairSource.stored(bundle.party, bundle.seed, bundle.correlations, bundle.corrections)
+        return Bundle(self.party, header.seed, tuple(correlations), file, bundle_id, header.spent)
 
     def discard(self, bundle_id: str) -> None:
         """Removes a bundle that will not be used, for example because the peer does not have its part."""
         with self._directory() as descriptor:
             self._path(check_bundle_id(bundle_id)).unlink(missing_ok=True)
             os.fsync(descriptor)
+
+    def _make_room(self, needed: int) -> None:
+        """Drops the oldest bundles until there is room. Their owners will notice and have others prepared."""
+        if self._most_bytes is None:
+            return
+        found = []
+        for path in self.directory.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path.stem))
+        needed += sum(size for _, size, _ in found)
+        for _, size, name in sorted(found):
+            if needed <= self._most_bytes:
+                return
+            self.discard(name)
+            needed -= size
+
+    def count(self) -> int:
+        """Bundles that are complete, of all programs."""
+        return sum(1 for _ in self.directory.glob(f"*{_SUFFIX}"))
 
     def verify(self, bundle_id: str) -> None:
         """Checks a bundle to the last byte without consuming it; raises as `take` does."""
@@ -232,14 +242,14 @@ class BundleStore:
             _Header.read(file, bundle_id).check_rest(file)
 
     def _check(self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> None:
-        if (header.party, header.source, header.bundle_id) != (self.party, self.source, bundle_id):
+        if (header.party, header.source, header.bundle_id) != (self.party, self._source.number, bundle_id):
             raise ForeignRandomness(f"the file of bundle {bundle_id} holds another bundle")
         if header.digest != digest:
             raise ForeignRandomness(
                 f"bundle {bundle_id} was prepared for another program: got {header.digest[:16]}…, "
                 f"expected {digest[:16]}…"
             )
-        expected = self.part_bytes(correlations)
+        expected = self._source.stored_bytes(self.party, correlations)
         if header.length != expected:
             raise RandomnessError(f"bundle {bundle_id} has {header.length} bytes, the program needs {expected}")
 
@@ -305,8 +315,6 @@ class BundleWriter:
 
     def seal(self) -> None:
         """Everything is written: puts the header in place and waits until the disk has it. Not visible yet."""
-        if self._header.source == "dealer" and self._header.party == CLIENT and self._length:
-            raise RandomnessError("a client's bundle has no corrections")
         header = replace(self._header, length=self._length, checksum=self._hasher.digest())
         with self._storing():
             self._file.seek(0)
@@ -323,6 +331,7 @@ class BundleWriter:
             self.seal()
         if self._final.exists():
             raise RandomnessError(f"bundle {self._header.bundle_id} is in the store already")
+        self._store._make_room(self._length)
         with self._storing():
             self._temporary.rename(self._final)
             os.fsync(self._directory)

@@ -1,8 +1,8 @@
-"""The client's randomness for queries to come: prepared in the background, so that a query waits for nothing else.
+"""The client's supply of bundles: prepared in the background, so that a query waits for nothing else.
 
 For each program (batch, bucket) that was used, up to `ready` bundles are kept in the store on disk, and the next one
-also open: with a dealer, the products with the masked weights are most of the client's work. A bundle is
-consumed from the store before its seed is expanded; one that is lost with the process is lost for good.
+also open, with the work done that needs no input. A bundle is consumed from the store before its seed is expanded; one
+that is lost with the process is lost for good.
 """
 
 from __future__ import annotations
@@ -11,103 +11,91 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from comet_mpc.engine.party import Source
-from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import CometError, PeerTimeout, RandomnessError, RandomnessSpent
-from comet_mpc.offline.dealer.bundles import Bundle, DealtSource
-from comet_mpc.service.model_cache import SetUp
+from comet_mpc.offline.bundle import OpenBundle
+from comet_mpc.offline.source import Order, Supplier
+from comet_mpc.offline.store import new_bundle_id
+from comet_mpc.service.model_cache import ClientModel
 
-__all__ = ["Portion", "Reserve"]
+__all__ = ["BundlePool"]
 
-Key = tuple[int, int]
+Size = tuple[int, int]
+"""Batch and bucket."""
 
 _MOST_LOST = 8
-_MOST_WARM = 2  # portions in memory, of all programs together: each may be a hundred megabytes
+_MOST_OPEN = 2  # bundles in memory, of all programs together: each may be a hundred megabytes
 
 
-@dataclass(frozen=True, eq=False)
-class Portion:
-    """One bundle, consumed and ready to be used, once."""
+class BundlePool:
+    """Bundles for one model, from one supplier. `ready`: how many are kept for each program in use."""
 
-    bundle_id: str
-    plan: Plan
-    bundle: Bundle = field(repr=False)
-    source: Source = field(repr=False)
-    seconds: float
-    """What it took to fetch (if this process did) and to make ready."""
-
-
-class Reserve:
-    """fetch(batch, bucket, plan) has a new bundle prepared and returns its id once the store has it.
-
-    rest() is called whenever nothing more is to be prepared for now.
-    """
-
-    def __init__(
-        self,
-        set_up: SetUp,
-        ready: int,
-        fetch: Callable[[int, int, Plan], str],
-        rest: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._set_up = set_up
+    def __init__(self, model: ClientModel, ready: int, supplier: Supplier) -> None:
+        self._model = model
         self._ready = ready
-        self._fetch, self._rest = fetch, rest
+        self._supplier = supplier
         self._changed = threading.Condition()
-        self._warm: dict[Key, deque[Portion]] = {}
-        self._spent: dict[str, float] = {}
-        self._wanted: deque[Key] = deque()
-        self._working: Key | None = None
+        self._open: dict[Size, deque[OpenBundle]] = {}
+        self._seconds: dict[str, float] = {}
+        self._wanted: deque[Size] = deque()
+        self._working: Size | None = None
         self._failure: CometError | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def take(self, batch: int, bucket: int, timeout: float) -> Portion:
-        """A portion for one run: at once if there is one, else as soon as it has been prepared."""
-        key = batch, bucket
+    def take(self, batch: int, bucket: int, timeout: float) -> OpenBundle:
+        """A bundle for one run: at once if there is one, else as soon as it has been prepared."""
+        size = batch, bucket
         until = time.monotonic() + timeout
         with self._changed:
             while True:
-                if warm := self._warm.get(key):
-                    return warm.popleft()
-                if self._working != key or self._stored(key):
+                if found := self._open.get(size):
+                    return found.popleft()
+                if self._working != size or self._stored(size):
                     break
                 if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
                     raise PeerTimeout(f"no randomness within {timeout:g} s")
-        return self._make(key)
+        return self._obtain(size)
+
+    def prepare(self, batch: int, bucket: int) -> str:
+        """Has one more bundle prepared, now; returns its id. The store has it then."""
+        plan = self._model.programs.plan(batch, bucket)
+        order = Order(new_bundle_id(), batch, bucket, plan)
+        self._supplier.prepare(order, self._model.store)
+        return order.bundle_id
+
+    def pause(self) -> None:
+        """Nothing more is wanted for now."""
+        self._supplier.pause()
 
     def replenish(self, batch: int, bucket: int) -> None:
-        """Asks for this program's portions to be brought up to the number wanted, in the background."""
+        """Asks for this program's bundles to be brought up to the number wanted, in the background."""
         with self._changed:
             if self._ready <= 0 or self._closed or (batch, bucket) in self._wanted:
                 return
             self._wanted.append((batch, bucket))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="reserve", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="bundle pool", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
-    def warm(self, batch: int, bucket: int) -> None:
-        """Makes one portion ready in memory, unless there is one, or no room, or nothing to compute for it."""
-        if self._set_up.source == "pair":
-            return
-        key = batch, bucket
+    def open_one(self, batch: int, bucket: int) -> None:
+        """Opens one bundle and does what can be done before a query, unless there is one, or no use or room for it."""
+        size = batch, bucket
         with self._changed:
-            if self._warm.get(key) or sum(map(len, self._warm.values())) >= _MOST_WARM:
+            held = sum(map(len, self._open.values()))
+            if not self._model.source.computes_ahead or self._open.get(size) or held >= _MOST_OPEN:
                 return
-        portion = self._make(key)
+        found = self._obtain(size)
         with self._changed:
-            self._warm.setdefault(key, deque()).append(portion)
+            self._open.setdefault(size, deque()).append(found)
             self._changed.notify_all()
 
     def count(self, batch: int, bucket: int) -> int:
-        """Portions that are ready, in memory or on disk."""
+        """Bundles that are ready, in memory or on disk."""
         with self._changed:
-            warm = len(self._warm.get((batch, bucket), ()))
-        return warm + len(self._stored((batch, bucket)))
+            held = len(self._open.get((batch, bucket), ()))
+        return held + len(self._stored((batch, bucket)))
 
     @property
     def failure(self) -> CometError | None:
@@ -124,32 +112,32 @@ class Reserve:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._supplier.close()
 
-    def _stored(self, key: Key) -> tuple[str, ...]:
-        return self._set_up.store.list(self._set_up.programs.plan(*key).digest)
+    def _stored(self, size: Size) -> tuple[str, ...]:
+        return self._model.store.list(self._model.programs.plan(*size).digest)
 
-    def _make(self, key: Key) -> Portion:
+    def _obtain(self, size: Size) -> OpenBundle:
         start = time.monotonic()
-        plan = self._set_up.programs.plan(*key)
         for last in range(_MOST_LOST, -1, -1):
-            for bundle_id in self._stored(key):
+            for bundle_id in self._stored(size):
                 with contextlib.suppress(RandomnessError):  # another process was quicker, or the file is damaged
-                    return self._open(bundle_id, plan, start)
-            bundle_id = self._fetch(*key, plan)
+                    return self._opened(bundle_id, size, start)
+            bundle_id = self.prepare(*size)
             try:
-                return self._open(bundle_id, plan, start)
-            except RandomnessSpent:  # others with the same cache may take what this one has fetched
+                return self._opened(bundle_id, size, start)
+            except RandomnessSpent:  # others with the same cache may take what this one has prepared
                 if not last:
                     raise
         raise AssertionError("unreachable")
 
-    def _open(self, bundle_id: str, plan: Plan, start: float) -> Portion:
-        bundle = self._set_up.store.take(bundle_id, plan.digest, plan.correlations)
-        source = self._set_up.store.draw_from(bundle, self._set_up.weights)
-        if isinstance(source, DealtSource):
-            source.prepare()
-        seconds = time.monotonic() - start
-        return Portion(bundle_id, plan, bundle, source, seconds + self._spent.pop(bundle_id, 0.0))
+    def _opened(self, bundle_id: str, size: Size, start: float) -> OpenBundle:
+        model, plan = self._model, self._model.programs.plan(*size)
+        bundle = model.store.take(bundle_id, plan.digest, plan.correlations)
+        found = model.source.open(bundle, model.weights)
+        found.compute_ahead()
+        found.seconds = time.monotonic() - start + self._seconds.pop(bundle_id, 0.0)
+        return found
 
     def _work(self) -> None:
         while True:
@@ -159,23 +147,22 @@ class Reserve:
                 self._changed.wait_for(lambda: self._wanted or self._closed)
                 if self._closed:
                     return
-                self._working = key = self._wanted[0]
+                self._working = size = self._wanted[0]
             try:
-                self._fill(key)
+                self._fill(size)
                 self._failure = None
             except CometError as error:  # the next query will meet it in the foreground, if it is still there
                 self._failure = error
-            self._rest()
+            self.pause()
             with self._changed:
                 self._wanted.popleft()
 
-    def _fill(self, key: Key) -> None:
-        """One portion in memory first, then the rest on disk."""
-        self.warm(*key)
-        plan = self._set_up.programs.plan(*key)
-        while not self._closed and self.count(*key) < self._ready:
+    def _fill(self, size: Size) -> None:
+        """One bundle in memory first, then the rest on disk."""
+        self.open_one(*size)
+        while not self._closed and self.count(*size) < self._ready:
             start = time.monotonic()
-            bundle_id = self._fetch(*key, plan)
+            bundle_id = self.prepare(*size)
             with self._changed:
-                self._spent[bundle_id] = time.monotonic() - start
+                self._seconds[bundle_id] = time.monotonic() - start
                 self._changed.notify_all()

@@ -13,8 +13,8 @@
                                  <-       Ready; both have consumed the bundle
     the rounds of the program    <->
 
-Once a Prepare is accepted, both go to the dealer; or, without one, they prepare the bundle right there
-(`preparing.py`), on a connection that the client has made for it, so that queries go on meanwhile.
+Once a Prepare is accepted, the source of randomness says what happens: both go to the dealer; or, without one, they
+prepare the bundle right there, on a connection that the client has made for it, so that queries go on meanwhile.
 
 In place of any message the server may send a Refusal, which is raised at the client as the error it names; so no
 message of the server can make the client do anything but go on or stop. A program is named by batch, bucket and the
@@ -25,29 +25,22 @@ is used. Messages are JSON, strict, and at most `MESSAGE_LIMIT` bytes; sizes of 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, Protocol, TypeVar, cast, get_args
+from collections.abc import Iterable
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc import __version__
-from comet_mpc.engine.correlations import WeightProduct, WeightScale
-from comet_mpc.engine.party import SourceName
-from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.session import Weight
 from comet_mpc.errors import (
-    ConfigurationError,
     PeerError,
     ProtocolMismatch,
-    ShapeError,
 )
-from comet_mpc.models.served import PublicModel
 from comet_mpc.net.channel import Channel, agree, greet
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import SOURCES
 
 __all__ = [
     "FRAME_BYTES",
@@ -56,15 +49,12 @@ __all__ = [
     "GetPackage",
     "GetWeights",
     "Prepare",
-    "Programs",
     "Ready",
     "Run",
     "Welcome",
     "expect",
     "from_client",
     "introduce",
-    "masked_names",
-    "parse_address",
     "receive_blob",
     "say",
     "send_blob",
@@ -74,16 +64,6 @@ Reals = npt.NDArray[np.float64]
 
 MESSAGE_LIMIT = 8192
 FRAME_BYTES = 1 << 20
-_PROGRAMS_KEPT = 64
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """'host:port' or '[::1]:port'."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ConfigurationError(f"{address!r} is not an address: expected HOST:PORT")
-    return host, int(port)
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 42)]
@@ -175,25 +155,30 @@ def from_client(data: bytes | bytearray) -> FromClient:
 
 
 def introduce(
-    channel: Channel, role: Literal["client", "server"], fingerprint: str = "", source: SourceName | None = None
-) -> SourceName:
+    channel: Channel, role: Literal["client", "server"], fingerprint: str = "", source: Source | None = None
+) -> Source:
     """The greeting. Returns the source of randomness that the server has.
 
     Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model and the source open.
     """
-    mine = {"role": role, "version": __version__, "source of randomness": source or "", "model": fingerprint}
+    mine = {
+        "role": role,
+        "version": __version__,
+        "source of randomness": source.name if source else "",
+        "model": fingerprint,
+    }
     theirs = greet(channel, mine)
     given = [field for field in ("source of randomness", "model") if mine[field] and theirs.get(field)]
     try:
         agree(mine, theirs, ["version", *given])
         agree({"role": "client" if role == "server" else "server"}, theirs, ["role"])
-        found = source or theirs.get("source of randomness")
-        if found not in (known := get_args(SourceName)):
-            raise ProtocolMismatch("source of randomness", got="another one", expected=" or ".join(known))
+        found = source or SOURCES.get(str(theirs.get("source of randomness")))
+        if found is None:
+            raise ProtocolMismatch("source of randomness", got="another one", expected=" or ".join(SOURCES))
     except PeerError:
         channel.close()
         raise
-    return cast("SourceName", found)
+    return found
 
 
 # Downloads -----------------------------------------------------------------------------------------------
@@ -227,40 +212,3 @@ def receive_blob(channel: Channel, size: int, digest: str, target: Writer) -> No
         rest -= len(frame)
     if hasher.hexdigest() != digest:
         raise PeerError("a download does not have the digest that the server told")
-
-
-# The program ---------------------------------------------------------------------------------------------
-
-
-def masked_names(plan: Plan) -> Iterator[str]:
-    """The weights whose masked form the client needs, in the order of their first use."""
-    seen = dict.fromkeys(c.weight for c in plan.correlations if isinstance(c, WeightProduct | WeightScale))
-    return iter(seen)
-
-
-class Programs:
-    """Plans by batch and bucket, made when they are asked for; the least recently used are forgotten."""
-
-    def __init__(self, model: PublicModel, source: SourceName = "dealer") -> None:
-        self.source: SourceName = source
-        self._model = model
-        self._weights = {name: weight.public() for name, weight in model.weights().items()}
-        self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def plan(self, batch: int, bucket: int) -> Plan:
-        with self._lock:
-            plan = self._plans.get((batch, bucket))
-            if plan is None:
-                if bucket not in self._model.buckets():
-                    raise ShapeError(f"this model has no bucket of {bucket} tokens: {self._model.buckets()}")
-                plan = self._plans[batch, bucket] = self._model.plan(batch, bucket, fused=self.source == "dealer")
-                if len(self._plans) > _PROGRAMS_KEPT:
-                    self._plans.popitem(last=False)
-            self._plans.move_to_end((batch, bucket))
-            return plan
-
-    def weights(self) -> tuple[Weight, ...]:
-        """Public part of every weight that is downloaded in masked form, in the order of the download."""
-        plan = self.plan(1, self._model.buckets()[0])
-        return tuple(self._weights[name] for name in masked_names(plan))

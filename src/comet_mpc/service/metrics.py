@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from comet_mpc import errors
 from comet_mpc.errors import ConfigurationError
 
 __all__ = ["Counters", "JsonFormatter", "MetricsEndpoint", "log_as_json"]
@@ -36,23 +37,7 @@ _COUNTERS = {
     "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
     "refused_busy_total": "Connections refused because all workers were occupied.",
 }
-_ERRORS = (
-    "ConfigurationError",
-    "ForeignRandomness",
-    "NotAuthenticated",
-    "PeerClosed",
-    "PeerError",
-    "PeerTimeout",
-    "ProtocolMismatch",
-    "RandomnessError",
-    "RandomnessExhausted",
-    "RandomnessSpent",
-    "RangeError",
-    "ShapeError",
-    "WrongSize",
-    "WrongVersion",
-    "other",
-)
+_ERRORS = (*errors.__all__, "other")
 _ACTIVE = "active"
 _PLACES = {name: place for place, name in enumerate((*_COUNTERS, _ACTIVE, *_ERRORS))}
 _TIMEOUT = 5.0
@@ -93,7 +78,7 @@ class Counters:
             self.add(active=-1)
 
     def reset_active(self, row: int) -> None:
-        """After a worker's death its session is none any more."""
+        """Forgets the sessions of a worker that died."""
         self._table[row, _PLACES[_ACTIVE]] = 0
 
     @property

@@ -1,8 +1,8 @@
-"""What a client downloads once per model, kept on disk and checked: the public package, for a dealer masked weights.
+"""What a client downloads once per model, kept on disk and checked: the public package, and perhaps masked weights.
 
     <cache>/<fingerprint, shortened>-<the server's state, shortened>/
         package     the public package
-        weights     D = W - B of all weights, one after the other; only with a dealer
+        weights     D = W - B of all weights, one after the other; if the source of randomness asks for them
         bundles/    the client's prepared randomness (`store.BundleStore`)
 
 A file is written beside, checked against the digest that the server told over TLS, and moved into place; on every
@@ -11,26 +11,27 @@ start it is read and checked again. A server with another model or another secre
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
-import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from comet_mpc.engine.party import SourceName
 from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, PeerError, ProtocolMismatch
+from comet_mpc.files import atomic_write
 from comet_mpc.models.served import PublicModel
 from comet_mpc.net.channel import Channel
+from comet_mpc.offline.source import Source
 from comet_mpc.offline.store import BundleStore
-from comet_mpc.service.messages import GetPackage, GetWeights, Programs, Welcome, receive_blob, say
+from comet_mpc.service.messages import GetPackage, GetWeights, Welcome, receive_blob, say
+from comet_mpc.service.programs import Programs
 
-__all__ = ["SetUp", "default_cache", "set_up"]
+__all__ = ["ClientModel", "default_cache", "obtain_model"]
 
 _READ = 1 << 22
 _LARGEST_PACKAGE = 1 << 32
@@ -42,21 +43,19 @@ def default_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "comet"
 
 
-class SetUp:
+@dataclass(frozen=True, eq=False)
+class ClientModel:
     """A model as one client has it."""
 
-    def __init__(self, model: PublicModel, programs: Programs, weights: dict[str, Weight], store: BundleStore) -> None:
-        self.model = model
-        self.programs = programs
-        self.weights = weights
-        self.store = store
-
-    @property
-    def source(self) -> SourceName:
-        return self.store.source
+    public: PublicModel
+    source: Source
+    programs: Programs
+    weights: dict[str, Weight]
+    """Public parts of all weights; masked, where the source asks for that."""
+    store: BundleStore
 
 
-def set_up(channel: Channel, source: SourceName, welcome: Welcome, cache: Path) -> SetUp:
+def obtain_model(channel: Channel, source: Source, welcome: Welcome, cache: Path) -> ClientModel:
     """The model that the server has, from the cache or by download. What comes is checked before it is used."""
     if welcome.package_bytes > _LARGEST_PACKAGE:
         raise PeerError(f"a public package of {welcome.package_bytes} bytes is more than this client takes")
@@ -78,14 +77,14 @@ def set_up(channel: Channel, source: SourceName, welcome: Welcome, cache: Path) 
     if model.fingerprint != welcome.fingerprint:
         raise ProtocolMismatch("the model in the package", got=model.fingerprint, expected=welcome.fingerprint)
     store = BundleStore(directory / "bundles", CLIENT, source)
-    if source == "pair":
-        return SetUp(model, programs, {}, store)
+    if not source.masks_weights:
+        return ClientModel(model, source, programs, model.weights(), store)
     expected = 8 * sum(math.prod(weight.shape) for weight in public)
     size, digest = welcome.weights or (0, "")
     if size != expected:
         raise ProtocolMismatch("the bytes of masked weights", got=size, expected=expected)
     _obtain(weights, expected, digest, channel, lambda: say(channel, GetWeights()))
-    return SetUp(model, programs, _masked(weights, public), store)
+    return ClientModel(model, source, programs, model.weights() | _masked(weights, public), store)
 
 
 def _masked(path: Path, public: tuple[Weight, ...]) -> dict[str, Weight]:
@@ -119,16 +118,6 @@ def _obtain(path: Path, size: int, digest: str, channel: Channel, ask: Callable[
     """Downloads a file unless it is there, whole. Several clients may do so at once; each moves a whole file."""
     if _intact(path, size, digest):
         return
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            ask()
-            receive_blob(channel, size, digest, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+    with atomic_write(path, mode=0o600, durable=True) as file:
+        ask()
+        receive_blob(channel, size, digest, file)

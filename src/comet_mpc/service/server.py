@@ -21,14 +21,15 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from comet_mpc.engine.party import SourceName
-from comet_mpc.errors import CometError, ConfigurationError, PeerError, PeerTimeout, ServerBusy
+from comet_mpc.errors import CometError, ConfigurationError, NobodyConnected, PeerError, ServerBusy
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.messages import refusal
 from comet_mpc.net.sockets import Listener, listen
-from comet_mpc.service.conversation import Conversation, Service, ServiceLimits
+from comet_mpc.offline.source import Source
+from comet_mpc.service.conversation import Conversation
+from comet_mpc.service.deployment import Deployment, ServiceLimits
 from comet_mpc.service.messages import MESSAGE_LIMIT, introduce, say
 from comet_mpc.service.metrics import Counters, MetricsEndpoint
 
@@ -55,8 +56,9 @@ class Server:
     """Listens from the moment it is made; `serve_forever` serves until SIGTERM or SIGINT.
 
     listen          (host, port); port 0 lets the system choose, see `address`
-    dealer          where this server and its clients get their randomness, or None: they prepare it between themselves.
-                    Run by the server's operator a dealer gives no privacy: the two together could read the texts
+    source          where this server and its clients get their randomness: `PairSource()`, between themselves, or
+                    `DealerSource(address)`. Run by the server's operator a dealer gives no privacy: the two together
+                    could read the texts
     state           directory for the secret of the weight masks and prepared randomness. Do not copy it
     workers         connections served at a time: a client that prepares randomness without a dealer takes one more
     require_client  refuse clients without a certificate (the dealer refuses them always)
@@ -69,7 +71,7 @@ class Server:
         self,
         model: ServedModel,
         listen_at: tuple[str, int],
-        dealer: tuple[str, int] | None,
+        source: Source,
         identity: TlsIdentity,
         state: Path,
         *,
@@ -91,7 +93,7 @@ class Server:
         self._metrics = MetricsEndpoint(*metrics, self._metrics_text) if metrics is not None else None
         limits = limits or ServiceLimits()
         limits = replace(limits, preparations=limits.preparations or workers - 1)
-        self._service = Service(model, dealer, identity, state, limits, self._counters)
+        self._deployment = Deployment(model, source, identity, state, limits, self._counters)
         self._children: dict[int, _Child] = {}
         self._stopping = False
         self._parent = os.getpid()
@@ -102,9 +104,9 @@ class Server:
         return self._listener.address
 
     @property
-    def source(self) -> SourceName:
-        """Where randomness comes from: a dealer, or this server and its clients (pair)."""
-        return self._service.source
+    def source(self) -> Source:
+        """Where randomness comes from."""
+        return self._deployment.source
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -123,8 +125,8 @@ class Server:
         try:
             for job in jobs:
                 self._fork(*job)
-            fields = {"address": "{}:{}".format(*self.address), "model": self._service.model.fingerprint[:16]}
-            fields["source"] = self.source
+            fields = {"address": "{}:{}".format(*self.address), "model": self._deployment.model.fingerprint[:16]}
+            fields["source"] = self.source.name
             _log.info("serving", extra={"fields": {**fields, "workers": self._workers}})
             if started is not None:
                 started()
@@ -206,31 +208,30 @@ class Server:
             channel = self._next_client()
             if channel is None:
                 continue
-            conversation = Conversation(self._service, channel, require_client=self._require_client)
+            conversation = Conversation(self._deployment, channel, require_client=self._require_client)
             watch.current = conversation
             conversation.serve()
             watch.current = None
 
     def _next_client(self) -> Channel | None:
-        """The next client; None if there is none yet, or if it failed before it was one."""
+        """The next client; None if there is none yet, or if its connection failed."""
         if not _readable(self._listener, _TICK):
             return None
-        stall = self._service.limits.stall_seconds
+        stall = self._deployment.limits.stall_seconds
         try:
             return self._listener.accept(_TICK, channel_timeout=stall, handshake_timeout=_HANDSHAKE_SECONDS)
-        except PeerTimeout as error:
-            if "nobody" not in str(error):
-                self._lost(error)
+        except NobodyConnected:  # another worker was quicker
+            return None
         except PeerError as error:
             self._lost(error)
-        return None
+            return None
 
     def _lost(self, error: CometError) -> None:
         if self._stopping:
             return
         self._counters.error(error)
         fields = {"error": type(error).__name__, "reason": str(error)}
-        _log.info("a connection failed before it was one", extra={"fields": fields})
+        _log.info("a connection could not be established", extra={"fields": fields})
         time.sleep(0.02)  # out of file descriptors, accepting fails at once
 
     # The usher, and the metrics ------------------------------------------------------------------------
@@ -238,8 +239,7 @@ class Server:
     def _usher(self) -> None:
         signal.signal(signal.SIGTERM, self._ask_to_stop)
         self._counters.own(self._workers)
-        if self._service.source == "dealer":
-            threading.Thread(target=self._await_dealer, name="await dealer", daemon=True).start()
+        threading.Thread(target=self._deployment.provider.await_third_party, name="third party", daemon=True).start()
         state: tuple[object, ...] = ()
         since = time.monotonic()
         while not self._stopping and not self._orphaned():
@@ -255,7 +255,7 @@ class Server:
         """Tells the one who has waited longest that there is no room."""
         try:
             with self._listener.accept(_TICK, channel_timeout=1.0, handshake_timeout=1.0) as channel:
-                introduce(channel, "server", self._service.model.fingerprint, self._service.source)
+                introduce(channel, "server", self._deployment.model.fingerprint, self._deployment.source)
                 error = ServerBusy(f"all {self._workers} workers are occupied; try again later")
                 say(channel, refusal(error))
                 self._counters.add(refused_busy_total=1)
@@ -263,17 +263,6 @@ class Server:
                 channel.receive(MESSAGE_LIMIT)
         except PeerError:
             pass
-
-    def _await_dealer(self) -> None:
-        """Says in the log that the dealer is missing, until it is there."""
-        while True:
-            try:
-                self._service.reach_dealer().close()
-            except CometError:
-                time.sleep(5.0)
-            else:
-                _log.info("the dealer can be reached")
-                return
 
     def _serve_metrics(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -288,8 +277,7 @@ class Server:
         self._metrics.serve_forever()
 
     def _metrics_text(self) -> str:
-        ready = sum(1 for _ in self._service.store.directory.glob("*.bundle"))
-        return self._counters.text(bundles_ready=ready, workers=self._workers)
+        return self._counters.text(bundles_ready=self._deployment.store.count(), workers=self._workers)
 
 
 def _readable(listener: Listener, seconds: float) -> bool:

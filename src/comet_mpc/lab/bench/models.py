@@ -36,10 +36,12 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.net.channel import Channel, Traffic, agree, greet
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtSource, mask_weight
+from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
 from comet_mpc.offline.pair.costs import preparation_traffic
-from comet_mpc.offline.pair.prepare import PairSource, prepare_bundle
+from comet_mpc.offline.pair.prepare import prepare_bundle
+from comet_mpc.offline.pair.shares import PairRandomness
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
 __all__ = [
@@ -279,18 +281,18 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
         weights = set_up(channel, public_weights(case.shape), values, key, masked=masked)
         setup, setup_seconds = channel.traffic, time.perf_counter() - start
         start, cpu = time.perf_counter(), time.process_time()
-        source: DealtSource | PairSource
+        source: DealtRandomness | PairRandomness
         if case.source == "pair":
             source = prepare_bundle(channel, party, plan.correlations, weights)
             offline = channel.traffic - setup
         else:
             with connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context()) as line:
-                store = BundleStore(Path(directory) / "bundles", party)
+                store = BundleStore(Path(directory) / "bundles", party, DEALER)
                 sink = partial(store.add, bundle_id, plan.digest)
                 fetch_bundle(line, party, bundle_id, plan.correlations, sink, key=key)
             offline = line.traffic
-            source = DealtSource(store.take(bundle_id, plan.digest, plan.correlations), weights)
-            source.prepare()
+            source = DealtRandomness(store.take(bundle_id, plan.digest, plan.correlations), weights)
+            source.compute_ahead()
         offline_seconds, offline_cpu = time.perf_counter() - start, time.process_time() - cpu
         session = PartySession(party, channel, source, fused=case.source == "dealer")
         channel.exchange([b"ready"], 5)

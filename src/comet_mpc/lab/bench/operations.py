@@ -27,7 +27,7 @@ from comet_mpc.lab.bench.cases import Built, Case, Reals, Values, build
 from comet_mpc.lab.bench.workers import LOOPBACK, Crew, Link, identity
 from comet_mpc.net.channel import Channel, Traffic, agree, greet
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtSource, mask_weight
+from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_to_memory
 from comet_mpc.offline.store import new_bundle_id
 
@@ -224,8 +224,8 @@ def _run(
     start = time.perf_counter()
     offline = connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context())
     bundle = fetch_to_memory(offline, party, bundle_id, plan.correlations, key=key)
-    source = DealtSource(bundle, weights)
-    source.prepare()
+    source = DealtRandomness(bundle, weights)
+    source.compute_ahead()
     offline_seconds = time.perf_counter() - start
     session = PartySession(party, channel, source)
     session.permits_leaks = built.leaks

@@ -32,8 +32,9 @@ from comet_mpc.lab.demo import SENTENCES, demo_model
 from comet_mpc.models.transformer import EncoderShape, public_weights
 from comet_mpc.net.channel import FRAME_HEADER, Channel, agree, greet
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtSource
+from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def _party(link: Link, party: int, case: ProfileCase, keys: Path, dealer: tuple[
         agree(hello, greet(channel, hello, timeout=120.0), ("program",))
         key = new_seed() if party == SERVER else None
         weights = set_up(channel, public_weights(job.shape), job.weights() if party == SERVER else None, key)
-        store = BundleStore(Path(directory) / "bundles", party)
+        store = BundleStore(Path(directory) / "bundles", party, DEALER)
         runs, lines = [], []
         for bundle_id in bundles:
             with connect(*dealer, mine.client_context()) as line:
@@ -306,13 +307,13 @@ def _query(
 ) -> _Run:
     """One query as it is served: the client has its bundle in memory, the server consumes its own when asked."""
 
-    def take() -> DealtSource:
-        return DealtSource(store.take(bundle_id, job.plan.digest, job.plan.correlations), weights)
+    def take() -> DealtRandomness:
+        return DealtRandomness(store.take(bundle_id, job.plan.digest, job.plan.correlations), weights)
 
     watched = _Watched(channel)
     if party == CLIENT:
         source = take()
-        source.prepare()
+        source.compute_ahead()
         channel.exchange([b"prepared"], 8)
         start = time.perf_counter()
         channel.send(b"run")

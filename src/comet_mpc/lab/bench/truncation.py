@@ -21,7 +21,8 @@ from comet_mpc.engine.seeds import expand, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.net.channel import memory_pair
-from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness
 
 __all__ = ["SHIFTS", "TruncationRecord", "check_truncation"]
 
@@ -121,7 +122,7 @@ def _truncate(z: npt.NDArray[np.int64], shift: int) -> npt.NDArray[np.int64]:
 
     def side(party: int) -> Words:
         with channels[party] as channel:
-            session = PartySession(party, channel, DealtSource(bundles[party]))
+            session = PartySession(party, channel, DealtRandomness(bundles[party]))
             return session.truncate(Share(shape, 0, _BOUND, values=words[party]), shift).flat()
 
     with ThreadPoolExecutor(2) as pool:

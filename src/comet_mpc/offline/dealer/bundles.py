@@ -12,11 +12,8 @@ either party: with the client it could compute W, with the server x.
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +33,13 @@ from comet_mpc.engine.correlations import (
     correction_bytes,
     correction_widths,
 )
-from comet_mpc.engine.demand import Drawn, InOrder
 from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
 from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
-from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
+from comet_mpc.errors import ForeignRandomness, ShapeError
+from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 
-__all__ = ["Bundle", "CorrectionReader", "Dealing", "DealtSource", "mask_weight", "weight_key", "weights_digest"]
+__all__ = ["Dealing", "DealtRandomness", "mask_weight", "weight_key", "weights_digest"]
 
 CHUNK = 1 << 16
 """Elements that the dealer holds of any one array at a time."""
@@ -100,102 +97,55 @@ def mask_weight(key: bytes, weight: Weight) -> Words:
     return words - _weight_mask(key, weight.name, words.size).reshape(words.shape)
 
 
-class CorrectionReader(Protocol):
-    """Where the server's corrections come from: a file, or bytes in memory."""
+class DealtRandomness(OpenBundle):
+    """One party's randomness from a dealer's bundle."""
 
-    def read(self, size: int, /) -> bytes: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Bundle:
-    """One party's part of the randomness for one run of one program. It is used once."""
-
-    party: int
-    seed: bytes
-    correlations: tuple[Correlation, ...]
-    corrections: CorrectionReader | None = None
-    """What is not in the seed."""
-    spent: int = 0
-    """Bytes on the wire that preparing it took."""
-    _claims: list[None] = field(default_factory=list, init=False)
-
-    def claim(self) -> None:
-        """Whoever draws from the bundle claims it first; a second claim is refused."""
-        if self._claims:
-            raise RandomnessSpent("this bundle was used before: a mask is used once")
-        self._claims.append(None)
-
-    def close(self) -> None:
-        """Lets go of the file that it is read from, if there is one."""
-        if isinstance(self.corrections, io.IOBase):
-            self.corrections.close()
-
-    def __repr__(self) -> str:
-        return f"Bundle(party={self.party}, {len(self.correlations)} correlations)"
-
-
-class DealtSource:
-    """One party's randomness from a dealer's bundle, in the order of the program."""
-
-    def __init__(self, bundle: Bundle, weights: Mapping[str, Weight] | None = None) -> None:
-        bundle.claim()
-        self.party = bundle.party
+    def __init__(self, bundle: Bundle, weights: Mapping[str, Weight] | None = None, *, fused: bool = True) -> None:
+        """weights: of the model, masked at the client. fused: off in tests of programs that were planned so."""
+        super().__init__(bundle)
+        self.fused = fused
         self._streams = Streams(bundle.seed)
-        self._order = InOrder(bundle.correlations)
-        self._corrections = bundle.corrections
         self._weights = dict(weights or {})
-        self._prepared: dict[int, Words] = {}
-        if self.party == SERVER and self._corrections is None:
+        self._ahead: dict[int, Words] = {}
+        if self.party == SERVER and bundle.stored is None:
             raise ForeignRandomness("the server's bundle has no corrections")
 
-    def prepare(self) -> None:
-        """The client's products with masked weights: the heavy part that needs no input, done before the query."""
+    def compute_ahead(self) -> None:
+        """The client's products with masked weights: most of its work, and it needs no input."""
         if self.party == CLIENT:
             for index, correlation in enumerate(self._order.correlations):
                 if isinstance(correlation, WeightProduct | WeightScale):
-                    self._prepared[index] = self._weight_share(index, correlation)
+                    self._ahead[index] = self._weight_share(index, correlation)
 
-    @property
-    def remaining(self) -> int:
-        """Correlations not drawn yet."""
-        return self._order.remaining
-
-    def draw(self, correlation: Correlation) -> Drawn:
-        """This party's words of the next correlation, which must be the one that the program asks for."""
-        index = self._order.take(correlation)
+    def _words(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         match correlation:
-            case Mask(shape=shape):
-                return Drawn(index, (self._streams.words(_stream(index, 0), math.prod(shape)),))
-            case ClientMask(shape=shape):
-                if self.party == SERVER:
-                    return Drawn(index)
-                return Drawn(index, (self._streams.words(_stream(index, 0), math.prod(shape)),))
+            case ClientMask() if self.party == SERVER:
+                return ()
+            case Mask(shape=shape) | ClientMask(shape=shape):
+                return (self._streams.words(_stream(index, 0), math.prod(shape)),)
             case BitProducts(count=count):
                 bits = self._streams.bits(_stream(index, 0), count)
-                return Drawn(index, (bits, *self._shares(index, correlation)))  # type: ignore[arg-type]
+                return (bits, *self._shares(index, correlation))  # type: ignore[arg-type]
             case WeightProduct() | WeightScale() if self.party == CLIENT:
-                words = self._prepared.pop(index, None)
-                return Drawn(index, (self._weight_share(index, correlation) if words is None else words,))
+                words = self._ahead.pop(index, None)
+                return (self._weight_share(index, correlation) if words is None else words,)
             case TableTransfers(count=count, entries=entries, sizes=sizes):
                 shares = self._shares(index, correlation)
                 if self.party == SERVER:
-                    return Drawn(index, (_places(self._streams, index, count, entries), *shares))
+                    return (_places(self._streams, index, count, entries), *shares)
                 pads = [_pads(self._streams, index, column, sizes, 0, count * entries) for column in range(len(sizes))]
-                return Drawn(index, (*shares, *pads))  # type: ignore[arg-type]
-            case _:
-                return Drawn(index, self._shares(index, correlation))
+                return (*shares, *pads)  # type: ignore[arg-type]
+        return self._shares(index, correlation)
 
     def _shares(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         arrays = []
         for array, (count, width) in enumerate(correction_widths(correlation), start=1):
-            if self._corrections is None:
+            if self.party == CLIENT:
                 arrays.append(self._streams.words(_stream(index, array), count))
             else:
-                size = word_bytes(width)
-                data = self._corrections.read(count * size)
-                if len(data) != count * size:
-                    raise RandomnessExhausted("the stored corrections end before the program does")
-                arrays.append(kernels.unpack_words(data, size, count))
+                assert self.bundle.stored is not None
+                data = read_exactly(self.bundle.stored, count * word_bytes(width))
+                arrays.append(kernels.unpack_words(data, word_bytes(width), count))
         return tuple(arrays)
 
     def _weight_share(self, index: int, correlation: WeightProduct | WeightScale) -> Words:

@@ -39,7 +39,7 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import Channel, greet
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
-from comet_mpc.offline.dealer.bundles import Bundle
+from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.store import check_bundle_id
 
 __all__ = ["BundleSink", "PartyRole", "fetch_bundle", "fetch_to_memory"]

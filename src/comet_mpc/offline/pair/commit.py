@@ -1,7 +1,7 @@
 """How the two parties prepare a bundle between themselves, on a connection of their own, and keep it: both or neither.
 
     client                                server
-    keys, transfers, products     <->     the same                   pair.Preparer
+    keys, transfers, products     <->     the same                   prepare.Preparer
     writes its part, sealed               writes its part, sealed    on disk, but nobody takes it yet
     the bundle's id                ->
                                           commits
@@ -15,20 +15,16 @@ a part that is not committed is removed, and masks, keys and transfers are forgo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, PeerError
 from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import BundleStore
 
-__all__ = ["Progress", "prepare_stored"]
-
-Progress = Callable[[int, int], None]
-"""Is told bytes on the wire so far, and of how many."""
+__all__ = ["prepare_stored"]
 
 
 def prepare_stored(
@@ -45,12 +41,12 @@ def prepare_stored(
         total, told = expected.sent + expected.received, progress
         channel.watcher = lambda now: told(_bytes(now - before), total)
     try:
-        source = preparer.prepare()
+        prepared = preparer.prepare()
         traffic = channel.traffic - before
         channel.watcher = None
         name = bytes.fromhex(bundle_id)
-        with store.add(bundle_id, plan.digest, source.seed, spent=_bytes(traffic)) as writer:
-            for piece in source.packed():
+        with store.add(bundle_id, plan.digest, prepared.seed, spent=_bytes(traffic)) as writer:
+            for piece in prepared.packed():
                 writer.write(piece)
             writer.seal()
             if preparer.party == CLIENT:

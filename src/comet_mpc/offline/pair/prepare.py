@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as cartesian
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,17 +37,16 @@ from comet_mpc.engine.correlations import (
     TableTransfers,
     WeightProduct,
     WeightScale,
-    correction_widths,
     program_digest,
 )
-from comet_mpc.engine.demand import Drawn, InOrder
 from comet_mpc.engine.seeds import expand, new_seed
 from comet_mpc.engine.session import Weight
-from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
-from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, RandomnessExhausted, ShapeError
+from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.extension import Transfers, bit_products, set_up_transfers
 from comet_mpc.offline.ot.tables import give_words, read_words
+from comet_mpc.offline.pair.shares import PairRandomness, Prepared
 from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.products import Homomorphic, check_bits, matrix_products
 from comet_mpc.offline.rlwe.scheme import DEGREE, OUTPUTS_PER_QUERY
@@ -56,7 +55,6 @@ from comet_mpc.offline.rlwe.tiling import Integers, centred, choose_tiling
 
 __all__ = [
     "WEIGHT_BITS",
-    "PairSource",
     "Preparer",
     "grouped",
     "matrix_shapes",
@@ -65,7 +63,6 @@ __all__ = [
     "prepare_bundle",
     "scale_plan",
     "square_plan",
-    "stored_bytes",
     "terms_per_sum",
 ]
 
@@ -77,90 +74,6 @@ BATCH = 1 << 19
 
 Kind = TypeVar("Kind", bound=Correlation)
 Powers = tuple[int, ...]
-
-
-class Reader(Protocol):
-    """Where stored shares come from: a file, or bytes in memory."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-class PairSource:
-    """One party's randomness, prepared with the other party, in the order of the program."""
-
-    def __init__(
-        self,
-        party: int,
-        seed: bytes,
-        correlations: Sequence[Correlation],
-        shares: Callable[[int, Correlation], tuple[Words, ...]],
-    ) -> None:
-        """shares: gives the words of the correlation at a place; asked for each once, in order."""
-        self.party = party
-        self.seed, self._order, self._shares = seed, InOrder(correlations), shares
-
-    @classmethod
-    def stored(cls, party: int, seed: bytes, correlations: Sequence[Correlation], file: Reader) -> Self:
-        """From what `packed` gave: read as it is drawn."""
-        return cls(party, seed, correlations, lambda _, correlation: _read(file, party, correlation))
-
-    def __repr__(self) -> str:
-        return f"PairSource(party={self.party}, {self.remaining} of {len(self._order.correlations)} correlations left)"
-
-    @property
-    def remaining(self) -> int:
-        """Correlations not drawn yet."""
-        return self._order.remaining
-
-    def draw(self, correlation: Correlation) -> Drawn:
-        """This party's words of the next correlation, which must be the one that the program asks for."""
-        index = self._order.take(correlation)
-        match correlation:
-            case Mask(shape=shape):
-                return Drawn(index, (expand(self.seed, index, math.prod(shape)),))
-            case ClientMask(shape=shape):
-                own = (expand(self.seed, index, math.prod(shape)),) if self.party == CLIENT else ()
-                return Drawn(index, own)
-            case _:
-                return Drawn(index, self._shares(index, correlation))
-
-    def packed(self) -> Iterator[memoryview]:
-        """All that is not in the seed, piece by piece, to be stored. Uses the source up."""
-        for correlation in self._order.correlations:
-            index = self._order.take(correlation)
-            if isinstance(correlation, Mask | ClientMask):
-                continue
-            arrays = self._shares(index, correlation)
-            for array, (_, size) in zip(arrays, _layout(self.party, correlation), strict=True):
-                yield kernels.pack_words(array, size).data if size else array.data
-
-
-def stored_bytes(party: int, correlations: Iterable[Correlation]) -> int:
-    """Bytes that `PairSource.packed` gives."""
-    return sum(count * (size or 1) for entry in correlations for count, size in _layout(party, entry))
-
-
-def _layout(party: int, correlation: Correlation) -> list[tuple[int, int]]:
-    """A correlation's arrays as they are stored: elements, and bytes of each word; 0 for an array of bytes."""
-    words = [(count, word_bytes(width)) for count, width in correction_widths(correlation)]
-    match correlation:
-        case BitProducts(count=count):
-            return [(-(-count // 8), 0), *words]
-        case TableTransfers(count=count) if party == SERVER:
-            return [(count, 8), *words]
-        case TableTransfers(count=count, entries=entries, sizes=sizes):
-            return [*words, *((count * entries * size, 0) for size in sizes)]
-    return words
-
-
-def _read(file: Reader, party: int, correlation: Correlation) -> tuple[Words, ...]:
-    arrays: list[Any] = []
-    for count, size in _layout(party, correlation):
-        data = file.read(count * (size or 1))
-        if len(data) != count * (size or 1):
-            raise RandomnessExhausted("the stored shares end before the program does")
-        arrays.append(kernels.unpack_words(data, size, count) if size else np.frombuffer(data, np.uint8))
-    return tuple(arrays)
 
 
 class Preparer:
@@ -195,7 +108,7 @@ class Preparer:
         """Whether the keys may serve for another bundle: the noise that hides the answers is made for so many."""
         return self._tools is None or self._tools[0].outputs + self._outputs <= OUTPUTS_PER_QUERY
 
-    def prepare(self) -> PairSource:
+    def prepare(self) -> Prepared:
         """The next bundle. Both parties call it with the same program."""
         digest = bytes.fromhex(program_digest(self.correlations))
         theirs = self.channel.exchange([digest], len(digest)).tobytes()
@@ -210,8 +123,7 @@ class Preparer:
         preparation = _Preparation(self.channel, self.party, self.correlations, self.weights, engine, transfers)
         preparation.run()
         self._outputs = engine.outputs - before
-        arrays = preparation.arrays
-        return PairSource(self.party, preparation.seed, self.correlations, lambda index, _: arrays.pop(index))
+        return Prepared(self.party, preparation.seed, self.correlations, preparation.arrays)
 
 
 def prepare_bundle(
@@ -221,9 +133,9 @@ def prepare_bundle(
     weights: Mapping[str, Weight] | None = None,
     *,
     threads: int | None = None,
-) -> PairSource:
+) -> PairRandomness:
     """One bundle. Both parties call it with the same program, planned with fused=False; the server with its weights."""
-    return Preparer(channel, party, correlations, weights, threads=threads).prepare()
+    return Preparer(channel, party, correlations, weights, threads=threads).prepare().open()
 
 
 def _common(correlation: Correlation) -> Any:

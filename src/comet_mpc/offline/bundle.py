@@ -1,0 +1,91 @@
+"""A bundle: one party's randomness for one run of one program; and, once it is open, what the program draws from."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.demand import Drawn, InOrder
+from comet_mpc.engine.share import Words
+from comet_mpc.errors import RandomnessExhausted, RandomnessSpent
+
+__all__ = ["Bundle", "OpenBundle", "Reader", "read_exactly"]
+
+
+class Reader(Protocol):
+    """Where the stored part of a bundle comes from: a file, or bytes in memory."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_exactly(reader: Reader, size: int) -> bytes:
+    """The next `size` bytes of the stored part."""
+    data = reader.read(size)
+    if len(data) != size:
+        raise RandomnessExhausted("the stored randomness ends before the program does")
+    return data
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One party's part. It is used once: whoever opens it claims it."""
+
+    party: int
+    seed: bytes = field(repr=False)
+    correlations: Sequence[Correlation] = field(repr=False)
+    stored: Reader | None = field(default=None, repr=False)
+    """What is not in the seed."""
+    bundle_id: str = ""
+    spent: int = 0
+    """Bytes on the wire that it took to prepare."""
+    _claims: list[None] = field(default_factory=list, init=False, repr=False)
+
+    def claim(self) -> None:
+        """A second claim is refused."""
+        if self._claims:
+            raise RandomnessSpent("this bundle was used before: a mask is used once")
+        self._claims.append(None)
+
+    def close(self) -> None:
+        """Lets go of the file that it is read from, if there is one."""
+        if isinstance(self.stored, io.IOBase):
+            self.stored.close()
+
+
+class OpenBundle(ABC):
+    """A bundle in use: hands out the program's correlations in order, each once."""
+
+    fused = True
+    """Whether it has the masks of openings that truncate on the way (`Session.fused`)."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        bundle.claim()
+        self.bundle = bundle
+        self.party = bundle.party
+        self.seconds = 0.0
+        """What it took to prepare and to open, as far as this process has done that."""
+        self._order = InOrder(bundle.correlations)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(party={self.party}, {self.remaining} of {len(self._order.correlations)} left)"
+
+    @property
+    def remaining(self) -> int:
+        """Correlations that were not drawn yet."""
+        return self._order.remaining
+
+    def draw(self, correlation: Correlation) -> Drawn:
+        """This party's words of the next correlation, which must be the one that the program asks for."""
+        index = self._order.take(correlation)
+        return Drawn(index, self._words(index, correlation))
+
+    def compute_ahead(self) -> None:
+        """Does the part of a query's work that needs no input. Nothing, unless a source says otherwise."""
+
+    @abstractmethod
+    def _words(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
+        """This party's words of the correlation at a place."""

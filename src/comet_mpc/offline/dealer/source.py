@@ -1,0 +1,162 @@
+"""The source `dealer`: a third party prepares the randomness and sends each party its part."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from comet_mpc.engine.correlations import Correlation, correction_bytes
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.seeds import SEED_BYTES
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT, SERVER
+from comet_mpc.errors import CometError, ConfigurationError, PeerClosed, PeerError
+from comet_mpc.net.channel import Channel
+from comet_mpc.net.sockets import Address, connect
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
+from comet_mpc.offline.dealer.fetch import fetch_bundle
+from comet_mpc.offline.source import ClientDesk, Order, Provider, ServerDesk, Source, Supplier, Visitor
+from comet_mpc.offline.store import BundleStore
+
+__all__ = ["DealerSource"]
+
+_log = logging.getLogger(__name__)
+
+_STALL_SECONDS = 30.0  # the dealer shows every few seconds that it is alive
+_RETRY_SECONDS = 5.0
+
+
+class DealerSource(Source):
+    """Randomness from a dealer. A server must know where it is; a client learns it from its server."""
+
+    name, number = "dealer", 0
+    who = "from the dealer to the server"
+    promise = "Privacy rests on the dealer being run by neither the server's operator nor the client's."
+    fused = True
+    has_third_party = True
+    masks_weights = True
+    computes_ahead = True
+    checked_when_taken = False  # damaged corrections make a result wrong but reveal nothing
+
+    def __init__(self, address: Address | None = None) -> None:
+        self.third_party = address
+
+    def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
+        return sum(map(correction_bytes, correlations)) if party == SERVER else 0
+
+    def open(self, bundle: Bundle, weights: Mapping[str, Weight]) -> DealtRandomness:
+        return DealtRandomness(bundle, weights)
+
+    def offline_bytes(self, plan: Plan) -> int:
+        return plan.correction_bytes
+
+    def supplier(self, desk: ClientDesk) -> Supplier:
+        return _Supplier(desk)
+
+    def provider(self, desk: ServerDesk) -> Provider:
+        if self.third_party is None:
+            raise ConfigurationError("a server whose randomness comes from a dealer needs the dealer's address")
+        return _Provider(desk, self.third_party)
+
+
+class _Supplier(Supplier):
+    def __init__(self, desk: ClientDesk) -> None:
+        self._desk = desk
+        self._under_way: set[Channel] = set()
+        self._closed = False
+
+    def prepare(self, order: Order, store: BundleStore) -> None:
+        self._desk.ask(order)
+        address = self._desk.third_party
+        if address is None:
+            raise PeerError("the server does not say where its dealer is")
+        channel = self._desk.dial(address, _STALL_SECONDS)
+        self._under_way.add(channel)
+        try:
+            if self._closed:
+                raise PeerClosed("this client is closed")
+            spent = order.plan.correction_bytes + 2 * SEED_BYTES
+            sink = partial(store.add, order.bundle_id, order.plan.digest, spent=spent)
+            fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink)
+        finally:
+            channel.close()
+            self._under_way.discard(channel)
+
+    def close(self) -> None:
+        self._closed = True
+        for channel in tuple(self._under_way):
+            channel.close()
+
+
+class _Provider(Provider):
+    lag_seconds = 1.0  # the dealer tells the client first
+
+    def __init__(self, desk: ServerDesk, address: Address) -> None:
+        self._desk, self._address = desk, address
+        self._places = threading.BoundedSemaphore(desk.limits.fetches)
+
+    def masked_weights(self) -> Iterator[memoryview]:
+        """D = W - B, one tensor at a time."""
+        for name in self._desk.masked:
+            yield mask_weight(self._desk.secret, self._desk.weights[name]).reshape(-1).view("u1").data
+
+    def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
+        """In the background: the client goes to the dealer meanwhile, and this connection serves other requests."""
+        if not self._places.acquire(blocking=False):
+            raise PeerError(f"{self._desk.limits.fetches} bundles are being prepared already; try again")
+        with contextlib.ExitStack() as undo:  # if the client is gone before it could be told
+            undo.callback(self._places.release)
+            channel = undo.enter_context(self._reach())
+            visitor.accept()
+            undo.pop_all()
+        threading.Thread(target=self._fetch, args=(channel, order, store, visitor), name="fetch", daemon=True).start()
+
+    def _fetch(self, channel: Channel, order: Order, store: BundleStore, visitor: Visitor) -> None:
+        start = time.monotonic()
+        try:
+            fetch_bundle(
+                channel,
+                SERVER,
+                order.bundle_id,
+                order.plan.correlations,
+                lambda seed: store.add(order.bundle_id, order.plan.digest, seed),
+                key=self._desk.secret,
+                patience=self._desk.limits.preparation_seconds,
+            )
+        except Exception as error:
+            visitor.failed(order, error)
+        else:
+            visitor.prepared(order, order.plan.correction_bytes, time.monotonic() - start)
+        finally:
+            self._places.release()
+
+    def await_third_party(self) -> None:
+        while True:
+            try:
+                self._reach().close()
+            except CometError:
+                time.sleep(_RETRY_SECONDS)
+            else:
+                _log.info("the dealer can be reached")
+                return
+
+    def _reach(self) -> Channel:
+        """A connection to the dealer, or an error that says that it cannot be had."""
+        limits = self._desk.limits
+        try:
+            return connect(
+                *self._address,
+                self._desk.identity.client_context(),
+                limits.stall_seconds,
+                limits.dealer_seconds,
+                connect_timeout=limits.dealer_seconds,
+            )
+        except CometError as error:
+            fields = {"dealer": "{}:{}".format(*self._address), "error": type(error).__name__}
+            _log.warning("the dealer cannot be reached: waiting for it", extra={"fields": fields})
+            raise PeerClosed(f"the server cannot reach its dealer: {error}") from error

@@ -1,0 +1,168 @@
+"""The source `pair`: the two parties prepare the randomness between themselves, and nobody else takes part."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.session import Weight
+from comet_mpc.engine.share import CLIENT, SERVER
+from comet_mpc.errors import ConfigurationError, PeerClosed, ServerBusy
+from comet_mpc.net.channel import Channel, Traffic
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.pair.commit import prepare_stored
+from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
+from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.pair.shares import PairRandomness, stored_bytes
+from comet_mpc.offline.source import ClientDesk, Line, Order, Provider, ServerDesk, Source, Supplier, Visitor
+from comet_mpc.offline.store import BundleStore
+
+__all__ = ["PairSource"]
+
+_STALL_SECONDS = 120.0  # between two messages of a preparation the server computes for a while
+_BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
+
+
+class PairSource(Source):
+    """Randomness by homomorphic encryption and oblivious transfer between client and server."""
+
+    name, number = "pair", 1
+    who = "between the two parties"
+    promise = "There is no third party: privacy rests on the two parties alone."
+    fused = False
+    has_third_party = False
+    masks_weights = False
+    computes_ahead = False
+    checked_when_taken = True  # it holds bits that hide what is sent
+
+    def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
+        return stored_bytes(party, correlations)
+
+    def open(self, bundle: Bundle, weights: Mapping[str, Weight]) -> PairRandomness:
+        return PairRandomness(bundle)
+
+    def offline_bytes(self, plan: Plan) -> int:
+        traffic = preparation_traffic(plan.correlations)
+        return traffic.sent + traffic.received
+
+    def parts(self, correlations: Sequence[Correlation]) -> dict[str, Traffic]:
+        return preparation_parts(correlations)
+
+    def supplier(self, desk: ClientDesk) -> Supplier:
+        return _Supplier(desk)
+
+    def provider(self, desk: ServerDesk) -> Provider:
+        return _Provider(desk)
+
+
+class _Supplier(Supplier):
+    """Keeps one connection, on which bundles of one program are prepared one after the other."""
+
+    def __init__(self, desk: ClientDesk) -> None:
+        self._desk = desk
+        self._one_at_a_time = threading.Lock()
+        self._line: Line | None = None
+        self._preparer: Preparer | None = None
+        self._closed = False
+
+    def prepare(self, order: Order, store: BundleStore) -> None:
+        with self._one_at_a_time:
+            preparer = self._accepted(order)
+            prepare_stored(preparer, order.bundle_id, order.plan, store, self._desk.progress)
+
+    def pause(self) -> None:
+        if self._one_at_a_time.acquire(blocking=False):  # else another thread is preparing
+            try:
+                self._hang_up()
+            finally:
+                self._one_at_a_time.release()
+
+    def close(self) -> None:
+        self._closed = True
+        if (line := self._line) is not None:
+            line.channel.close()
+
+    def _accepted(self, order: Order) -> Preparer:
+        """A connection on which the server has begun to prepare: the last one if it fits, else a new one."""
+        until = time.monotonic() + self._desk.timeout
+        while True:
+            kept = self._preparer
+            fits = kept is not None and kept.correlations == order.plan.correlations and kept.room
+            try:
+                line, preparer = self._kept() if fits else self._new(order.plan)
+                line.channel.timeout = self._desk.timeout
+                line.ask(order)
+            except PeerClosed:
+                self._hang_up()
+                if not fits or self._closed:  # the server ends idle connections to make room
+                    raise
+            except ServerBusy:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_BUSY_PAUSE)
+            else:
+                line.channel.timeout = max(self._desk.timeout, _STALL_SECONDS)
+                return preparer
+
+    def _kept(self) -> tuple[Line, Preparer]:
+        assert self._line is not None
+        assert self._preparer is not None
+        return self._line, self._preparer
+
+    def _new(self, plan: Plan) -> tuple[Line, Preparer]:
+        self._hang_up()
+        self._line = self._desk.another_line()
+        self._preparer = Preparer(self._line.channel, CLIENT, plan.correlations)
+        if self._closed:
+            self._hang_up()
+            raise PeerClosed("this client is closed")
+        return self._line, self._preparer
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.channel.close()
+        self._line = self._preparer = None
+
+
+class _Provider(Provider):
+    """Every connection has its keys; the places for preparations are shared by all worker processes."""
+
+    def __init__(self, desk: ServerDesk) -> None:
+        self._desk = desk
+        self._places = [desk.state / f"preparing-{place}" for place in range(max(1, desk.limits.preparations))]
+        self._preparers: WeakKeyDictionary[Channel, Preparer] = WeakKeyDictionary()
+
+    def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
+        """On the client's own connection. Once it is accepted, whatever fails just ends the connection."""
+        correlations, channel = order.plan.correlations, visitor.channel
+        preparer = self._preparers.get(channel)
+        if preparer is None:
+            preparer = self._preparers[channel] = Preparer(channel, SERVER, correlations, self._desk.weights)
+        elif preparer.correlations != correlations:
+            raise ConfigurationError("a connection prepares bundles of one size: connect again for another size")
+        with self._place(), visitor.reserved(self._desk.limits.preparation_seconds):
+            channel.timeout = self._desk.limits.step_seconds
+            visitor.accept()
+            start = time.monotonic()
+            traffic = prepare_stored(preparer, order.bundle_id, order.plan, store)
+        visitor.prepared(order, traffic.sent + traffic.received, time.monotonic() - start)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of the places for preparations, of all processes together: a lock that ends with its process."""
+        for path in self._places:
+            with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield
+                return
+        raise ServerBusy(f"{len(self._places)} bundles are being prepared already; try again later")

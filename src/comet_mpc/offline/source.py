@@ -1,0 +1,219 @@
+"""A source of randomness: who prepares it, and all that follows from that.
+
+Client, server, store and plan know this interface only. A further source is a package beside `dealer` and `pair` with a
+`Source` in it, and a line in `sources.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.session import Weight
+from comet_mpc.net.channel import Channel, Traffic
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.sockets import Address
+from comet_mpc.offline.bundle import Bundle, OpenBundle
+from comet_mpc.offline.store import BundleStore
+
+__all__ = [
+    "ClientDesk",
+    "Line",
+    "Order",
+    "PreparationLimits",
+    "Progress",
+    "Provider",
+    "ServerDesk",
+    "Source",
+    "Supplier",
+    "Visitor",
+]
+
+Progress = Callable[[int, int], None]
+"""Is told bytes on the wire so far, and of how many."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One bundle that is to be prepared. The two parties find the same plan by the batch and the bucket."""
+
+    bundle_id: str
+    batch: int
+    bucket: int
+    plan: Plan
+
+
+# The client's side -----------------------------------------------------------------------------------------
+
+
+class Line(Protocol):
+    """A connection to the server on which bundles can be prepared."""
+
+    channel: Channel
+
+    def ask(self, order: Order) -> None:
+        """Tells the server and returns once it has accepted; raises what it refuses with."""
+
+
+class ClientDesk(Protocol):
+    """What a client has for preparing bundles."""
+
+    timeout: float
+    progress: Progress | None
+
+    @property
+    def third_party(self) -> Address | None:
+        """Where it is, if the source has one: as this client was told, or else as the server says."""
+
+    def ask(self, order: Order) -> None:
+        """As `Line.ask`, on the connection for queries."""
+
+    def another_line(self) -> Line:
+        """A connection of its own."""
+
+    def dial(self, address: Address, stall_seconds: float) -> Channel:
+        """A connection to somebody else, by TLS."""
+
+
+class Supplier(ABC):
+    """The client's side of preparing bundles with one server. Several threads may ask at once."""
+
+    @abstractmethod
+    def prepare(self, order: Order, store: BundleStore) -> None:
+        """Has a bundle prepared, by agreement with the server; the store has it when this returns."""
+
+    def pause(self) -> None:
+        """Nothing more is wanted for now: gives the server back what it keeps busy."""
+
+    def close(self) -> None:
+        """Ends what is under way, from any thread."""
+
+
+# The server's side -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparationLimits:
+    """What a server spends on preparing bundles."""
+
+    fetches: int = 4
+    """Bundles on their way from the dealer at a time, per worker."""
+    preparations: int = 0
+    """Bundles being prepared with clients at a time, in all workers together; 0: in all workers but one."""
+    stall_seconds: float = 30.0
+    dealer_seconds: float = 5.0
+    """To reach the dealer."""
+    preparation_seconds: float = 3600.0
+    """For a bundle, from the dealer or with the client."""
+    step_seconds: float = 120.0
+    """Between two messages of a preparation with a client, which computes for a while."""
+
+
+@dataclass(frozen=True)
+class ServerDesk:
+    """What a server has for preparing bundles."""
+
+    weights: Mapping[str, Weight]
+    secret: bytes
+    """From which the masks of the weights are derived."""
+    masked: Sequence[str]
+    """Names of the weights that a client may need in masked form, in the order of the download."""
+    identity: TlsIdentity
+    state: Path
+    limits: PreparationLimits
+
+
+class Visitor(Protocol):
+    """The client that asked for a bundle, as a conversation sees it."""
+
+    channel: Channel
+
+    def accept(self) -> None:
+        """Tells the client that its bundle is being prepared."""
+
+    def reserved(self, seconds: float) -> AbstractContextManager[None]:
+        """The connection belongs to the preparation, for so long: an error just ends it."""
+
+    def prepared(self, order: Order, count: int, seconds: float) -> None:
+        """The bundle is in the store; `count` bytes were sent for it."""
+
+    def failed(self, order: Order, error: Exception) -> None:
+        """It is not, after `accept`."""
+
+
+class Provider(ABC):
+    """The server's side of preparing bundles, for all its clients. Made once, before workers are forked."""
+
+    lag_seconds: ClassVar[float] = 0.0
+    """How long a bundle may take to appear at the server after the client has its part."""
+
+    @abstractmethod
+    def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
+        """Prepares a bundle with this client, here or in the background."""
+
+    def masked_weights(self) -> Iterator[memoryview] | None:
+        """The weights as clients download them, one tensor at a time; None if nobody needs them."""
+        return None
+
+    def await_third_party(self) -> None:
+        """Returns once the third party can be reached, and logs that it is missing until then."""
+
+
+# Both ------------------------------------------------------------------------------------------------------
+
+
+class Source(ABC):
+    """Who prepares the randomness of a program."""
+
+    name: ClassVar[str]
+    """In greetings, on command lines and in tables."""
+    who: ClassVar[str]
+    """Between whom the randomness goes, in words."""
+    promise: ClassVar[str]
+    """What privacy rests on, in words."""
+    number: ClassVar[int]
+    """In files."""
+    fused: ClassVar[bool]
+    """Whether truncation and opening can share a round."""
+    has_third_party: ClassVar[bool]
+    masks_weights: ClassVar[bool]
+    """Whether a client works with masked weights, which it downloads once."""
+    computes_ahead: ClassVar[bool]
+    """Whether a client can do part of a query's work before it has a text (`OpenBundle.compute_ahead`)."""
+    checked_when_taken: ClassVar[bool]
+    """Whether a stored bundle is checked to the last byte before it is used."""
+    third_party: Address | None = None
+    """Where the third party is, if there is one."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @abstractmethod
+    def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
+        """What a bundle takes on disk, beside its header."""
+
+    @abstractmethod
+    def open(self, bundle: Bundle, weights: Mapping[str, Weight]) -> OpenBundle:
+        """A bundle that was taken, as what a program draws from."""
+
+    @abstractmethod
+    def offline_bytes(self, plan: Plan) -> int:
+        """Bytes on the wire of preparing the first bundle for a plan."""
+
+    def parts(self, correlations: Sequence[Correlation]) -> dict[str, Traffic]:
+        """What the two parties send each other for it, by what it is for, as the client counts it."""
+        return {}
+
+    @abstractmethod
+    def supplier(self, desk: ClientDesk) -> Supplier:
+        """The client's side of preparing."""
+
+    @abstractmethod
+    def provider(self, desk: ServerDesk) -> Provider:
+        """The server's side."""

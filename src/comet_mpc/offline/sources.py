@@ -1,0 +1,21 @@
+"""The sources of randomness there are, by name."""
+
+from __future__ import annotations
+
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.offline.dealer.source import DealerSource
+from comet_mpc.offline.pair.source import PairSource
+from comet_mpc.offline.source import Source
+
+__all__ = ["DEALER", "PAIR", "SOURCES", "DealerSource", "PairSource", "find_source"]
+
+DEALER, PAIR = DealerSource(), PairSource()
+SOURCES: dict[str, Source] = {source.name: source for source in (PAIR, DEALER)}
+
+
+def find_source(name: str) -> Source:
+    """The source called so."""
+    try:
+        return SOURCES[name]
+    except KeyError:
+        raise ConfigurationError(f"unknown source of randomness {name!r}: choose {' or '.join(SOURCES)}") from None

@@ -1,0 +1,147 @@
+"""A client's connections to its server: one for queries, made anew when the server has ended it, and further ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from comet_mpc.errors import NotAuthenticated, PeerClosed, ProtocolMismatch, RandomnessSpent
+from comet_mpc.net.channel import Channel
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.sockets import Address, connect
+from comet_mpc.offline.source import Line, Order, Progress, Source
+from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
+
+__all__ = ["Connection", "Wrap"]
+
+Wrap = Callable[[Channel], Channel]
+"""Is given a new channel and returns the one to use, for example one that keeps a record."""
+
+M = TypeVar("M", Accepted, Ready)
+
+_MOST_TRIES = 4  # a busy server ends idle connections to make room
+
+
+@dataclass
+class _Line:
+    """A further connection, on which a bundle can be asked for."""
+
+    channel: Channel
+
+    def ask(self, order: Order) -> None:
+        _exchange(self.channel, _prepare(order), Accepted)
+
+
+class Connection:
+    """The first greeting decides on model, source and the server's state; later ones must find the same.
+
+    welcomed  is told of every greeting: the channel, the source of randomness and what the server said
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        identity: TlsIdentity,
+        *,
+        timeout: float,
+        source: Source | None = None,
+        third_party: Address | None = None,
+        fingerprint: str = "",
+        progress: Progress | None = None,
+        wrap: Wrap = lambda channel: channel,
+        welcomed: Callable[[Channel, Source, Welcome], None],
+    ) -> None:
+        self.timeout = timeout
+        self.progress = progress
+        self.lock = threading.RLock()
+        """Of the connection for queries: bundles are asked for between queries."""
+        self._address, self._tls = address, identity.client_context()
+        self._source, self._third_party, self._fingerprint = source, third_party, fingerprint
+        self._wrap, self._welcomed = wrap, welcomed
+        self._welcome: Welcome | None = None
+        self._channel: Channel | None = None
+        self._closed = False
+
+    @property
+    def third_party(self) -> Address | None:
+        return self._third_party or (self._welcome.dealer if self._welcome is not None else None)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._channel is not None:
+            self._channel.close()
+
+    def channel(self) -> Channel:
+        """The connection for queries, greeted. Call it under `lock`."""
+        if self._closed:
+            raise PeerClosed("this client is closed")
+        if self._channel is not None:
+            if not self._channel.lost:
+                return self._channel
+            self._channel.close()
+        for last in range(_MOST_TRIES - 1, -1, -1):
+            try:
+                self._channel = self._greeted()
+                return self._channel
+            except PeerClosed:  # once greeted, an end means that the server had to make room for another client
+                if not last or self._welcome is None or self._closed:
+                    raise
+        raise AssertionError("unreachable")
+
+    def request(self, message: Prepare | Run, kind: type[M]) -> Channel:
+        """One request and its answer, and the channel they went over. Call it under `lock`."""
+        for last in range(_MOST_TRIES - 1, -1, -1):
+            channel = self.channel()
+            try:
+                _exchange(channel, message, kind)
+                return channel
+            except PeerClosed:
+                if not last or not channel.closed or self._closed:
+                    raise
+                if isinstance(message, Run):  # the server may have consumed its part before the line broke
+                    raise RandomnessSpent("the connection ended when a run was asked for") from None
+        raise AssertionError("unreachable")
+
+    def ask(self, order: Order) -> None:
+        with self.lock:
+            self.request(_prepare(order), Accepted)
+
+    def another_line(self) -> Line:
+        return _Line(self._greeted())
+
+    def dial(self, address: Address, stall_seconds: float) -> Channel:
+        stall = max(self.timeout, stall_seconds)
+        return connect(*address, self._tls, stall, connect_timeout=self.timeout)
+
+    def _greeted(self) -> Channel:
+        channel = self._wrap(self.dial(self._address, 0.0))
+        try:
+            if channel.peer_role != "server":
+                raise NotAuthenticated(f"the peer is not a server: its certificate says {channel.peer_role!r}")
+            source = introduce(channel, "client", self._fingerprint, self._source)
+            self._check(source, expect(channel, Welcome))
+            assert self._welcome is not None
+            self._welcomed(channel, source, self._welcome)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def _check(self, source: Source, welcome: Welcome) -> None:
+        if self._welcome is None:
+            self._fingerprint, self._source, self._welcome = welcome.fingerprint, source, welcome
+        elif (welcome.fingerprint, welcome.state) != (self._welcome.fingerprint, self._welcome.state):
+            raise ProtocolMismatch(
+                "the model since this client was set up", got=welcome.fingerprint, expected=self._fingerprint
+            )
+
+
+def _prepare(order: Order) -> Prepare:
+    return Prepare(order.bundle_id, order.batch, order.bucket, order.plan.digest)
+
+
+def _exchange(channel: Channel, message: Prepare | Run, kind: type[M]) -> None:
+    say(channel, message)
+    expect(channel, kind)

@@ -1,0 +1,135 @@
+"""One model made ready to be served: what all conversations of a server share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.seeds import derive_seed
+from comet_mpc.engine.share import SERVER
+from comet_mpc.errors import ConfigurationError, ProtocolMismatch, ShapeError
+from comet_mpc.files import atomic_write
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.offline.dealer.bundles import weight_key, weights_digest
+from comet_mpc.offline.source import PreparationLimits, ServerDesk, Source
+from comet_mpc.offline.store import BundleStore
+from comet_mpc.service.messages import Prepare, Run, Welcome
+from comet_mpc.service.metrics import Counters
+from comet_mpc.service.programs import Programs
+
+__all__ = ["Deployment", "ServiceLimits"]
+
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits(PreparationLimits):
+    """What a server does for one client, and how long it waits for it."""
+
+    batch: int = 8
+    """Texts in one run of the program."""
+    ready: int = 4
+    """Bundles that a client is told it may keep ready per program."""
+    store_bytes: int = 1 << 34
+    """Of prepared randomness on disk; beyond that the oldest, whose clients have not come back, is dropped."""
+    idle_seconds: float = 60.0
+    query_seconds: float = 600.0
+    setup_seconds: float = 3600.0
+    slowest: float = 64e3
+    """Bytes a second of a download, on top of `stall_seconds` for every tensor; a slower client is cut off."""
+
+
+class Deployment:
+    """Made once, before workers are forked.
+
+    source: where the randomness comes from. A dealer's says where the dealer is
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        source: Source,
+        identity: TlsIdentity,
+        state: Path,
+        limits: ServiceLimits | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.limits = limits or ServiceLimits()
+        self.counters = counters or Counters()
+        self.source = source
+        self.model = replace(model, folded={})  # real numbers are for the plaintext model only
+        self.programs = Programs(self.model, source)
+        self.weights = self.model.weights()
+        self.package = model.public().package()
+        # bound to the very numbers that are masked: another way to fold or round the same checkpoint gets other masks
+        secret, numbers = _secret(Path(state)), weights_digest(self.weights)
+        self.key = weight_key(secret, numbers)
+        masked = [weight.name for weight in self.programs.weights()]
+        self.provider = source.provider(ServerDesk(self.weights, self.key, masked, identity, Path(state), self.limits))
+        name = hashlib.sha256(derive_seed(secret, "state", f"{source.name} {numbers}")).hexdigest()
+        self.welcome = Welcome(
+            fingerprint=model.fingerprint,
+            package_bytes=len(self.package),
+            package_digest=hashlib.sha256(self.package).hexdigest(),
+            weights=_size_and_digest(self.provider.masked_weights()),
+            state=name,
+            dealer=source.third_party,
+            largest_batch=self.limits.batch,
+            ready=self.limits.ready,
+        )
+        # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.
+        self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, self.limits.store_bytes)
+
+    def plan(self, message: Prepare | Run) -> Plan:
+        """The program that a client names, which must be the one that it has planned itself."""
+        if message.batch > self.limits.batch:
+            raise ShapeError(f"a batch of {message.batch} texts: this server takes {self.limits.batch} at a time")
+        plan = self.programs.plan(message.batch, message.bucket)
+        if plan.digest != message.digest:
+            raise ProtocolMismatch("the parameters of the program", got=message.digest, expected=plan.digest)
+        return plan
+
+    def check_room(self, plan: Plan) -> None:
+        """Refuses a bundle that no dropping of others would make room for."""
+        needed = self.source.stored_bytes(SERVER, plan.correlations)
+        if needed > self.limits.store_bytes:
+            raise ConfigurationError(
+                f"a bundle of this size takes {needed} bytes, this server keeps {self.limits.store_bytes} in all: "
+                "send fewer texts at a time, or ask the operator for more room"
+            )
+
+
+def _size_and_digest(pieces: Iterator[memoryview] | None) -> tuple[int, str] | None:
+    if pieces is None:
+        return None
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += piece.nbytes
+    return size, digest.hexdigest()
+
+
+def _secret(state: Path) -> bytes:
+    """The secret of the weight masks, made on first use. Whoever reads it and a client's download has the model."""
+    path = state / "weights.secret"
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            with atomic_write(path, mode=0o600, durable=True, once=True) as file:
+                file.write(secrets.token_bytes(_SECRET_BYTES))
+        found = path.stat()
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise ConfigurationError(f"{path} holds a secret: it must belong to this user alone (chmod 600)")
+        secret = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {state} for the server's state: {error.strerror}") from error
+    if len(secret) != _SECRET_BYTES:
+        raise ConfigurationError(f"{path} has {len(secret)} bytes, expected {_SECRET_BYTES}: remove it to make another")
+    return secret
