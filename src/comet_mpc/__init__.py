@@ -52,8 +52,10 @@ if TYPE_CHECKING:
     from comet_mpc.engine.twin import run_twin
     from comet_mpc.models.served import PublicModel, ServedModel
     from comet_mpc.net.identity import TlsIdentity
-    from comet_mpc.service.client import Client, Cost, Prediction
-    from comet_mpc.service.conversation import ServiceLimits
+    from comet_mpc.offline.sources import DealerSource, PairSource
+    from comet_mpc.service.client import Client
+    from comet_mpc.service.deployment import ServiceLimits
+    from comet_mpc.service.prediction import Cost, Prediction
     from comet_mpc.service.server import Server
 
 __version__ = version("comet-mpc")
@@ -67,6 +69,7 @@ __all__ = [
     "CometError",
     "ConfigurationError",
     "Cost",
+    "DealerSource",
     "ForeignRandomness",
     "Given",
     "LeakError",
@@ -74,6 +77,7 @@ __all__ = [
     "NotAuthenticated",
     "NotFinite",
     "Opened",
+    "PairSource",
     "PartySession",
     "PeerClosed",
     "PeerError",
@@ -109,9 +113,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "service.client": ("Client", "Cost", "Prediction"),
+    "service.client": ("Client",),
+    "service.prediction": ("Cost", "Prediction"),
     "service.server": ("Server",),
-    "service.conversation": ("ServiceLimits",),
+    "service.deployment": ("ServiceLimits",),
+    "offline.sources": ("DealerSource", "PairSource"),
     "models.served": ("PublicModel", "ServedModel"),
     "net.identity": ("TlsIdentity",),
     "engine.costs": ("Network",),

@@ -42,8 +42,9 @@ from comet_mpc.errors import (
     WrongSize,
 )
 from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
-from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight
 
 X, Y = variables("x y")
 KEY = bytes(16)
@@ -91,7 +92,7 @@ def honest(
     """One party as a service runs it: whatever happens, the channel is closed at the end."""
     mine = held(party) if weights is None else weights
     with channel:
-        return body(PartySession(party, channel, DealtSource(bundle, mine)), mine)
+        return body(PartySession(party, channel, DealtRandomness(bundle, mine)), mine)
 
 
 def outcome(work: Callable[[], object]) -> tuple[BaseException | None, float]:
@@ -256,7 +257,7 @@ def test_a_bundle_for_another_program_is_refused(party: int) -> None:
 def test_a_bundle_that_ends_before_the_program_is_exhausted(party: int) -> None:
     def shorter(good: tuple[Bundle, Bundle]) -> Bundle:
         bundle = good[party]
-        return Bundle(party, bundle.seed, bundle.correlations[:3], bundle.corrections)
+        return Bundle(party, bundle.seed, bundle.correlations[:3], bundle.stored)
 
     assert isinstance(with_bad_randomness(party, shorter), RandomnessExhausted)
 
@@ -264,8 +265,8 @@ def test_a_bundle_that_ends_before_the_program_is_exhausted(party: int) -> None:
 @pytest.mark.parametrize("missing", [1, 100, 10**9])
 def test_corrections_that_end_early_are_noticed(missing: int) -> None:
     def cut(good: tuple[Bundle, Bundle]) -> Bundle:
-        assert isinstance(good[1].corrections, io.BytesIO)
-        data = good[1].corrections.getvalue()
+        assert isinstance(good[1].stored, io.BytesIO)
+        data = good[1].stored.getvalue()
         return Bundle(SERVER, good[1].seed, good[1].correlations, io.BytesIO(data[: max(0, len(data) - missing)]))
 
     assert isinstance(with_bad_randomness(SERVER, cut), RandomnessExhausted)
@@ -290,7 +291,7 @@ def test_a_server_without_its_weights_cannot_serve() -> None:
 
 def test_a_source_hands_out_every_correlation_once() -> None:
     plan = plan_of(program)
-    source = DealtSource(bundles(plan)[0], held(CLIENT))
+    source = DealtRandomness(bundles(plan)[0], held(CLIENT))
     for left, correlation in zip(reversed(range(len(plan.correlations))), plan.correlations, strict=True):
         source.draw(correlation)
         assert source.remaining == left
@@ -300,13 +301,13 @@ def test_a_source_hands_out_every_correlation_once() -> None:
 
 def test_a_bundle_is_drawn_from_once() -> None:
     bundle = bundles(plan_of(program))[0]
-    DealtSource(bundle, held(CLIENT))
+    DealtRandomness(bundle, held(CLIENT))
     with pytest.raises(RandomnessSpent):
-        DealtSource(bundle, held(CLIENT))
+        DealtRandomness(bundle, held(CLIENT))
 
 
 def test_the_other_partys_bundle_is_refused() -> None:
-    source = DealtSource(bundles(plan_of(program))[0], held(CLIENT))
+    source = DealtRandomness(bundles(plan_of(program))[0], held(CLIENT))
     with pytest.raises(ForeignRandomness, match="other party"):
         PartySession(SERVER, memory_pair()[0], source)
 
@@ -314,8 +315,8 @@ def test_the_other_partys_bundle_is_refused() -> None:
 def test_preparing_ahead_changes_nothing() -> None:
     plan = plan_of(program)
     bundle = bundles(plan)[0]
-    ahead, later = (DealtSource(replace(bundle), held(CLIENT)) for _ in range(2))
-    ahead.prepare()
+    ahead, later = (DealtRandomness(replace(bundle), held(CLIENT)) for _ in range(2))
+    ahead.compute_ahead()
     for correlation in plan.correlations:
         one, other = ahead.draw(correlation), later.draw(correlation)
         assert one.index == other.index
@@ -372,11 +373,11 @@ def test_a_program_that_is_fine_is_dealt_in_full() -> None:
 def test_no_party_is_anyone_else() -> None:
     channel, _ = memory_pair()
     with pytest.raises(CometError, match="not 2"):
-        PartySession(2, channel, DealtSource(bundles(plan_of(program))[0]))
+        PartySession(2, channel, DealtRandomness(bundles(plan_of(program))[0]))
 
 
 def test_a_planned_share_does_not_get_into_a_run() -> None:
     ends = memory_pair(0.2)
-    session = PartySession(CLIENT, ends[0], DealtSource(bundles(plan_of(different))[0]))
+    session = PartySession(CLIENT, ends[0], DealtRandomness(bundles(plan_of(different))[0]))
     with pytest.raises(ShapeError, match="no values"):
         session.open(Share((4, 5), 12, 1.0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +18,20 @@ from typing import Any, Literal
 import pytest
 
 from comet_mpc.engine.correlations import Correlation, program_digest
-from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import CometError, PeerError, RandomnessError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.net.identity import make_test_set
-from comet_mpc.offline.dealer.bundles import Bundle, Dealing
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import fetch_bundle
 from comet_mpc.offline.dealer.server import Dealer, DealerLimits
+from comet_mpc.offline.sources import DEALER, DealerSource, PairSource
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from comet_mpc.service.client import Client
-from comet_mpc.service.conversation import Conversation, Service, ServiceLimits
+from comet_mpc.service.conversation import Conversation
+from comet_mpc.service.deployment import Deployment, ServiceLimits
 from support.dealer_service import IMPATIENT as SHORT
 from support.dealer_service import KEY, SMALL, Identities, both, dial, fetch_both, outcome
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel
@@ -78,7 +81,7 @@ def prepare(
     """Both parties fetch one bundle into their stores. Returns how that ended, and the messages of each."""
     role: Literal["client", "server"] = "server" if faulty == SERVER else "client"
     digest, name = program_digest(SMALL), new_bundle_id()
-    stores = [BundleStore(directory / f"{party}", party) for party in (CLIENT, SERVER)]
+    stores = [BundleStore(directory / f"{party}", party, DEALER) for party in (CLIENT, SERVER)]
     channels: dict[int, FaultyChannel] = {}
     at_dealer: tuple[str, Fault | None, int] = (role, fault, at) if who == "dealer" else ("", None, -1)
     with FaultyDealer(identities, limits(fault), *at_dealer) as dealer:
@@ -112,11 +115,11 @@ def prepare(
     return list(ended), [channels[number].messages for number in (CLIENT, SERVER)]
 
 
-def together(client: Bundle, server: Bundle, program: tuple[Correlation, ...] = SMALL, key: bytes = KEY) -> bool:
+def together(client: Bundle, server: Bundle, program: Sequence[Correlation] = SMALL, key: bytes = KEY) -> bool:
     """Whether the server's corrections are those for the two seeds."""
-    assert server.corrections is not None
+    assert server.stored is not None
     expected = b"".join(Dealing(program, key, (client.seed, server.seed)).corrections())
-    return server.corrections.read(len(expected) + 1) == expected
+    return server.stored.read(len(expected) + 1) == expected
 
 
 def test_the_messages_of_a_preparation_are_counted_right(identities: Identities, tmp_path: Path) -> None:
@@ -157,17 +160,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 class NearClient(Client):
     """Talks to conversations in this process; the fault is in the connection on which it asks for bundles."""
 
-    def __init__(self, service: Service, identities: Identities, cache: Path, fault: Fault | None, side: str, at: int):
+    def __init__(
+        self, service: Deployment, identities: Identities, cache: Path, fault: Fault | None, side: str, at: int
+    ) -> None:
         timeout = IMPATIENT if fault == "stall" and side == "server" else 20.0
         super().__init__("127.0.0.1:1", identity=identities["client"], cache=cache, ready=0, timeout=timeout)
         self._service = service
+        self._connection.reach = self._reach  # type: ignore[method-assign]
         self._strike: dict[str, tuple[Fault | None, int]] = {side: (fault, at)}
         self.messages: list[FaultyChannel] = []
         self.threads: list[threading.Thread] = []
 
-    def _dial(self) -> Channel:
-        mine, theirs = memory_pair(self._timeout)
-        asks = self._service.source == "dealer" or bool(self.messages)
+    def _reach(self) -> Channel:
+        mine, theirs = memory_pair(self._connection.timeout)
+        asks = self._service.source.has_third_party or bool(self.messages)
         strike = self._strike if asks else {}
         near = FaultyChannel(mine, "server", *strike.pop("client", (None, -1)))
         far = FaultyChannel(theirs, None, *strike.pop("server", (None, -1)))
@@ -178,12 +184,13 @@ class NearClient(Client):
         return near
 
 
-def prepared(client: NearClient, plan: Plan) -> object:
+def prepared(client: NearClient) -> object:
     """What came of one preparation; afterwards both sides have come to an end."""
 
     def fetch() -> str:
         client.connect()
-        return client._fetch(1, 16, plan)
+        assert client._pool is not None
+        return client._pool.prepare(1, 16)
 
     end = outcome(fetch)
     client.close()
@@ -201,22 +208,22 @@ def test_a_fault_between_client_and_server_while_preparing(
         thread = threading.Thread(target=dealer.serve_forever, daemon=True)
         thread.start()
         allowed = ServiceLimits(stall_seconds=IMPATIENT if fault == "stall" else 20.0, fetches=3)
-        service = Service(model, dealer.address, identities["server"], tmp_path / "state", allowed)
+        service = Deployment(model, DealerSource(dealer.address), identities["server"], tmp_path / "state", allowed)
         plan = service.programs.plan(1, 16)
 
         def attempt(fault: Fault | None, side: str, at: int) -> tuple[object, int]:
             client = NearClient(service, identities, tmp_path / "cache", fault, side, at)
-            end = prepared(client, plan)
+            end = prepared(client)
             until = time.monotonic() + 20
-            while service.fetches._value != allowed.fetches:  # every preparation ends and gives its place back
+            while service.provider._places._value != allowed.fetches:  # type: ignore[attr-defined]  # every preparation ends and gives its place back
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            assert client._set_up is not None or isinstance(end, CometError)
-            if client._set_up is not None:
-                mine = client._set_up.store.list(plan.digest)
+            assert client._model is not None or isinstance(end, CometError)
+            if client._model is not None:
+                mine = client._model.store.list(plan.digest)
                 assert mine == (() if isinstance(end, CometError) else (end,))
                 for name in mine:
-                    stores = client._set_up.store, service.store
+                    stores = client._model.store, service.store
                     near, far = (store.take(name, plan.digest, plan.correlations) for store in stores)
                     assert together(near, far, plan.correlations, service.key)
             return end, client.messages[0].messages
@@ -243,19 +250,19 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
 ) -> None:
     """In the messages before a preparation, at its beginning, halfway, and when both commit."""
     patience = 2.0 if fault == "stall" else 20.0
-    monkeypatch.setattr("comet_mpc.service.client._PREPARE_STALL", patience)
+    monkeypatch.setattr("comet_mpc.offline.pair.source._STALL_SECONDS", patience)
     monkeypatch.setattr("support.faulty_channel.IMPATIENT", patience / 2)  # a stall takes 2.5 times that
     allowed = ServiceLimits(stall_seconds=patience, step_seconds=patience, preparations=1)
-    service = Service(model, None, identities["server"], tmp_path / "state", allowed)
+    service = Deployment(model, PairSource(), identities["server"], tmp_path / "state", allowed)
     plan = service.programs.plan(1, 16)
 
     def attempt(fault: Fault | None = None, side: str = "", at: int = -1) -> tuple[object, list[FaultyChannel]]:
         client = NearClient(service, identities, tmp_path / "cache", fault, side, at)
-        end = prepared(client, plan)
-        with service.place():  # the only one was given back
+        end = prepared(client)
+        with service.provider._place():  # type: ignore[attr-defined] # the only one was given back
             pass
-        assert client._set_up is not None
-        stores = client._set_up.store, service.store
+        assert client._model is not None
+        stores = client._model.store, service.store
         mine, theirs = (store.list(plan.digest) for store in stores)
         assert mine == (() if isinstance(end, CometError) else (end,))
         assert set(mine) <= set(theirs)

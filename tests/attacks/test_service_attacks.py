@@ -22,7 +22,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import (
     CometError,
@@ -39,13 +38,18 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel, greet, memory_pair
 from comet_mpc.net.identity import TlsIdentity, issue, make_test_set
 from comet_mpc.net.sockets import TcpChannel, connect
-from comet_mpc.offline.dealer.bundles import Bundle, Dealing, mask_weight
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import Dealing, mask_weight
+from comet_mpc.offline.source import Order, Source, Supplier
+from comet_mpc.offline.sources import DEALER, DealerSource
 from comet_mpc.offline.store import BundleStore, new_bundle_id
-from comet_mpc.service.bundle_pool import Reserve
-from comet_mpc.service.client import Client, Prediction
-from comet_mpc.service.conversation import Conversation, Service, ServiceLimits, _secret
-from comet_mpc.service.messages import Accepted, Prepare, Programs, Ready, Run, Welcome, expect, introduce, say
-from comet_mpc.service.model_cache import SetUp
+from comet_mpc.service.bundle_pool import BundlePool
+from comet_mpc.service.client import Client
+from comet_mpc.service.conversation import Conversation
+from comet_mpc.service.deployment import Deployment, ServiceLimits, _secret
+from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.service.prediction import Prediction
+from comet_mpc.service.programs import Programs
 from support.dealer_service import dealer_process
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel
 from support.server_process import ServerProcess, server_process
@@ -59,11 +63,11 @@ PATIENT = 20.0
 TINY: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 2}
 
 
-class RecordingService(Service):
+class RecordingService(Deployment):
     """Notes which bundles were consumed."""
 
     def __init__(self, model: ServedModel, identity: TlsIdentity, state: Path, stall: float) -> None:
-        super().__init__(model, ("127.0.0.1", 1), identity, state, ServiceLimits(stall_seconds=stall))
+        super().__init__(model, DealerSource(("127.0.0.1", 1)), identity, state, ServiceLimits(stall_seconds=stall))
         self.consumed: list[str] = []
         self._dealt: tuple[bytes, bytes, bytes] | None = None
         take = self.store.take
@@ -75,19 +79,30 @@ class RecordingService(Service):
 
         self.store.take = recorded  # type: ignore[method-assign]
 
-    def deal(self, plan: Plan) -> tuple[str, bytes]:
-        """What a dealer would do, under fresh names: one part goes into this store, the client's seed is returned.
+    def deal(self, order: Order, client: BundleStore | None = None) -> None:
+        """What a dealer would do, under fresh names: one part goes into this store, the other into the client's.
 
         The masks are always the same, to save time; what is checked here is that no name is used twice.
         """
+        plan, name = order.plan, order.bundle_id
         if self._dealt is None:
             dealing = Dealing(plan.correlations, self.key)
             self._dealt = dealing.client_seed, dealing.server_seed, b"".join(dealing.corrections())
         client_seed, server_seed, corrections = self._dealt
-        name = new_bundle_id()
         with self.store.add(name, plan.digest, server_seed) as writer:
             writer.write(corrections)
-        return name, client_seed
+        if client is not None:
+            client.add(name, plan.digest, client_seed).commit()
+
+
+class LocalSupplier(Supplier):
+    """Bundles without a dealer's process, one after the other."""
+
+    def __init__(self, service: RecordingService) -> None:
+        self._service = service
+
+    def prepare(self, order: Order, store: BundleStore) -> None:
+        self._service.deal(order, store)
 
 
 class LocalClient(Client):
@@ -99,16 +114,16 @@ class LocalClient(Client):
     ) -> None:  # fmt: skip
         super().__init__("127.0.0.1:1", identity=identity, cache=cache, ready=0, timeout=timeout)
         self._service = service
+        self._connection.reach = self._reach  # type: ignore[method-assign]
         self._fault = (fault, at)
         self._side = side
         self.ends: list[FaultyChannel] = []
-        self.named: list[str] = []
         self._threads: list[threading.Thread] = []
 
-    def _dial(self) -> Channel:
+    def _reach(self) -> Channel:
         none: tuple[Fault | None, int] = (None, -1)
         first = not self.ends
-        mine, theirs = memory_pair(self._timeout)
+        mine, theirs = memory_pair(self._connection.timeout)
         near = FaultyChannel(mine, "server", *(self._fault if first and self._side == "client" else none))
         far = FaultyChannel(theirs, None, *(self._fault if first and self._side == "server" else none))
         self.ends.append(near)
@@ -117,24 +132,24 @@ class LocalClient(Client):
         self._threads.append(thread)
         return near
 
-    def _fetch(self, batch: int, bucket: int, plan: Plan) -> str:
-        assert self._set_up is not None
-        name, seed = self._service.deal(plan)
-        self.named.append(name)
-        with self._set_up.store.add(name, plan.digest, seed):
-            return name
+    def _set_up(self, channel: Channel, source: Source, welcome: Welcome) -> None:
+        super()._set_up(channel, source, welcome)
+        assert self._pool is not None
+        self._pool._supplier = LocalSupplier(self._service)
 
     def adopt(self, other: LocalClient, service: RecordingService) -> None:
         """The model as the other client has set it up, with a store of its own."""
-        assert other._set_up is not None
-        store = BundleStore(self._cache / "bundles", CLIENT)
-        weights = other._set_up.weights
+        assert other._model is not None
+        weights = dict(other._model.weights)
         if service is not other._service:  # another secret, other masks
-            masked = {name: mask_weight(service.key, service.weights[name]) for name in weights}
-            weights = {name: dataclasses.replace(weights[name], masked=masked[name]) for name in weights}
-        self._set_up = SetUp(other._set_up.model, other._set_up.programs, weights, store)
-        self._reserve = Reserve(self._set_up, 0, self._fetch)
-        self._welcome, self._fingerprint = service.welcome, service.welcome.fingerprint
+            for name, weight in other._model.weights.items():
+                if weight.masked is not None:
+                    weights[name] = dataclasses.replace(weight, masked=mask_weight(service.key, service.weights[name]))
+        store = BundleStore(self._cache / "bundles", CLIENT, DEALER)
+        self._model = dataclasses.replace(other._model, weights=weights, store=store)
+        self._pool = BundlePool(self._model, 0, LocalSupplier(service))
+        self._connection._welcome = service.welcome
+        self._connection._fingerprint = service.welcome.fingerprint
 
     def attempt(self) -> Outcome:
         """One classification; afterwards both sides have come to an end."""
@@ -262,7 +277,8 @@ def test_a_stall_at_any_message_costs_a_timeout_and_nothing_else(inference: Infe
 def test_a_bundle_serves_one_run_even_if_it_is_named_twice(inference: Inference) -> None:
     service = inference.service
     plan = service.programs.plan(1, 16)
-    name, _ = service.deal(plan)
+    name = new_bundle_id()
+    service.deal(Order(name, 1, 16, plan))
     for expected in (Ready, RandomnessSpent):
         mine, theirs = memory_pair(PATIENT)
         thread = threading.Thread(target=Conversation(service, theirs, require_client=False).serve, daemon=True)
@@ -283,8 +299,8 @@ def test_an_answer_out_of_range_is_no_result(inference: Inference) -> None:
     """A server that sends noise instead of its share of the result."""
 
     class Liar(LocalClient):
-        def _dial(self) -> Channel:
-            channel = super()._dial()
+        def _reach(self) -> Channel:
+            channel = super()._reach()
             assert isinstance(channel, FaultyChannel)
             transfer = channel._transfer
 
@@ -349,7 +365,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("strangers")
     make_test_set(directory / "keys")
     checkpoint = make_checkpoint(directory / "model", **TINY, row_steps=6)
-    programs = Programs(ServedModel.load(checkpoint))
+    programs = Programs(ServedModel.load(checkpoint), DEALER)
     limits = {"stall_seconds": 2.0, "batch": 2}
     with (
         dealer_process(directory / "keys") as (_, address),
@@ -436,7 +452,7 @@ def test_wrong_certificates(served: Served, tmp_path: Path) -> None:
 
         thread = threading.Thread(target=pose, daemon=True)
         thread.start()
-        with pytest.raises(NotAuthenticated, match="no server"):
+        with pytest.raises(NotAuthenticated, match="not a server"):
             Client(f"127.0.0.1:{listener.getsockname()[1]}", keys=served.keys, cache=tmp_path).connect()
         thread.join(5)
 

@@ -49,7 +49,8 @@ from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private, fl
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.net.channel import memory_pair
-from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource, mask_weight, weight_key
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight, weight_key
 from support.recording import recording_pair
 from support.two_parties import KEY, Program, run_two_parties
 
@@ -391,7 +392,7 @@ def test_nothing_secret_is_in_a_representation() -> None:
     masked = Weight("w", (2,), 16, 2.0, masked=mask_weight(KEY, weight))
     seed = bytes(range(65, 81))
     bundle = Bundle(SERVER, seed, (), io.BytesIO(b"correction"))
-    source = DealtSource(bundle)
+    source = DealtRandomness(bundle)
     channel, _ = memory_pair()
     drawn = Drawn(0, (x.flat(),))
     shown: list[object] = [

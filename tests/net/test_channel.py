@@ -34,7 +34,8 @@ from comet_mpc.net.channel import (
     memory_pair,
 )
 from comet_mpc.net.identity import Role, TlsIdentity, make_test_set
-from comet_mpc.net.sockets import TcpChannel, TlsChannel, _secure, connect, listen
+from comet_mpc.net.sockets import TcpChannel, TlsChannel, connect, listen
+from comet_mpc.net.tls import secure
 
 SHORT = 0.1
 LARGE = 32 << 20
@@ -91,7 +92,7 @@ def channel_and_socket(
         inward = identities["server"].server_context(require_client=True)
         outward = identities["client"].client_context()
         secured, theirs = both(
-            lambda: _secure(mine, inward, None, 20.0),
+            lambda: secure(mine, inward, None, 20.0),
             lambda: outward.wrap_socket(theirs, server_hostname="localhost"),
         )
         channel = TlsChannel(mine, secured, 20.0)

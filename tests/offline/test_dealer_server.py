@@ -29,9 +29,11 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import memory_pair
 from comet_mpc.net.identity import make_test_set
-from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight
 from comet_mpc.offline.dealer.fetch import Ask, Seed, fetch_bundle, fetch_to_memory
 from comet_mpc.offline.dealer.server import Dealer
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.dealer_service import (
     KEY,
@@ -82,8 +84,8 @@ def run_program(party: int, bundle: Bundle, channels: tuple[object, object]) -> 
     weight = MODEL if party == SERVER else MODEL.public()
     if party == CLIENT:
         weight = Weight(MODEL.name, MODEL.shape, FRACTION, MODEL.gain, masked=mask_weight(KEY, MODEL))
-    source = DealtSource(bundle, {weight.name: weight})
-    source.prepare()
+    source = DealtRandomness(bundle, {weight.name: weight})
+    source.compute_ahead()
     channel = channels[party]
     session = PartySession(party, channel, source)  # type: ignore[arg-type]
     _, revealed = everything(session, weight)
@@ -95,7 +97,7 @@ def test_a_dealer_in_its_own_process_serves_a_whole_run(keys: Keys, tmp_path: Pa
     directory, identities = keys
     plan = plan_program(lambda session: everything(session, MODEL.public()))
     _, expected = run_twin(lambda session: everything(session, MODEL))
-    stores = [BundleStore(tmp_path / str(party), party) for party in (CLIENT, SERVER)]
+    stores = [BundleStore(tmp_path / str(party), party, DEALER) for party in (CLIENT, SERVER)]
     name = new_bundle_id()
 
     def prepare(party: int, address: tuple[str, int]) -> Bundle:
@@ -136,9 +138,9 @@ def test_the_two_parts_belong_together(keys: Keys) -> None:
     with running_dealer(keys[1]) as dealer:
         client, server = fetch_both(dealer.address, keys[1])
     dealing = Dealing(SMALL, KEY, (client.seed, server.seed))
-    assert isinstance(server.corrections, io.BytesIO)
-    assert server.corrections.getvalue() == b"".join(dealing.corrections())
-    assert client.corrections is None
+    assert isinstance(server.stored, io.BytesIO)
+    assert server.stored.getvalue() == b"".join(dealing.corrections())
+    assert client.stored is None
     assert client.seed != server.seed
 
 
@@ -217,7 +219,7 @@ def test_a_part_is_kept_only_when_the_other_party_has_its_own(keys: Keys, tmp_pa
     """The client's disk fails after the server has received everything: neither keeps anything."""
     identities = keys[1]
     name = new_bundle_id()
-    stores = [BundleStore(tmp_path / str(party), party) for party in (CLIENT, SERVER)]
+    stores = [BundleStore(tmp_path / str(party), party, DEALER) for party in (CLIENT, SERVER)]
 
     def full(seed: bytes) -> object:
         raise ConfigurationError("no space left")

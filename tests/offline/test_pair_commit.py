@@ -42,7 +42,8 @@ from comet_mpc.errors import (
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_traffic
-from comet_mpc.offline.pair.prepare import PairSource, Preparer
+from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.faulty_channel import IMPATIENT
 
@@ -149,16 +150,15 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
-    return Pair((BundleStore(tmp_path / "client", CLIENT, "pair"), BundleStore(tmp_path / "server", SERVER, "pair")))
+    return Pair((BundleStore(tmp_path / "client", CLIENT, PAIR), BundleStore(tmp_path / "server", SERVER, PAIR)))
 
 
 def drawn(store: BundleStore, name: str) -> list[tuple[Words, ...]]:
     bundle = store.take(name, PLAN.digest, PROGRAM)
-    source = store.draw_from(bundle, {})
-    assert isinstance(source, PairSource)
+    source = PAIR.open(bundle, {})
     arrays = [source.draw(correlation).arrays for correlation in PROGRAM]
-    assert bundle.corrections is not None
-    assert bundle.corrections.read(1) == b""
+    assert bundle.stored is not None
+    assert bundle.stored.read(1) == b""
     bundle.close()
     return arrays
 
@@ -212,7 +212,7 @@ def test_bundles_are_prepared_at_the_planned_cost_stored_and_used_once(pair: Pai
 def test_what_is_kept_survives_a_restart_and_damage_is_found_before_use(pair: Pair) -> None:
     name, damaged = new_bundle_id(), new_bundle_id()
     pair.run(lambda preparer, store: [prepare_stored(preparer, each, PLAN, store) for each in (name, damaged)])
-    again = [BundleStore(store.directory, store.party, "pair") for store in pair.stores]
+    again = [BundleStore(store.directory, store.party, PAIR) for store in pair.stores]
     check(*(drawn(store, name) for store in again))
     for store in again:
         assert store.list(PLAN.digest) == (damaged,)
@@ -225,11 +225,11 @@ def test_what_is_kept_survives_a_restart_and_damage_is_found_before_use(pair: Pa
 
 
 def test_a_dealers_bundle_is_none_of_a_pairs(tmp_path: Path) -> None:
-    dealt = BundleStore(tmp_path / "bundles", CLIENT)
+    dealt = BundleStore(tmp_path / "bundles", CLIENT, DEALER)
     name = new_bundle_id()
     with dealt.add(name, PLAN.digest, bytes(16)):
         pass
-    paired = BundleStore(tmp_path / "bundles", CLIENT, "pair")
+    paired = BundleStore(tmp_path / "bundles", CLIENT, PAIR)
     assert paired.list(PLAN.digest) == ()
     with pytest.raises(ForeignRandomness):
         paired.take(name, PLAN.digest, PROGRAM)

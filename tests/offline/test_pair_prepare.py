@@ -46,7 +46,8 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.pair.costs import preparation_traffic
-from comet_mpc.offline.pair.prepare import WEIGHT_BITS, PairSource, prepare_bundle
+from comet_mpc.offline.pair.prepare import WEIGHT_BITS, prepare_bundle
+from comet_mpc.offline.pair.shares import PairRandomness
 from support.homomorphic_parties import both, run_as_a_pair, same
 
 RNG = np.random.default_rng(11)
@@ -180,7 +181,7 @@ def test_a_classifier_runs_without_a_dealer_and_equals_its_twin() -> None:
 
 
 def test_randomness_for_another_program_is_refused() -> None:
-    def work(channel: Channel, party: int) -> PairSource:
+    def work(channel: Channel, party: int) -> PairRandomness:
         return prepare_bundle(channel, party, [Mask((2,), 64, 0, 64)], threads=1)
 
     source, _, _ = both(work)

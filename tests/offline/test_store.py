@@ -17,6 +17,7 @@ import pytest
 from comet_mpc.engine.correlations import BitProducts, Correlation, Mask, encode_correlations, program_digest
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError, RandomnessSpent
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
 PROGRAM: tuple[Correlation, ...] = (Mask((100,), 64), BitProducts(100, 64))
@@ -28,7 +29,7 @@ CORRECTIONS = bytes(range(200)) * 4
 
 @pytest.fixture
 def store(tmp_path: Path) -> BundleStore:
-    return BundleStore(tmp_path / "bundles", SERVER)
+    return BundleStore(tmp_path / "bundles", SERVER, DEALER)
 
 
 def put(store: BundleStore, digest: str = DIGEST, seed: bytes = SEED) -> str:
@@ -45,21 +46,23 @@ def test_what_is_taken_is_what_was_put(store: BundleStore) -> None:
     store.verify(name)
     bundle = store.take(name, DIGEST, PROGRAM)
     assert (bundle.party, bundle.seed, bundle.correlations) == (SERVER, SEED, PROGRAM)
-    assert bundle.corrections is not None
-    assert bundle.corrections.read(10) + bundle.corrections.read(10_000) == CORRECTIONS
-    assert bundle.corrections.read(1) == b""
+    assert bundle.stored is not None
+    assert bundle.stored.read(10) + bundle.stored.read(10_000) == CORRECTIONS
+    assert bundle.stored.read(1) == b""
     assert not any(store.directory.iterdir())
 
 
 def test_a_clients_bundle_is_a_seed(tmp_path: Path) -> None:
-    store = BundleStore(tmp_path / "bundles", CLIENT)
+    store = BundleStore(tmp_path / "bundles", CLIENT, DEALER)
     bundle = store.take(put(store), DIGEST, PROGRAM)
-    assert (bundle.party, bundle.seed, bundle.corrections) == (CLIENT, SEED, None)
-    writer = store.add(new_bundle_id(), DIGEST, SEED)
-    writer.write(b"x")
-    with pytest.raises(RandomnessError, match="no corrections"):
-        writer.seal()
-    writer.discard()
+    assert (bundle.party, bundle.seed) == (CLIENT, SEED)
+    assert bundle.stored is not None
+    assert bundle.stored.read(1) == b""
+    name = new_bundle_id()
+    with store.add(name, DIGEST, SEED) as writer:
+        writer.write(b"x")
+    with pytest.raises(RandomnessError, match="has 1 bytes, the program needs 0"):
+        store.take(name, DIGEST, PROGRAM)
 
 
 def test_a_bundle_is_gone_from_the_directory_before_it_is_handed_out(
@@ -98,7 +101,7 @@ def test_another_programs_bundle_is_refused_and_kept(store: BundleStore) -> None
 
 def test_a_bundle_of_the_other_party_is_refused(store: BundleStore) -> None:
     name = put(store)
-    client = BundleStore(store.directory, CLIENT)
+    client = BundleStore(store.directory, CLIENT, DEALER)
     assert client.list(DIGEST) == ()
     with pytest.raises(ForeignRandomness, match="another bundle"):
         client.take(name, DIGEST, PROGRAM)
@@ -159,7 +162,7 @@ def test_half_a_bundle_is_never_visible(store: BundleStore) -> None:
     assert store.list(DIGEST) == ()
     writer.seal()
     assert store.list(DIGEST) == ()
-    BundleStore(store.directory, SERVER)  # does not sweep away what is being written
+    BundleStore(store.directory, SERVER, DEALER)  # does not sweep away what is being written
     writer.commit()
     assert store.list(DIGEST) == (name,)
     writer.discard()
@@ -189,7 +192,7 @@ def test_remains_of_a_crash_are_removed(store: BundleStore) -> None:
     name = put(store)
     for prefix in (".writing-", ".taken-"):
         (store.directory / f"{prefix}{new_bundle_id()}").write_bytes(b"remains")
-    BundleStore(store.directory, SERVER)
+    BundleStore(store.directory, SERVER, DEALER)
     assert [path.name for path in store.directory.iterdir()] == [f"{name}.bundle"]
 
 
@@ -209,10 +212,10 @@ def test_modes_keep_others_out(store: BundleStore, tmp_path: Path) -> None:
     assert stat.S_IMODE((store.directory / f"{name}.bundle").stat().st_mode) == 0o600
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(ConfigurationError, match="chmod 700"):
-        BundleStore(tmp_path / "open", SERVER)
+        BundleStore(tmp_path / "open", SERVER, DEALER)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="cannot use"):
-        BundleStore(tmp_path / "file", SERVER)
+        BundleStore(tmp_path / "file", SERVER, DEALER)
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "F" * 32, "0" * 31, "0" * 33, "0" * 31 + "\n"])
@@ -240,11 +243,12 @@ import os, sys
 from pathlib import Path
 from comet_mpc.engine.correlations import decode_correlations, program_digest
 from comet_mpc.errors import RandomnessSpent
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore
 directory, log = sys.argv[1:3]
 program = tuple(decode_correlations(sys.argv[3].encode()))
 digest = program_digest(program)
-store = BundleStore(Path(directory), 1)
+store = BundleStore(Path(directory), 1, DEALER)
 uses = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -254,7 +258,7 @@ for name in store.list(digest):
     except RandomnessSpent:
         continue
     os.write(uses, bundle.seed.hex().encode() + b"\\n")
-    assert len(bundle.corrections.read(10_000)) == 800
+    assert len(bundle.stored.read(10_000)) == 800
 print("over", flush=True)
 """
 
@@ -331,5 +335,5 @@ def test_a_killed_process_never_leads_to_a_second_use(store: BundleStore, tmp_pa
     # A kill between consuming and using loses that bundle, and no other.
     assert len(seeds) - killed <= len(uses) <= len(seeds)
     assert store.list(DIGEST) == ()
-    BundleStore(store.directory, SERVER)
+    BundleStore(store.directory, SERVER, DEALER)
     assert not any(store.directory.iterdir())

@@ -27,9 +27,11 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity, make_test_set
 from comet_mpc.net.sockets import connect
 from comet_mpc.offline.pair.costs import preparation_traffic
+from comet_mpc.offline.sources import PAIR
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.client import Client
-from comet_mpc.service.messages import Accepted, GetWeights, Prepare, Programs, Welcome, expect, introduce, say
+from comet_mpc.service.messages import Accepted, GetWeights, Prepare, Welcome, expect, introduce, say
+from comet_mpc.service.programs import Programs
 from support.server_process import ServerProcess, server_process
 from support.toy_model import make_checkpoint, twin_logits
 
@@ -70,7 +72,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     checkpoint = make_checkpoint(directory / "model", **TINY, row_steps=6)
     model, state = ServedModel.load(checkpoint), directory / "state"
     with server_process(keys, checkpoint, None, state, limits=LIMITS, workers=5) as server:
-        yield World(keys, checkpoint, model, Programs(model, "pair"), state, server)
+        yield World(keys, checkpoint, model, Programs(model, PAIR), state, server)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +81,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def only_what_is_stored(client: Client) -> None:
-    assert client._reserve is not None
-    client._reserve._fetch = None  # type: ignore[assignment]
+    assert client._pool is not None
+    client._pool.prepare = None  # type: ignore[assignment, method-assign]
 
 
 def planned_bytes(programs: Programs, batch: int = 1, *, first: bool = True) -> int:
@@ -92,7 +94,7 @@ def test_the_bundled_model_answers_at_the_planned_cost_and_its_weights_stay_at_h
     with as_file(files("comet_mpc") / "data" / "demo_model") as checkpoint:
         make_test_set(tmp_path / "keys")
         model = ServedModel.load(checkpoint)
-        programs, text = Programs(model, "pair"), "a warm and funny film"
+        programs, text = Programs(model, PAIR), "a warm and funny film"
         with (
             server_process(tmp_path / "keys", checkpoint, None, tmp_path / "state", workers=2) as server,
             Client(server.address, keys=tmp_path / "keys", cache=tmp_path / "cache", ready=0) as client,
@@ -130,7 +132,7 @@ import os, sys
 from comet_mpc.service.client import Client
 with Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=0) as client:
     client.prepare(1)
-    client._progress = lambda done, total: done > total / 2 and os._exit(9)
+    client._connection.progress = lambda done, total: done > total / 2 and os._exit(9)
     client.prepare(2)
 """
 
@@ -174,18 +176,18 @@ def test_a_bundle_that_the_server_has_lost_is_replaced(world: World, tmp_path: P
         kept.unlink()
         (prediction,) = client.classify([TEXT])
         assert world.right(prediction.logits)
-        assert client._reserve is not None
-        assert client._reserve.count(1, 16) == 0
+        assert client._pool is not None
+        assert client._pool.count(1, 16) == 0
 
 
 def test_queries_go_on_while_randomness_is_prepared_for_two_clients(world: World, tmp_path: Path) -> None:
     def work(seat: int) -> bool:
         with world.client(tmp_path / str(seat), ready=2) as client:
             found = [client.classify([TEXT])[0] for _ in range(2)]
-            assert client._reserve is not None
-            assert client._reserve.settle(60)
-            assert client._reserve.failure is None
-            assert client._reserve.count(1, 16) == 2
+            assert client._pool is not None
+            assert client._pool.settle(60)
+            assert client._pool.failure is None
+            assert client._pool.count(1, 16) == 2
             return all(world.right(one.logits) for one in found)
 
     with ThreadPoolExecutor(2) as pool:
@@ -266,10 +268,9 @@ def test_the_commands_know_both_sources(world: World, tmp_path: Path) -> None:
 def test_a_bundle_runs_once(world: World, tmp_path: Path) -> None:
     with world.client(tmp_path) as client:
         client.prepare(1)
-        assert client._reserve is not None
-        portion = client._reserve.take(1, 16, 10.0)
-        query = world.model.prepare([TEXT])
-        client._reserve.take = lambda *_: portion  # type: ignore[method-assign]
-        client._run(query)
+        assert client._pool is not None
+        bundle = client._pool.take(1, 16, 10.0)
+        client._pool.take = lambda *_: bundle  # type: ignore[method-assign]
+        client.classify([TEXT])
         with pytest.raises(RandomnessSpent):
-            client._run(query)
+            client.classify([TEXT])

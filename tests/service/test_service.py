@@ -29,8 +29,10 @@ from comet_mpc.models.tasks import Example
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity, make_test_set
 from comet_mpc.net.sockets import connect
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.service.client import Client
-from comet_mpc.service.messages import Programs, Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.service.messages import Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.service.programs import Programs
 from support.dealer_service import dealer_process, send_raw
 from support.server_process import ServerProcess, server_process
 from support.toy_model import WORDS, make_checkpoint, some_texts, twin_logits
@@ -71,7 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         dealer_process(keys) as (_, address),
         server_process(keys, checkpoint, address[1], directory / "state", limits=LIMITS, workers=5) as server,
     ):
-        yield World(keys, checkpoint, model, Programs(model), address[1], server)
+        yield World(keys, checkpoint, model, Programs(model, DEALER), address[1], server)
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +128,14 @@ def test_prepared_randomness_is_used_and_replenished(world: World, tmp_path: Pat
         assert client.prepare(2) == 2
         (prediction,) = client.classify(some_texts(1))
         assert prediction.cost.offline_seconds < 60
-        assert client._reserve is not None
-        assert client._reserve.settle(30)
-        assert client._reserve.failure is None
-        assert client._reserve.count(1, 16) == 2
+        assert client._pool is not None
+        assert client._pool.settle(30)
+        assert client._pool.failure is None
+        assert client._pool.count(1, 16) == 2
     with Client(world.server.address, keys=world.keys, cache=tmp_path, ready=0) as client:
-        client._fetch = None  # type: ignore[assignment, method-assign]
-        assert client._reserve is not None
-        assert client._reserve.count(1, 16) >= 1  # one was in memory and is lost with its process
+        assert client._pool is not None
+        client._pool.prepare = None  # type: ignore[assignment, method-assign]
+        assert client._pool.count(1, 16) >= 1  # one was in memory and is lost with its process
         assert client.classify(some_texts(1))[0].label == prediction.label
 
 

@@ -17,8 +17,8 @@ from comet_mpc.errors import CometError
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import Role, TlsIdentity
 from comet_mpc.net.sockets import TlsChannel, connect
+from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.admission import ProgramLimits
-from comet_mpc.offline.dealer.bundles import Bundle
 from comet_mpc.offline.dealer.fetch import fetch_to_memory
 from comet_mpc.offline.dealer.server import Dealer, DealerLimits
 from comet_mpc.offline.store import new_bundle_id

@@ -19,7 +19,8 @@ from comet_mpc.errors import CometError
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.service.metrics import log_as_json
 from comet_mpc.service.server import Server
-from comet_mpc.service.conversation import ServiceLimits
+from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.offline.sources import DealerSource, PairSource
 options = json.loads(sys.argv[1])
 keys = Path(options.pop("keys"))
 limits = ServiceLimits(**options.pop("limits"))
@@ -27,8 +28,8 @@ dealer = options.pop("dealer")
 log_as_json()
 server = Server(
     ServedModel.load(Path(options.pop("model"))), ("127.0.0.1", options.pop("port")),
-    None if dealer is None else ("127.0.0.1", dealer),
-    TlsIdentity(keys / "server.pem", keys / "server.key", keys / "authority.pem"), Path(options.pop("state")),
+    PairSource() if dealer is None else DealerSource(("127.0.0.1", dealer)),
+    TlsIdentity.find(keys, "server"), Path(options.pop("state")),
     metrics=("127.0.0.1", 0), limits=limits, **options,
 )
 server.serve_forever(lambda: print(server.address[1], server.metrics_address[1], flush=True))

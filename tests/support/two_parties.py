@@ -17,7 +17,8 @@ from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
-from comet_mpc.offline.dealer.bundles import Bundle, Dealing, DealtSource, mask_weight
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight
 
 Result = TypeVar("Result")
 Program = Callable[[Session, Mapping[str, Weight]], Result]
@@ -68,7 +69,7 @@ def run_two_parties(
 
     def work(party: int) -> None:
         try:
-            source = DealtSource(bundles[party], held[party])
+            source = DealtRandomness(bundles[party], held[party])
             session = PartySession(party, ends[party], source, fused=fused)
             session.permits_leaks = permits_leaks
             results[party] = program(session, held[party])

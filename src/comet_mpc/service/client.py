@@ -117,9 +117,9 @@ class Client:
             self._pool.close()
 
     @property
-    def source(self) -> Source:
-        """Where the randomness comes from."""
-        return self._connected()[0].source
+    def source(self) -> str:
+        """Where the randomness comes from: pair or dealer."""
+        return self._connected()[0].source.name
 
     def _connected(self) -> tuple[ClientModel, BundlePool]:
         with self._connection.lock:

@@ -115,8 +115,12 @@ class Connection:
         stall = max(self.timeout, stall_seconds)
         return connect(*address, self._tls, stall, connect_timeout=self.timeout)
 
+    def reach(self) -> Channel:
+        """A new connection to the server, not greeted yet."""
+        return self.dial(self._address, 0.0)
+
     def _greeted(self) -> Channel:
-        channel = self._wrap(self.dial(self._address, 0.0))
+        channel = self._wrap(self.reach())
         try:
             if channel.peer_role != "server":
                 raise NotAuthenticated(f"the peer is not a server: its certificate says {channel.peer_role!r}")

@@ -104,9 +104,9 @@ class Server:
         return self._listener.address
 
     @property
-    def source(self) -> Source:
-        """Where randomness comes from."""
-        return self._deployment.source
+    def source(self) -> str:
+        """Where the randomness comes from: pair or dealer."""
+        return self._deployment.source.name
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -126,7 +126,7 @@ class Server:
             for job in jobs:
                 self._fork(*job)
             fields = {"address": "{}:{}".format(*self.address), "model": self._deployment.model.fingerprint[:16]}
-            fields["source"] = self.source.name
+            fields["source"] = self.source
             _log.info("serving", extra={"fields": {**fields, "workers": self._workers}})
             if started is not None:
                 started()
