@@ -21,6 +21,7 @@ from comet_mpc.engine.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
+    TableTransfers,
     WeightProduct,
     WeightScale,
     encode_correlations,
@@ -353,6 +354,13 @@ HOSTILE: dict[str, list[Correlation]] = {
     "rows of no columns": [Mask((4, 0), 64), SquareSums(0, 4, 0, 64)],
     "a weight without inputs": [ClientMask((4, 0), 64), WeightProduct(0, "w", 4, 0, 4, 64)],
     "a mask of negative sides": [Mask((-4, -4), 64), SquareSums(0, 4, 4, 64)],
+    "a shape of too many axes": [Mask((1,) * 33, 64)],
+    "a number beyond reason": [Mask((10**400,), 64)],
+    "a size beyond reason": [BitProducts(2**40 + 1, 8)],
+    "a mask into a ring too wide": [Mask((4,), 64, 0, 65)],
+    "tables of no power of two": [TableTransfers(4, 12, (1,))],
+    "tables without columns": [TableTransfers(4, 16, ())],
+    "tables of columns too wide": [TableTransfers(4, 16, (8, 1))],
     "a negative power": [MASK, MASK, Monomials((0, 1), (4, 4), (MonomialTerm((-1, 1), (0, 0), 64),))],
 }
 

@@ -17,7 +17,8 @@ from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, ProtocolMismatch, WrongSize
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.ot.extension import set_up_transfers
-from comet_mpc.offline.pair.prepare import WEIGHT_BITS, prepare_bundle
+from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
+from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey, SecretKey

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from comet_mpc.engine.correlations import BitProducts, Correlation, Mask, Monomials, MonomialTerm, correction_bytes
+from comet_mpc.engine.correlations import BitProducts, Correlation, Mask, Monomials, MonomialTerm
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.polynomial import Polynomial
@@ -304,7 +304,7 @@ def test_the_dealer_never_holds_more_than_a_piece(keys: Keys) -> None:
         Monomials((0,), (count,), tuple(MonomialTerm((power,), (0,), 64) for power in (2, 3, 4))),
         BitProducts(3_000_000, 64),
     )
-    size = sum(map(correction_bytes, program))
+    size = sum(entry.correction_bytes for entry in program)
     assert size == 60_000_000
     name = new_bundle_id()
     sinks: dict[int, _Hashing] = {}

@@ -45,8 +45,9 @@ from comet_mpc.models.transformer import (
     public_weights,
 )
 from comet_mpc.net.channel import Channel
+from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
 from comet_mpc.offline.pair.costs import preparation_traffic
-from comet_mpc.offline.pair.prepare import WEIGHT_BITS, prepare_bundle
+from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
 from support.homomorphic_parties import both, run_as_a_pair, same
 

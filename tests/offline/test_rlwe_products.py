@@ -13,7 +13,7 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import LeakError, RangeError, ShapeError
 from comet_mpc.net.channel import FRAME_HEADER, Channel
 from comet_mpc.offline.ot.extension import set_up_transfers
-from comet_mpc.offline.pair.prepare import packing_pays
+from comet_mpc.offline.pair.arrangement import packing_pays
 from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
 from comet_mpc.offline.rlwe.scheme import DEGREE, NOISE_LIMIT, OUTPUTS_PER_QUERY, PublicKey

@@ -6,137 +6,321 @@ mask's place. Descriptions hold shapes and widths only, never a value, and trave
 In every kind "a" is a mask: a uniform word for every element, shared as a = a_client + a_server mod 2^width,
 each part expanded from that party's own seed. What is not uniform by itself (a product of masks) is shared too: the
 client's part comes from its seed, and the server's part is the *correction*, sent once, `correction_bytes` long.
+
+A kind says all that can be said without knowing who prepares it: its size, the masks it builds on, its corrections,
+what it costs to use, and whether its parts fit together. A new kind is a class here, a name in `_AnyKind`,
+and a branch in each source that can prepare it (`offline.dealer.bundles`, `offline.pair.prepare`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
-from comet_mpc.engine.share import word_bytes
+from comet_mpc.engine.share import CLIENT, SERVER, WORD, word_bytes
+from comet_mpc.engine.tables import MOST_ENTRIES
+from comet_mpc.errors import ShapeError
 
 __all__ = [
+    "AnyMask",
     "BitProducts",
     "ClientMask",
     "Correlation",
+    "Facts",
     "Mask",
     "MatrixProduct",
     "MonomialTerm",
     "Monomials",
+    "Reference",
     "SquareSums",
     "TableTransfers",
+    "WeightCorrelation",
     "WeightProduct",
     "WeightScale",
-    "correction_bytes",
-    "correction_widths",
+    "Work",
     "decode_correlations",
     "encode_correlations",
     "program_digest",
 ]
 
+# What a description from outside may say. Decoding enforces it, so nobody computes with numbers beyond reason.
+Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=32)]
+Width = Annotated[int, msgspec.Meta(ge=1, le=WORD)]
+Power = Annotated[int, msgspec.Meta(ge=0, le=64)]
+Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
-class Mask(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+Work = Literal["opened word", "monomial", "bit", "table entry", "product", "weight product"]
+"""What a server's computing is counted in; `costs` knows what each takes."""
+
+
+class Reference(NamedTuple):
+    """A mask that a correlation builds on."""
+
+    place: int
+    kind: type[AnyMask]
+    elements: int | None = None
+    """Its size; None if the mask is broadcast."""
+
+
+class Facts(NamedTuple):
+    """A correlation in numbers."""
+
+    elements: int
+    work: tuple[Work, int]
+    """What the server computes with it online, roughly: of what, and how many."""
+    corrections: tuple[tuple[int, int], ...] = ()
+    """The arrays of its correction, in order: (elements, ring width)."""
+    references: tuple[Reference, ...] = ()
+    party_words: int = 0
+    """Words that a party holds while it uses it, roughly; 0 if they are few."""
+
+
+class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What every kind says of itself."""
+
+    @property
+    def facts(self) -> Facts:
+        raise NotImplementedError
+
+    @property
+    def correction_bytes(self) -> int:
+        """Bytes that the server receives."""
+        return sum(count * word_bytes(width) for count, width in self.facts.corrections)
+
+    def layout(self, party: int) -> list[tuple[int, int]]:
+        """The arrays that a party draws, masks aside: (elements, bytes of a word), or (bytes, 0) for packed bytes."""
+        return [(count, word_bytes(width)) for count, width in self.facts.corrections]
+
+    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
+        """Words that a dealer holds at once, beyond a few chunks. masks: those it refers to."""
+        return 0
+
+    def check(self, masks: Sequence[AnyMask]) -> None:
+        """Raises ShapeError if its parts do not fit together. masks: those it refers to."""
+        for reference, mask in zip(self.facts.references, masks, strict=True):
+            if reference.elements not in (None, mask.facts.elements):
+                raise ShapeError(f"mask {reference.place} has {mask.facts.elements} elements, not {reference.elements}")
+
+
+class AnyMask(Correlation, frozen=True):
+    """A tensor of uniform words in Z_2^width."""
+
+    shape: Shape
+    width: Width
+
+    @property
+    def facts(self) -> Facts:
+        count = math.prod(self.shape)
+        return Facts(count, ("opened word", count), party_words=4 * count)
+
+    def held_by(self, party: int) -> bool:
+        """Whether a party has a part of it."""
+        return True
+
+
+class Mask(AnyMask, frozen=True):
     """A uniform mask a for an opening, in Z_2^width.
 
-    shift > 0: the mask of an opening that truncates by `shift` bits on the way (`session.TruncateOpen`). Its
+    shift > 0: the mask of an opening that truncates by `shift` bits on the way (`requests.TruncateOpen`). Its
     monomials are those of u = (a mod 2^(width-1)) >> shift and of the top bit of a, in Z_2^out_width.
     """
 
-    shape: tuple[int, ...]
-    width: int
     shift: int = 0
-    out_width: int = 64
+    out_width: Width = 64
+
+    def check(self, masks: Sequence[AnyMask]) -> None:
+        if not 0 <= self.shift <= self.width - 2:
+            raise ShapeError(f"a mask of {self.width} bits cannot be shifted by {self.shift}")
 
 
-class ClientMask(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class ClientMask(AnyMask, frozen=True):
     """A mask that the client alone knows, for a tensor given to the server."""
 
-    shape: tuple[int, ...]
-    width: int
+    def held_by(self, party: int) -> bool:
+        return party == CLIENT
 
 
-class BitProducts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class BitProducts(Correlation, frozen=True):
     """Bits b_client, b_server, one known to each party, and shares of their products mod 2^width."""
 
-    count: int
-    width: int
+    count: Size
+    width: Width
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.count, ("bit", self.count), ((self.count, self.width),))
+
+    def layout(self, party: int) -> list[tuple[int, int]]:
+        return [(-(-self.count // 8), 0), *super().layout(party)]
 
 
 class MonomialTerm(msgspec.Struct, frozen=True, array_like=True):
     """Π u_i^powers[i] · top_i^carries[i], shared mod 2^width."""
 
-    powers: tuple[int, ...]
-    carries: tuple[int, ...]
-    width: int
+    powers: tuple[Power, ...]
+    carries: tuple[Power, ...]
+    width: Width
 
 
-class Monomials(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Monomials(Correlation, frozen=True):
     """Monomials of masks, element by element, the masks broadcast to a common shape."""
 
-    masks: tuple[int, ...]
-    shape: tuple[int, ...]
+    masks: tuple[Place, ...]
+    shape: Shape
     terms: tuple[MonomialTerm, ...]
 
+    @property
+    def facts(self) -> Facts:
+        count = math.prod(self.shape)
+        return Facts(
+            count,
+            ("monomial", count * len(self.terms)),
+            tuple((count, term.width) for term in self.terms),
+            tuple(Reference(place, Mask) for place in self.masks),
+            party_words=count * (len(self.terms) + 2),
+        )
 
-class SquareSums(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
+        return sum(mask.facts.elements for mask in masks if mask.shape != self.shape)
+
+    def check(self, masks: Sequence[AnyMask]) -> None:
+        if not self.terms:
+            raise ShapeError("there are no monomials")
+        if np.broadcast_shapes(*(mask.shape for mask in masks)) != self.shape:
+            raise ShapeError(f"the masks do not broadcast to the shape {self.shape}")
+        for term in self.terms:
+            if not len(term.powers) == len(term.carries) == len(masks):
+                raise ShapeError("a monomial does not have one power and one carry for each mask")
+
+
+class SquareSums(Correlation, frozen=True):
     """Σ a² along the last axis of a mask of shape (rows, columns)."""
 
-    mask: int
-    rows: int
-    columns: int
-    width: int
+    mask: Place
+    rows: Size
+    columns: Size
+    width: Width
+
+    @property
+    def facts(self) -> Facts:
+        count = self.rows * self.columns
+        return Facts(count, ("monomial", count), ((self.rows, self.width),), (Reference(self.mask, Mask, count),))
+
+    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
+        return self.columns
 
 
-class MatrixProduct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class MatrixProduct(Correlation, frozen=True):
     """A·B for two masks, batched: (batch, m, k)·(batch, k, n), or (batch, n, k) if transposed."""
 
-    left: int
-    right: int
-    batch: int
-    m: int
-    k: int
-    n: int
+    left: Place
+    right: Place
+    batch: Size
+    m: Size
+    k: Size
+    n: Size
     transposed: bool
-    width: int
+    width: Width
+
+    @property
+    def facts(self) -> Facts:
+        batch, m, k, n = self.batch, self.m, self.k, self.n
+        return Facts(
+            batch * m * k * n,
+            ("product", 2 * batch * m * k * n),
+            ((batch * m * n, self.width),),
+            (Reference(self.left, Mask, batch * m * k), Reference(self.right, Mask, batch * k * n)),
+        )
+
+    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
+        return self.k * self.n
 
 
-class WeightProduct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class WeightCorrelation(Correlation, frozen=True):
+    """A product of a client's mask, of so many rows, with the mask of the server's weight of that name."""
+
+    mask: Place
+    weight: str
+    rows: Size
+
+
+class WeightProduct(WeightCorrelation, frozen=True):
     """a·Bᵀ for a client's mask a of (rows, inputs) and the mask B of the server's weight, (outputs, inputs)."""
 
-    mask: int
-    weight: str
-    rows: int
-    inputs: int
-    outputs: int
-    width: int
+    inputs: Size
+    outputs: Size
+    width: Width
+
+    @property
+    def facts(self) -> Facts:
+        rows, inputs, outputs = self.rows, self.inputs, self.outputs
+        return Facts(
+            rows * inputs * outputs,
+            ("weight product", rows * inputs * outputs),
+            ((rows * outputs, self.width),),
+            (Reference(self.mask, ClientMask, rows * inputs),),
+            party_words=3 * rows * outputs,
+        )
+
+    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
+        return self.rows * (self.inputs + max(1, chunk // self.inputs))
 
 
-class WeightScale(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class WeightScale(WeightCorrelation, frozen=True):
     """a ⊙ b for a client's mask a of (rows, size) and the mask b of a vector of the server's, (size,)."""
 
-    mask: int
-    weight: str
-    rows: int
-    size: int
-    width: int
+    size: Size
+    width: Width
+
+    @property
+    def facts(self) -> Facts:
+        count = self.rows * self.size
+        return Facts(count, ("monomial", count), ((count, self.width),), (Reference(self.mask, ClientMask, count),))
+
+    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
+        return self.size
 
 
-class TableTransfers(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class TableTransfers(Correlation, frozen=True):
     """1-of-M transfers of random words, for look-ups in tables of `entries` places and columns of `sizes` bytes.
 
     For each of `count` tables and each column the client knows a word at every place, the server the word at one
     uniform place and no other, less a word of the client's that becomes its share of what is looked up.
     """
 
-    count: int
-    entries: int
-    sizes: tuple[int, ...]
+    count: Size
+    entries: Size
+    sizes: tuple[Size, ...]
+
+    @property
+    def facts(self) -> Facts:
+        places = self.count * self.entries
+        return Facts(
+            places,
+            ("table entry", places * len(self.sizes)),
+            tuple((self.count, 8 * size) for size in self.sizes),
+            party_words=places * sum(self.sizes) // 2,
+        )
+
+    def layout(self, party: int) -> list[tuple[int, int]]:
+        if party == SERVER:
+            return [(self.count, 8), *super().layout(party)]
+        return [*super().layout(party), *((self.count * self.entries * size, 0) for size in self.sizes)]
+
+    def check(self, masks: Sequence[AnyMask]) -> None:
+        if not 2 <= self.entries <= MOST_ENTRIES or self.entries & (self.entries - 1):
+            raise ShapeError(f"a table has {self.entries} entries: it must be a power of two, 2 to {MOST_ENTRIES}")
+        if not 1 <= sum(self.sizes) <= WORD // 8:
+            raise ShapeError(f"a table's columns have {sum(self.sizes)} bytes in all: it must be 1 to {WORD // 8}")
 
 
-Correlation = (
+_AnyKind = (
     Mask
     | ClientMask
     | BitProducts
@@ -149,39 +333,13 @@ Correlation = (
 )
 
 
-def correction_widths(correlation: Correlation) -> list[tuple[int, int]]:
-    """The arrays of a correlation's correction, in order: (elements, ring width)."""
-    match correlation:
-        case Mask() | ClientMask():
-            return []
-        case BitProducts(count=count, width=width):
-            return [(count, width)]
-        case Monomials(shape=shape, terms=terms):
-            return [(math.prod(shape), term.width) for term in terms]
-        case SquareSums(rows=rows, width=width):
-            return [(rows, width)]
-        case MatrixProduct(batch=batch, m=m, n=n, width=width):
-            return [(batch * m * n, width)]
-        case WeightProduct(rows=rows, outputs=outputs, width=width):
-            return [(rows * outputs, width)]
-        case WeightScale(rows=rows, size=size, width=width):
-            return [(rows * size, width)]
-        case TableTransfers(count=count, sizes=sizes):
-            return [(count, 8 * size) for size in sizes]
-
-
-def correction_bytes(correlation: Correlation) -> int:
-    """Bytes that the server receives for one correlation."""
-    return sum(count * word_bytes(width) for count, width in correction_widths(correlation))
-
-
 def encode_correlations(correlations: Iterable[Correlation]) -> bytes:
     return msgspec.json.encode(list(correlations))
 
 
 def decode_correlations(data: bytes) -> list[Correlation]:
-    """Strict: an unknown kind, field or type is a msgspec.ValidationError."""
-    return msgspec.json.decode(data, type=list[Correlation])
+    """Strict: an unknown kind, field or type, or a number out of range, is a msgspec.ValidationError."""
+    return [*msgspec.json.decode(data, type=list[_AnyKind])]
 
 
 def program_digest(correlations: Iterable[Correlation]) -> str:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from comet_mpc.engine.correlations import (
-    BitProducts,
-    ClientMask,
-    Correlation,
-    Mask,
-    MatrixProduct,
-    Monomials,
-    SquareSums,
-    TableTransfers,
-    WeightProduct,
-    WeightScale,
-    correction_bytes,
-)
+from comet_mpc.engine.correlations import Correlation, Work
 from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
 
@@ -72,7 +59,7 @@ def _grouped(plan: Plan, name_of: Callable[[str], str]) -> list[Cost]:
         online[name] = online.get(name, 0) + entry.from_client + entry.from_server
     for correlation, part in zip(plan.correlations, plan.parts, strict=True):
         name = name_of(part)
-        offline[name] = offline.get(name, 0) + correction_bytes(correlation)
+        offline[name] = offline.get(name, 0) + correlation.correction_bytes
         compute[name] = compute.get(name, 0.0) + _seconds(correlation)
     names = dict.fromkeys([*online, *offline])
     return [
@@ -96,33 +83,20 @@ def by_layer(plan: Plan) -> list[Cost]:
 
 
 # Seconds on one core of about 3 GHz with AVX2 (`benchmarks/kernels.py` prints this machine's rates).
-_WORD = 12e-9  # an opened element: expand, mask, pack, send, receive, unpack, add
-_TERM = 6e-9  # one mask monomial of an element: expand or unpack, multiply, add
-_BIT = 6e-9
-_ENTRY = 6e-9  # one of a table that is given: expand, add, pack, send
-_MAC = 1.0 / 6e9
-_MAC_INT32 = 1.0 / 9e9
+_SECONDS: dict[Work, float] = {
+    "opened word": 12e-9,  # expand, mask, pack, send, receive, unpack, add
+    "monomial": 6e-9,  # of an element: expand or unpack, multiply, add
+    "bit": 6e-9,
+    "table entry": 6e-9,  # of a table that is given: expand, add, pack, send
+    "product": 1.0 / 6e9,
+    "weight product": 1.0 / 9e9,
+}
 
 
 def _seconds(correlation: Correlation) -> float:
     """A server's online compute for one correlation, roughly."""
-    match correlation:
-        case Mask(shape=shape) | ClientMask(shape=shape):
-            return math.prod(shape) * _WORD
-        case BitProducts(count=count):
-            return count * _BIT
-        case Monomials(shape=shape, terms=terms):
-            return math.prod(shape) * len(terms) * _TERM
-        case SquareSums(rows=rows, columns=columns):
-            return rows * columns * _TERM
-        case MatrixProduct(batch=batch, m=m, k=k, n=n):
-            return 2 * batch * m * k * n * _MAC
-        case WeightProduct(rows=rows, inputs=inputs, outputs=outputs):
-            return rows * inputs * outputs * _MAC_INT32
-        case WeightScale(rows=rows, size=size):
-            return rows * size * _TERM
-        case TableTransfers(count=count, entries=entries, sizes=sizes):
-            return count * entries * len(sizes) * _ENTRY
+    kind, count = correlation.facts.work
+    return count * _SECONDS[kind]
 
 
 def compute_seconds(plan: Plan) -> float:
@@ -134,16 +108,5 @@ def party_memory(plan: Plan, weight_words: int) -> int:
     """A party's memory, an estimate: 8 bytes a masked weight at the client, and what the widest operation holds."""
     widest: dict[str, int] = {}
     for correlation, part in zip(plan.correlations, plan.parts, strict=True):
-        match correlation:
-            case Monomials(shape=shape, terms=terms):
-                words = math.prod(shape) * (len(terms) + 2)
-            case Mask(shape=shape) | ClientMask(shape=shape):
-                words = 4 * math.prod(shape)
-            case TableTransfers(count=count, entries=entries, sizes=sizes):
-                words = count * entries * sum(sizes) // 2
-            case WeightProduct(rows=rows, outputs=outputs):
-                words = 3 * rows * outputs
-            case _:
-                words = 0
-        widest[part] = widest.get(part, 0) + words
+        widest[part] = widest.get(part, 0) + correlation.facts.party_words
     return 8 * (weight_words + 2 * max(widest.values(), default=0)) + (80 << 20)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from comet_mpc.engine.correlations import Correlation, correction_bytes, program_digest
+from comet_mpc.engine.correlations import Correlation, program_digest
 from comet_mpc.engine.demand import DrawingSession, Drawn, Expansions
 from comet_mpc.engine.polynomial import Exponents
 from comet_mpc.engine.session import (
@@ -71,7 +71,7 @@ class Plan:
     @cached_property
     def correction_bytes(self) -> int:
         """Bytes of correlated randomness that cannot be compressed to a seed: all of it goes to the server."""
-        return sum(correction_bytes(correlation) for correlation in self.correlations)
+        return sum(correlation.correction_bytes for correlation in self.correlations)
 
     @cached_property
     def digest(self) -> str:

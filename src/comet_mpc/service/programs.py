@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from comet_mpc.engine.correlations import WeightProduct, WeightScale
+from comet_mpc.engine.correlations import WeightCorrelation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.session import Weight
 from comet_mpc.errors import ShapeError
@@ -41,5 +41,5 @@ class Programs:
     def weights(self) -> tuple[Weight, ...]:
         """Public part of every weight that has a masked form, in the order of their first use, and of the download."""
         plan = self.plan(1, self._model.buckets()[0])
-        used = dict.fromkeys(c.weight for c in plan.correlations if isinstance(c, WeightProduct | WeightScale))
+        used = dict.fromkeys(c.weight for c in plan.correlations if isinstance(c, WeightCorrelation))
         return tuple(self._weights[name] for name in used)

@@ -20,18 +20,18 @@ import numpy.typing as npt
 
 from comet_mpc.engine import kernels, tables
 from comet_mpc.engine.correlations import (
+    AnyMask,
     BitProducts,
-    ClientMask,
     Correlation,
     Mask,
     MatrixProduct,
     Monomials,
+    MonomialTerm,
     SquareSums,
     TableTransfers,
+    WeightCorrelation,
     WeightProduct,
     WeightScale,
-    correction_bytes,
-    correction_widths,
 )
 from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
 from comet_mpc.engine.session import Weight
@@ -114,19 +114,18 @@ class DealtRandomness(OpenBundle):
         """The client's products with masked weights: most of its work, and it needs no input."""
         if self.party == CLIENT:
             for index, correlation in enumerate(self._order.correlations):
-                if isinstance(correlation, WeightProduct | WeightScale):
+                if isinstance(correlation, WeightCorrelation):
                     self._ahead[index] = self._weight_share(index, correlation)
 
     def _words(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         match correlation:
-            case ClientMask() if self.party == SERVER:
-                return ()
-            case Mask(shape=shape) | ClientMask(shape=shape):
-                return (self._streams.words(_stream(index, 0), math.prod(shape)),)
+            case AnyMask(facts=facts):
+                held = correlation.held_by(self.party)
+                return (self._streams.words(_stream(index, 0), facts.elements),) if held else ()
             case BitProducts(count=count):
                 bits = self._streams.bits(_stream(index, 0), count)
                 return (bits, *self._shares(index, correlation))  # type: ignore[arg-type]
-            case WeightProduct() | WeightScale() if self.party == CLIENT:
+            case WeightCorrelation() if self.party == CLIENT:
                 words = self._ahead.pop(index, None)
                 return (self._weight_share(index, correlation) if words is None else words,)
             case TableTransfers(count=count, entries=entries, sizes=sizes):
@@ -139,7 +138,7 @@ class DealtRandomness(OpenBundle):
 
     def _shares(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         arrays = []
-        for array, (count, width) in enumerate(correction_widths(correlation), start=1):
+        for array, (count, width) in enumerate(correlation.facts.corrections, start=1):
             if self.party == CLIENT:
                 arrays.append(self._streams.words(_stream(index, array), count))
             else:
@@ -148,7 +147,7 @@ class DealtRandomness(OpenBundle):
                 arrays.append(kernels.unpack_words(data, word_bytes(width), count))
         return tuple(arrays)
 
-    def _weight_share(self, index: int, correlation: WeightProduct | WeightScale) -> Words:
+    def _weight_share(self, index: int, correlation: WeightCorrelation) -> Words:
         """The client's share of a·Wᵀ = a·Bᵀ + a·Dᵀ: its share of the first, and the second, which it can compute."""
         weight = self._weights.get(correlation.weight)
         if weight is None or weight.masked is None:
@@ -157,10 +156,10 @@ class DealtRandomness(OpenBundle):
         inputs = weight.shape[-1]
         a = self._streams.words(_stream(correlation.mask, 0), correlation.rows * inputs)
         a = a.reshape(correlation.rows, inputs)
-        if isinstance(correlation, WeightScale):
-            return own.reshape(a.shape) + a * weight.masked
-        product = kernels.matmul(a, weight.masked, transpose_right=True)
-        return own.reshape(correlation.outputs, correlation.rows).T + product
+        if isinstance(correlation, WeightProduct):
+            product = kernels.matmul(a, weight.masked, transpose_right=True)
+            return own.reshape(correlation.outputs, correlation.rows).T + product
+        return own.reshape(a.shape) + a * weight.masked
 
 
 class Dealing:
@@ -180,12 +179,12 @@ class Dealing:
 
     @property
     def correction_bytes(self) -> int:
-        return sum(correction_bytes(correlation) for correlation in self.correlations)
+        return sum(correlation.correction_bytes for correlation in self.correlations)
 
     def corrections(self) -> Iterator[memoryview]:
         """The server's stream, a chunk at a time."""
         for index, correlation in enumerate(self.correlations):
-            for array, (_, width) in enumerate(correction_widths(correlation), start=1):
+            for array, (_, width) in enumerate(correlation.facts.corrections, start=1):
                 place = 0
                 for value in self._values(index, correlation, array - 1):
                     own = self._client.words(_stream(index, array), value.size, place)
@@ -196,7 +195,7 @@ class Dealing:
         """Elements start … stop-1 of a mask, both parties' parts added."""
         stream = _stream(index, 0)
         words = self._client.words(stream, stop - start, start)
-        if isinstance(self.correlations[index], Mask):
+        if self._described(index).held_by(SERVER):
             words = words + self._server.words(stream, stop - start, start)
         return words
 
@@ -211,8 +210,8 @@ class Dealing:
                     )
                     both = np.unpackbits(client & server, count=length, bitorder="little")
                     yield both.astype(np.uint64)
-            case Monomials(masks=masks, shape=shape, terms=terms):
-                yield from self._monomial(masks, shape, terms[array].powers, terms[array].carries)
+            case Monomials(terms=terms):
+                yield from self._monomial(correlation, terms[array])
             case SquareSums(mask=mask, rows=rows, columns=columns):
                 step = max(1, CHUNK // columns)
                 for start in range(0, rows, step):
@@ -247,38 +246,32 @@ class Dealing:
                     pads = _pads(self._client, index, array, sizes, start * entries, stop * entries)
                     places = _places(self._server, index, stop - start, entries, start)
                     yield tables.pick(pads, places, sizes[array])
-            case Mask() | ClientMask():
-                pass
+            case _:
+                raise ForeignRandomness(f"a dealer does not know how to prepare {type(correlation).__name__}")
 
-    def _monomial(
-        self,
-        masks: tuple[int, ...],
-        shape: tuple[int, ...],
-        powers: tuple[int, ...],
-        carries: tuple[int, ...],
-    ) -> Iterator[Words]:
-        count = math.prod(shape)
+    def _monomial(self, entry: Monomials, term: MonomialTerm) -> Iterator[Words]:
+        count = entry.facts.elements
         small = {  # masks that are broadcast are few words: hold them whole, spread a chunk at a time
-            mask: np.broadcast_to(self._mask(mask, 0, math.prod(own)).reshape(own), shape)
-            for mask in masks
-            if (own := self._shape(mask)) != shape
+            mask: np.broadcast_to(self._mask(mask, 0, math.prod(own)).reshape(own), entry.shape)
+            for mask in entry.masks
+            if (own := self._described(mask).shape) != entry.shape
         }
         for start in range(0, count, CHUNK):
             stop = min(count, start + CHUNK)
             value = np.ones(stop - start, np.uint64)
-            for mask, power, carry in zip(masks, powers, carries, strict=True):
+            for mask, power, carry in zip(entry.masks, term.powers, term.carries, strict=True):
                 a = small[mask].flat[start:stop] if mask in small else self._mask(mask, start, stop)
                 for factor in self._factors(mask, a, power, carry):
                     value *= factor
             yield value
 
-    def _shape(self, mask: int) -> tuple[int, ...]:
+    def _described(self, mask: int) -> AnyMask:
         described = self.correlations[mask]
-        assert isinstance(described, Mask)
-        return described.shape
+        assert isinstance(described, AnyMask)
+        return described
 
     def _factors(self, mask: int, a: Words, power: int, carry: int) -> Iterator[Words]:
-        described = self.correlations[mask]
+        described = self._described(mask)
         assert isinstance(described, Mask)
         u = a
         if described.shift:

@@ -27,7 +27,7 @@ from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from comet_mpc.engine.correlations import Correlation, correction_bytes, encode_correlations, program_digest
+from comet_mpc.engine.correlations import Correlation, encode_correlations, program_digest
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import (
@@ -193,7 +193,7 @@ def fetch_bundle(
             dealer.message(Proceed)
             channel.send(program)
         header = dealer.message(Seed)
-        expected = sum(map(correction_bytes, correlations)) if party == SERVER else 0
+        expected = sum(entry.correction_bytes for entry in correlations) if party == SERVER else 0
         if len(header.seed) != SEED_BYTES:
             raise PeerError(f"the dealer sent a seed of {len(header.seed)} bytes, expected {SEED_BYTES}")
         if header.corrections != expected:

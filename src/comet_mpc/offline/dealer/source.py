@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from comet_mpc.engine.correlations import Correlation, correction_bytes
+from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.session import Weight
@@ -47,7 +47,7 @@ class DealerSource(Source):
         self.third_party = address
 
     def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
-        return sum(map(correction_bytes, correlations)) if party == SERVER else 0
+        return sum(entry.correction_bytes for entry in correlations) if party == SERVER else 0
 
     def open(self, bundle: Bundle, weights: Mapping[str, Weight]) -> DealtRandomness:
         return DealtRandomness(bundle, weights)

@@ -10,7 +10,7 @@ from comet_mpc.engine.share import CLIENT
 from comet_mpc.net.channel import FRAME_HEADER, Traffic
 from comet_mpc.offline.ot.extension import CHUNK, bit_products_traffic, extension_bytes, set_up_traffic
 from comet_mpc.offline.ot.tables import table_traffic
-from comet_mpc.offline.pair.prepare import (
+from comet_mpc.offline.pair.arrangement import (
     grouped,
     matrix_shapes,
     monomial_plan,

@@ -18,17 +18,14 @@ program alone. Nothing is handed out before everything is prepared. Reveals noth
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product as cartesian
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import (
+    AnyMask,
     BitProducts,
-    ClientMask,
     Correlation,
     Mask,
     MatrixProduct,
@@ -46,34 +43,24 @@ from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessErro
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.extension import Transfers, bit_products, set_up_transfers
 from comet_mpc.offline.ot.tables import give_words, read_words
+from comet_mpc.offline.pair.arrangement import (
+    WEIGHT_BITS,
+    Powers,
+    crossed,
+    grouped,
+    monomial_plan,
+    packing_pays,
+    scale_plan,
+    square_plan,
+    terms_per_sum,
+)
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared
-from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.products import Homomorphic, check_bits, matrix_products
-from comet_mpc.offline.rlwe.scheme import DEGREE, OUTPUTS_PER_QUERY
-from comet_mpc.offline.rlwe.slots import SlotPlan, choose_plan, slot_sums
-from comet_mpc.offline.rlwe.tiling import Integers, centred, choose_tiling
+from comet_mpc.offline.rlwe.scheme import OUTPUTS_PER_QUERY
+from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
+from comet_mpc.offline.rlwe.tiling import Integers, centred
 
-__all__ = [
-    "WEIGHT_BITS",
-    "Preparer",
-    "grouped",
-    "matrix_shapes",
-    "monomial_plan",
-    "packing_pays",
-    "prepare_bundle",
-    "scale_plan",
-    "square_plan",
-    "terms_per_sum",
-]
-
-WEIGHT_BITS = 24
-"""Public bound of the server's weights: |w| <= 2^23 in fixed point. The noise that hides them is chosen for it."""
-
-BATCH = 1 << 19
-"""Elements of small tensors that are prepared together."""
-
-Kind = TypeVar("Kind", bound=Correlation)
-Powers = tuple[int, ...]
+__all__ = ["Preparer", "prepare_bundle"]
 
 
 class Preparer:
@@ -138,45 +125,6 @@ def prepare_bundle(
     return Preparer(channel, party, correlations, weights, threads=threads).prepare().open()
 
 
-def _common(correlation: Correlation) -> Any:
-    """What correlations of a kind must have in common to be prepared together."""
-    match correlation:
-        case BitProducts(width=width) | WeightScale(width=width):
-            return width
-        case Monomials(terms=terms):
-            return terms
-        case SquareSums(columns=columns, width=width):
-            return columns, width
-    raise ShapeError(f"{type(correlation).__name__} is prepared alone")
-
-
-def _elements(correlation: Correlation) -> int:
-    match correlation:
-        case BitProducts(count=count):
-            return count
-        case Monomials(shape=shape):
-            return math.prod(shape)
-        case SquareSums(rows=rows, columns=size) | WeightScale(rows=rows, size=size):
-            return rows * size
-    return 1
-
-
-def grouped(program: Sequence[Correlation], kind: type[Kind]) -> Iterator[tuple[Any, list[tuple[int, Kind]]]]:
-    """Correlations of a kind, with their places, by what they have in common; in batches of bounded size."""
-    groups: dict[Any, list[tuple[int, Kind]]] = defaultdict(list)
-    for index, correlation in enumerate(program):
-        if isinstance(correlation, kind):
-            groups[_common(correlation)].append((index, correlation))
-    for name, members in groups.items():
-        batch: list[tuple[int, Kind]] = []
-        for member in members:
-            if batch and sum(_elements(entry) for _, entry in [*batch, member]) > BATCH:
-                yield name, batch
-                batch = []
-            batch.append(member)
-        yield name, batch
-
-
 class _Preparation:
     def __init__(
         self,
@@ -218,9 +166,9 @@ class _Preparation:
     def _mask(self, index: int, shape: tuple[int, ...] | None = None) -> Words:
         """This party's part of a mask, spread to a shape."""
         described = self._program[index]
-        if not isinstance(described, Mask | ClientMask):
+        if not isinstance(described, AnyMask):
             raise ShapeError(f"correlation {index} is not a mask")
-        own = expand(self.seed, index, math.prod(described.shape)).reshape(described.shape)
+        own = expand(self.seed, index, described.facts.elements).reshape(described.shape)
         return own if shape is None else np.broadcast_to(own, shape)
 
     def _bit_products(self, width: int, members: list[tuple[int, BitProducts]]) -> None:
@@ -350,41 +298,6 @@ class _Preparation:
         self.arrays[index] = ((own + first + second.transpose(0, 2, 1)).reshape(-1),)
 
 
-def matrix_shapes(program: Sequence[Correlation]) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
-    """Homomorphic matrix products: how many, and rows, inputs, outputs, width, bits of the server's factor."""
-    for correlation in program:
-        match correlation:
-            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width):
-                yield 1, (rows, inputs, outputs, width, WEIGHT_BITS)
-            case MatrixProduct(batch=batch, m=m, k=k, n=n, width=width):
-                yield batch, (m, k, n, width, width)
-                yield batch, (n, k, m, width, width)
-
-
-def packing_pays(program: Sequence[Correlation]) -> bool:
-    """Whether packed responses save more bytes than the keys for them take."""
-    saved = 0
-    for batch, shape in matrix_shapes(program):
-        plain, packed = (choose_tiling(*shape, packed=packed) for packed in (False, True))
-        saved += batch * (plain.upload_bytes + plain.response_bytes - packed.upload_bytes - packed.response_bytes)
-    return saved > PackingKeys.SIZE
-
-
-def crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
-    """The client's factors that the monomials need, and for each monomial the places of those that occur in it."""
-    uploads: list[Powers] = []
-    sums = []
-    for term in powers:
-        places = []
-        for exponents in cartesian(*(range(power + 1) for power in term)):
-            if any(exponents) and exponents != tuple(term):
-                if exponents not in uploads:
-                    uploads.append(exponents)
-                places.append(uploads.index(exponents))
-        sums.append(tuple(places))
-    return uploads, sums
-
-
 def _monomial(values: Sequence[Words], exponents: Sequence[int]) -> Words:
     out = np.ones(values[0].shape, np.uint64)
     for value, power in zip(values, exponents, strict=True):
@@ -398,29 +311,3 @@ def _server_factor(masks: Sequence[Words], term: Powers, client: Powers) -> Word
     factor = math.prod(math.comb(power, taken) for power, taken in zip(term, client, strict=True))
     rest = [power - taken for power, taken in zip(term, client, strict=True)]
     return _monomial(masks, rest) * np.uint64(factor % 2**64)
-
-
-def square_plan(terms: int, width: int) -> SlotPlan:
-    return choose_plan(terms, (tuple(range(terms)),), width, width)
-
-
-def monomial_plan(powers: Sequence[Powers], width: int) -> SlotPlan | None:
-    """None if nothing is crossed: every monomial is a mask itself."""
-    uploads, sums = crossed(powers)
-    mixed = tuple(entry for entry in sums if entry)
-    return choose_plan(len(uploads), mixed, width, width) if mixed else None
-
-
-def scale_plan(width: int) -> SlotPlan:
-    return choose_plan(1, ((0,),), width, WEIGHT_BITS)
-
-
-def terms_per_sum(rows: int, columns: int, width: int) -> int:
-    """How many columns are added up under encryption: uploads stay as many, responses become fewer."""
-
-    def cost(terms: int) -> float:
-        plan = square_plan(terms, width)
-        blocks = -(-rows * -(-columns // terms) // DEGREE)
-        return blocks * (plan.upload_bytes + plan.response_bytes)
-
-    return min({min(columns, count) for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)}, key=cost)

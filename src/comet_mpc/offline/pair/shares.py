@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,16 +9,9 @@ from typing import Any
 import numpy as np
 
 from comet_mpc.engine import kernels
-from comet_mpc.engine.correlations import (
-    BitProducts,
-    ClientMask,
-    Correlation,
-    Mask,
-    TableTransfers,
-    correction_widths,
-)
+from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.seeds import expand
-from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
+from comet_mpc.engine.share import Words
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 
@@ -41,17 +33,15 @@ class PairRandomness(OpenBundle):
             raise ForeignRandomness("a bundle of a dealer's, where the two parties prepare their randomness themselves")
 
     def _words(self, index: int, correlation: Correlation) -> Arrays:
-        match correlation:
-            case ClientMask() if self.party != CLIENT:
-                return ()
-            case Mask(shape=shape) | ClientMask(shape=shape):
-                return (expand(self.bundle.seed, index, math.prod(shape)),)
+        if isinstance(correlation, AnyMask):
+            held = correlation.held_by(self.party)
+            return (expand(self.bundle.seed, index, correlation.facts.elements),) if held else ()
         return self._shares(index) if self._shares is not None else self._read(correlation)
 
     def _read(self, correlation: Correlation) -> Arrays:
         assert self.bundle.stored is not None
         arrays: list[Any] = []
-        for count, size in _layout(self.party, correlation):
+        for count, size in correlation.layout(self.party):
             data = read_exactly(self.bundle.stored, count * (size or 1))
             arrays.append(kernels.unpack_words(data, size, count) if size else np.frombuffer(data, np.uint8))
         return tuple(arrays)
@@ -71,7 +61,7 @@ class Prepared:
         """The shares piece by piece, as they are stored."""
         for index, correlation in enumerate(self.correlations):
             arrays = self.shares.pop(index, ())
-            for array, (_, size) in zip(arrays, _layout(self.party, correlation), strict=True):
+            for array, (_, size) in zip(arrays, correlation.layout(self.party), strict=True):
                 yield kernels.pack_words(array, size).data if size else array.data
 
     def open(self) -> PairRandomness:
@@ -80,17 +70,4 @@ class Prepared:
 
 def stored_bytes(party: int, correlations: Iterable[Correlation]) -> int:
     """Bytes that `Prepared.packed` gives."""
-    return sum(count * (size or 1) for entry in correlations for count, size in _layout(party, entry))
-
-
-def _layout(party: int, correlation: Correlation) -> list[tuple[int, int]]:
-    """A correlation's arrays as they are stored: elements, and bytes of each word; 0 for an array of bytes."""
-    words = [(count, word_bytes(width)) for count, width in correction_widths(correlation)]
-    match correlation:
-        case BitProducts(count=count):
-            return [(-(-count // 8), 0), *words]
-        case TableTransfers(count=count) if party == SERVER:
-            return [(count, 8), *words]
-        case TableTransfers(count=count, entries=entries, sizes=sizes):
-            return [*words, *((count * entries * size, 0) for size in sizes)]
-    return words
+    return sum(count * (size or 1) for entry in correlations for count, size in entry.layout(party))
