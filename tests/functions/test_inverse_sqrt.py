@@ -25,7 +25,8 @@ from comet_mpc.functions.inverse_sqrt import (
     open_argument,
     square_root,
 )
-from comet_mpc.functions.minimax import MinimaxRule, TableRule, minimax_rule
+from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.table_rule import TableRule
 from support.homomorphic_parties import run_as_a_pair
 from support.two_parties import Program, run_two_parties, together, twin_value
 

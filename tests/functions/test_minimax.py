@@ -10,12 +10,15 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from comet_mpc.engine.share import CLIENT, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RuleError
+from comet_mpc.functions.fit import chebyshev_fit
+from comet_mpc.functions.flooding import fast_inverse_sqrt
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt
-from comet_mpc.functions.minimax import MinimaxRule, fast_inverse_sqrt, minimax_rule, next_interval
+from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 
 Reals = npt.NDArray[np.float64]
 
@@ -27,6 +30,15 @@ TABLE = {
     1024: [0.85, 0.67, 0.38, 0.11, 0.010, 7e-5],
 }
 CELLS = [(ratio, step, error) for ratio, row in TABLE.items() for step, error in enumerate(row, start=1)]
+
+
+def next_interval(low: float, high: float) -> tuple[float, float, float, float]:
+    """One classical minimax step for s = y·sqrt(t) in [low, high]: (a, b, new low, new high), in closed form."""
+    q = low * low + low * high + high * high
+    m = math.sqrt(q / 3.0)
+    bottom, peak = low * (q - low * low), m * (q - m * m)
+    c = 2.0 / (bottom + peak)
+    return c * q, c, c * bottom, c * peak
 
 
 def closed_form_error(ratio: float, steps: int) -> float:
@@ -67,6 +79,29 @@ def test_a_closed_form_step_maps_its_interval_onto_one_centred_at_one(low: float
     assert np.max(image) <= top + 1e-9
     assert image[0] == pytest.approx(image[-1]) == pytest.approx(bottom)
     assert bottom + top == pytest.approx(2.0)
+
+
+@given(st.floats(1.1, 1e6), st.integers(1, 5), st.floats(0.0, 1.0))
+@settings(max_examples=30, deadline=None)
+def test_a_fit_is_as_good_as_a_linear_program_finds_it(ratio: float, unknowns: int, emphasis: float) -> None:
+    tau = np.geomspace(1.0 / ratio, 1.0, 300)
+    basis, weight = [np.sqrt(tau) * tau**i for i in range(unknowns)], tau**emphasis
+    matrix = np.stack(basis, axis=1) * weight[:, None]
+    scale, ones = np.max(np.abs(matrix), axis=0), np.ones((len(tau), 1))
+    program = linprog(
+        c=[0.0] * unknowns + [1.0],
+        A_ub=np.block([[matrix / scale, -ones], [-matrix / scale, -ones]]),
+        b_ub=np.concatenate([weight, -weight]),
+        bounds=[(None, None)] * unknowns + [(0, None)],
+    )
+    found = np.max(np.abs(matrix @ chebyshev_fit(basis, weight) - weight))
+    assert found == pytest.approx(program.fun, rel=1e-5, abs=1e-7)
+
+
+def test_a_fit_of_functions_that_are_not_independent_is_refused() -> None:
+    tau = np.linspace(0.5, 1.0, 100)
+    with pytest.raises(RuleError, match="not independent"):
+        chebyshev_fit([tau, tau], np.ones_like(tau))
 
 
 @pytest.mark.parametrize(("ratio", "steps", "error"), [cell for cell in CELLS if cell[2] > 1e-4])

@@ -26,7 +26,7 @@ from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, decode
 from comet_mpc.errors import LeakError
 
-__all__ = ["Flooding", "constant_guess", "flooded_guess_not_private", "flooded_shares"]
+__all__ = ["Flooding", "constant_guess", "fast_inverse_sqrt", "flooded_guess_not_private", "flooded_shares"]
 
 _MANTISSA = 2.0**23  # L
 _BIAS = 127  # B
@@ -97,3 +97,12 @@ def flooded_guess_not_private(session: Session, x: Share, flooding: Flooding) ->
     opened = session.reveal(bits, to=BOTH)
     guess = np.zeros(x.shape) if opened is None else opened.astype(np.uint32).view(np.float32).astype(np.float64)
     return session.constant(guess, x.fraction).bounded(1.0)
+
+
+def fast_inverse_sqrt(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """The one-party bit trick: as_float(0x5f3759df - as_int(x)/2), relative error at most 3.4 % for normal x > 0.
+
+    It is the paper's equation for one party: M_y + L·E_y = (3/2)·L·(B - b) - (M_x + L·E_x)/2 with b = 0.045.
+    """
+    bits = np.asarray(x, dtype=np.float32).view(np.int32)
+    return (np.int32(0x5F3759DF) - (bits >> 1)).view(np.float32)

@@ -1,7 +1,7 @@
 """The unified function: 1/sqrt(t) on shares, by a rule chosen by name.
 
-    minimax      public coefficients fitted to an interval (`rules.py`): the one that serves
-    paper        double approximation on flooded shares, then plain Newton. NOT PRIVATE (`flooding.py`)
+    minimax      public coefficients fitted to an interval (`minimax`): the one that serves
+    paper        double approximation on flooded shares, then plain Newton. NOT PRIVATE (`flooding`)
     exponential  CrypTen's guess 2.2·exp(-(t/2 + 0.2)) + 0.2 - t/1024, then 10 (or 3) Newton steps
     taylor7      the paper's degree 7 Taylor polynomial around 1, then 2 Newton steps
     taylor2      the same with degree 2, then 8 Newton steps
@@ -21,7 +21,8 @@ from comet_mpc.engine.session import Opened, Session, Truncate
 from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
-from comet_mpc.functions.minimax import MinimaxRule, TableRule, minimax_rule
+from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.table_rule import TableRule
 
 __all__ = [
     "RULES",
