@@ -12,7 +12,7 @@ import pytest
 
 from comet_mpc.engine.session import Weight
 from comet_mpc.errors import CheckpointError
-from comet_mpc.models.certify import certify, check_certificates
+from comet_mpc.models.certify import certify, check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import check_fixed
 from comet_mpc.models.served import Query, ServedModel
@@ -41,7 +41,7 @@ def with_rule(config: CometConfig, site: str, **changes: object) -> CometConfig:
 @pytest.mark.parametrize("site", ["activation", "scores", "norms", "denominators", "layers.0.output_norm", "pooler"])
 def test_a_rule_that_does_not_keep_its_bounds_is_refused(loaded: tuple[CometConfig, Tensors], site: str) -> None:
     config, tensors = loaded
-    check_certificates(config, tensors)
+    check_ranges(config, tensors)
     rule = config.sites[site].rule
     for changes in (
         {"start": tuple(100.0 * c for c in rule.start)},
@@ -50,7 +50,7 @@ def test_a_rule_that_does_not_keep_its_bounds_is_refused(loaded: tuple[CometConf
         {"exponent": rule.exponent + 1},
     ):
         with pytest.raises(CheckpointError):
-            check_certificates(with_rule(config, site, **changes), tensors)
+            check_ranges(with_rule(config, site, **changes), tensors)
 
 
 @pytest.mark.parametrize("row_steps", [1, 3, 4])

@@ -224,7 +224,7 @@ def inference(tmp_path_factory: pytest.TempPathFactory) -> Inference:
     clean = LocalClient(service, identity, directory / "cache", PATIENT)
     assert not isinstance(clean.attempt(), CometError)
     messages = clean.ends[0].messages
-    expected = twin_logits(model, model.prepare([TEXT]))[0]
+    expected = twin_logits(model, model.encode([TEXT]))[0]
     return Inference(identity, model, directory, service, clean, messages, expected, itertools.count())
 
 

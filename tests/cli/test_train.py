@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 
 from comet_mpc.cli import train
 from comet_mpc.errors import CheckpointError, ConfigurationError
-from comet_mpc.models.certify import check_certificates
+from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint
 from comet_mpc.models.tasks import TASKS, read_split
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
@@ -68,14 +68,14 @@ def test_from_a_checkpoint_to_a_tuned_and_calibrated_one(comet: typer.Typer, glu
     assert found["teacher_scores"]["accuracy"] < found["scores"]["accuracy"]
     config, tensors = load_checkpoint(tuned)
     assert all(len(site.seen) == 5 for site in config.sites.values()), "calibrated when it was finished"
-    check_certificates(config, tensors)
+    check_ranges(config, tensors)
     before = (tuned / "config.json").read_bytes()
     again = run(comet, "finetune", unified, tuned, *task, *recipe, "--teacher", plain)
     assert "finished run" in again
     assert (tuned / "config.json").read_bytes() == before
     assert "certified" in run(comet, "calibrate", tuned, *task, "--limit", 16)
     config, tensors = load_checkpoint(tuned)
-    check_certificates(config, tensors)
+    check_ranges(config, tensors)
     assert all(len(site.seen) == 5 for site in config.sites.values())
     served = tmp_path / "served.json"
     run(comet, "eval", tuned, *task, "--json", served)

@@ -106,7 +106,7 @@ def test_a_fit_of_functions_that_are_not_independent_is_refused() -> None:
 
 @pytest.mark.parametrize(("ratio", "steps", "error"), [cell for cell in CELLS if cell[2] > 1e-4])
 def test_classical_rules_are_the_closed_form(ratio: int, steps: int, error: float) -> None:
-    """A little above it: coefficients are fitted on a grid and rounded, and the certificate adds its own margin."""
+    """A little above it: coefficients are fitted on a grid and rounded, and the proved error has its own margin."""
     certified = minimax_rule(1.0, float(ratio), steps, classical=True).error
     exact = closed_form_error(ratio, steps)
     assert 0.999 * exact <= certified <= 1.25 * exact
@@ -145,7 +145,7 @@ def test_the_certified_error_holds_on_a_hundred_thousand_points(rule: MinimaxRul
     t = np.geomspace(rule.low, rule.high, 100_000)
     error = np.max(np.abs(rule(t) * np.sqrt(t) / rule.gain - 1.0))
     assert error <= rule.error
-    assert rule.error <= 3.0 * error + 1e-5, "a certificate that says nothing"
+    assert rule.error <= 3.0 * error + 1e-5, "a proof that says nothing"
     root = np.max(np.abs(t * rule(t) / rule.gain - np.sqrt(t))) / math.sqrt(rule.high)
     assert root <= rule.root_error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from comet_mpc.cli.tables import operations_table, profile_tables
 from comet_mpc.engine.share import decode
@@ -166,6 +167,12 @@ def test_glimpse_tells_uniform_bytes_from_others() -> None:
     assert demo.glimpse(os.urandom(1 << 16)).entropy > 7.99
     assert demo.glimpse(os.urandom(1 << 16)).p_value > 1e-6
     assert demo.glimpse(b"a text, and no noise" * 100).p_value < 1e-6
+
+
+def test_a_glimpse_is_a_chi_squared_test() -> None:
+    data = np.random.default_rng(1).integers(0, 256, 5000, dtype=np.uint8)
+    expected = stats.chisquare(np.bincount(data, minlength=256)).pvalue
+    assert demo.glimpse(data.tobytes()).p_value == pytest.approx(expected, rel=1e-9)
 
 
 def test_units_are_for_people() -> None:

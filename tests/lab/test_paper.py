@@ -50,7 +50,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def test_two_parties_the_twin_and_real_arithmetic_agree(directory: Path) -> None:
     with Parties(directory) as parties:
         model = parties.model
-        query = model.texts.prepare(TEXTS)
+        query = model.texts.encode(TEXTS)
         outcome = parties.run(query)
     twin = run_twin(lambda session: model.answer(query)(session, model.fixed))
     assert outcome.trusted, outcome.why
@@ -64,7 +64,7 @@ def test_torch_has_the_same_states_from_the_same_file(directory: Path) -> None:
     from comet_mpc.train.model import UnifiedModel
 
     model = UncertifiedModel.load(directory)
-    query = model.texts.prepare(TEXTS)
+    query = model.texts.encode(TEXTS)
     config, tensors = load_checkpoint(directory)
     for name in model.texts.embeddings:
         tensors[f"embeddings.{name}"] = tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32)
@@ -107,7 +107,7 @@ def test_the_flooded_guess_runs_and_says_that_it_leaks(tmp_path: Path) -> None:
     assert report["private"] is False
     minimax = UncertifiedModel.load(tmp_path)
     assert not minimax.leaks
-    assert report["rounds"] > minimax.plan(minimax.texts.prepare(TEXTS[:1])).rounds
+    assert report["rounds"] > minimax.plan(minimax.texts.encode(TEXTS[:1])).rounds
 
 
 def test_the_parties_are_processes_and_end_with_their_user(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_parties_are_processes_and_end_with_their_user(tmp_path: Path) -> No
         assert all(worker.is_alive() and worker.pid != os.getpid() for worker in workers)
         workers[1].kill()
         with pytest.raises(CometError, match="server"):
-            parties.run(parties.model.texts.prepare(TEXTS))
+            parties.run(parties.model.texts.encode(TEXTS))
     assert not any(worker.is_alive() for worker in workers)
 
 

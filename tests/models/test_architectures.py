@@ -77,8 +77,11 @@ def torch_states(directory: Path, query: Query, ids: npt.NDArray[np.int64]) -> l
     net = UnifiedModel.from_tensors(config, tensors).eval().use("served")
     with torch.no_grad():
         logits, hidden = net(torch.tensor(ids), torch.tensor(query.mask).long())
-    norms = [(layer.output_norm.weight.detach(), layer.output_norm.bias.detach()) for layer in net.layers]
-    rows = [((x - beta) / gamma).numpy() for x, (gamma, beta) in zip(hidden[1:], norms, strict=True)]
+    norms = [f"layers.{i}.output_norm" for i in range(config.encoder.layers)]
+    rows = [
+        (x.numpy() - tensors[f"{norm}.bias"]) / tensors[f"{norm}.weight"]
+        for x, norm in zip(hidden[1:], norms, strict=True)
+    ]
     return [*rows, logits.numpy()]
 
 
@@ -100,7 +103,7 @@ TEXTS = [*some_texts(1, words=5), *some_texts(1, words=11, seed=4)]
 
 
 def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) -> None:
-    query = PublicModel.unpack(model.package()).prepare(TEXTS)
+    query = PublicModel.unpack(model.package()).encode(TEXTS)
     program = states_program(model, query)
     real = model.plain_states(query)
     twin = opened(run_twin(lambda session: program(session, model.weights())))
@@ -116,7 +119,7 @@ def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) ->
 
 
 def test_torch_has_the_same_states_from_the_same_file(directory: Path, model: ServedModel) -> None:
-    query = model.prepare(TEXTS)
+    query = model.encode(TEXTS)
     states = torch_states(directory, query, token_ids(model, TEXTS, query.bucket))
     tokens = query.mask == 1.0
     for layer, (wanted, found) in enumerate(zip(states, model.plain_states(query), strict=True)):
@@ -127,7 +130,7 @@ def test_torch_has_the_same_states_from_the_same_file(directory: Path, model: Se
 def test_private_embeddings_give_the_same_answer(directory: Path, model: ServedModel) -> None:
     private = ServedModel.load(directory, private_embeddings=True)
     found = [
-        twin_value(served.program(len(TEXTS), 16, served.prepare(TEXTS)), served.weights())
+        twin_value(served.program(len(TEXTS), 16, served.encode(TEXTS)), served.weights())
         for served in (model, private)
     ]
     assert_close(found[0], found[1], TWIN, model.shape.layers)
@@ -137,7 +140,7 @@ def test_positions_start_after_the_padding_id(model: ServedModel) -> None:
     e = model.config.encoder
     assert (e.padding, e.first_position) == ((0, 0) if e.architecture == "bert" else (1, 2))
     assert model.longest == e.positions - e.first_position
-    query = model.prepare(["good film"])
+    query = model.encode(["good film"])
     table = model.embeddings["words"][token_ids(model, ["good film"], 16)[0, 1]].astype(np.float64)
     table = table + model.embeddings["positions"][e.first_position + 1]
     if e.types:
@@ -160,7 +163,7 @@ def test_an_encoder_with_very_long_rows(tmp_path: Path, monkeypatch: pytest.Monk
     top = replace(rule, high=2.0**30)
     longer = replace(model.rules.layers[0], variances=(top, top))
     assert _ring(model.shape, replace(model.rules, layers=(longer,))) == 64
-    query = model.prepare(TEXTS)
+    query = model.encode(TEXTS)
     program = states_program(model, query)
     run = run_two_parties(program, model.weights())
     twin = opened(run_twin(lambda session: program(session, model.weights())))
@@ -192,7 +195,7 @@ def test_a_relative_bias_changes_the_answer_but_not_the_plan(tmp_path: Path) -> 
     assert threshold.shape == (2, 32)
     assert (threshold == 1.0).any()  # clamped
     assert (threshold < 1.0).any()
-    query = with_bias.prepare(TEXTS)
+    query = with_bias.encode(TEXTS)
     flat = dict(with_bias.folded) | {"layer.0.threshold": np.zeros_like(threshold)}
     changed = ServedModel(**vars(with_bias) | {"folded": flat})
     assert np.abs(changed.plain_logits(query) - with_bias.plain_logits(query)).max() > 1e-3

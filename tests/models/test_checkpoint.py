@@ -22,7 +22,7 @@ from comet_mpc.models.bounds import (
     head_bounds,
     output_norm_top,
 )
-from comet_mpc.models.certify import certify, check_certificates, in_form, normalised_neurons, normalised_queries
+from comet_mpc.models.certify import certify, check_ranges, in_form, normalised_neurons, normalised_queries
 from comet_mpc.models.checkpoint import (
     AttentionChoice,
     fingerprint,
@@ -52,7 +52,7 @@ def test_a_checkpoint_survives_saving_and_loading(tmp_path: Path) -> None:
     assert loaded.keys() == tensors.keys()
     assert all(np.array_equal(loaded[name], tensors[name]) for name in tensors)
     assert fingerprint(again, loaded) == fingerprint(config, tensors)
-    check_certificates(again, loaded)
+    check_ranges(again, loaded)
 
 
 def test_int8_and_half_precision_are_close_and_smaller(tmp_path: Path) -> None:
@@ -225,13 +225,13 @@ def test_variances_never_leave_their_tops() -> None:
     assert float(sums.var(axis=-1).max()) <= embedding_norm_top(tables)
 
 
-def test_a_model_that_outgrew_its_certificate_is_refused() -> None:
+def test_a_model_that_outgrew_its_intervals_is_refused() -> None:
     config, tensors = small_model()
     config = certify(config, tensors)
-    check_certificates(config, tensors)
+    check_ranges(config, tensors)
     tensors["layers.1.value.weight"] *= 8.0
     with pytest.raises(CheckpointError, match=r"layers\.1\.attention_norm"):
-        check_certificates(config, tensors)
+        check_ranges(config, tensors)
 
 
 def test_tops_are_proved_for_the_rules_of_the_file() -> None:
@@ -241,7 +241,7 @@ def test_tops_are_proved_for_the_rules_of_the_file() -> None:
     worse = certify(msgspec.structs.replace(config, steps=2), tensors).sites["scores"]
     config = msgspec.structs.replace(config, sites=config.sites | {"scores": worse})
     with pytest.raises(CheckpointError, match=r"denominators.*comet calibrate"):
-        check_certificates(config, tensors)
+        check_ranges(config, tensors)
 
 
 def test_thresholds_outside_the_certified_range_are_refused() -> None:
@@ -249,11 +249,11 @@ def test_thresholds_outside_the_certified_range_are_refused() -> None:
     config = certify(config, tensors)
     tensors["layers.0.thresholds"][1] = 1.5
     with pytest.raises(CheckpointError, match="thresholds"):
-        check_certificates(config, tensors)
+        check_ranges(config, tensors)
 
 
 def test_only_the_certified_form_is_certified() -> None:
     with pytest.raises(CheckpointError, match="certified form"):
         certify(*small_model(UNMODIFIED))
     with pytest.raises(CheckpointError, match="not in the certified form"):
-        check_certificates(*small_model(UNMODIFIED))
+        check_ranges(*small_model(UNMODIFIED))

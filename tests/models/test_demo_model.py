@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,8 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from comet_mpc.cli.main import app
+from comet_mpc.functions import fit
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.lab.twin_evaluation import evaluate_twin
-from comet_mpc.models.served import ServedModel
+from comet_mpc.models.served import PublicModel, ServedModel
 from comet_mpc.models.tasks import TASKS, Example, read_split
 
 DIRECTORY = Path(str(files("comet_mpc") / "data" / "demo_model"))
@@ -29,7 +33,7 @@ REVIEWS = {
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
-    """Loading proves the certificates again from the weights."""
+    """Loading proves the ranges again from the weights."""
     return ServedModel.load(DIRECTORY)
 
 
@@ -43,8 +47,42 @@ def test_it_is_certified_and_needs_three_steps(model: ServedModel) -> None:
     assert all(site.certified_high for site in model.config.sites.values())
 
 
+def test_nothing_is_fitted_to_serve_it_or_to_query_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coefficients come with the checkpoint, and with the package that a client downloads."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a fit")
+
+    fit.fit_start_and_steps.cache_clear()
+    minimax_rule.cache_clear()
+    monkeypatch.setattr(fit, "chebyshev_fit", refuse)
+    client = PublicModel.unpack(ServedModel.load(DIRECTORY).package())
+    assert client.plan(1, client.encode(list(REVIEWS)).bucket).rounds > 0
+
+
+def test_a_client_classifies_without_scipy_and_torch(tmp_path: Path) -> None:
+    """The server and the dealer, whose processes inherit the environment, do without them as well."""
+    for module in ("scipy", "torch"):
+        (tmp_path / f"{module}.py").write_text(f"raise ImportError('this test has no {module}')\n")
+    program = """
+import importlib
+from comet_mpc.lab.demo import demo_model, run_demo
+for module in ("scipy", "torch"):
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        continue
+    raise AssertionError(module)
+print(run_demo(demo_model(), ["an absolute delight from start to finish"], "dealer")[0].label)
+"""
+    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command, environment = [sys.executable, "-c", program], os.environ | {"PYTHONPATH": search}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert result.stdout.split() == ["positive"], result.stderr
+
+
 def test_it_knows_good_films_from_bad_ones(model: ServedModel) -> None:
-    logits = model.plain_logits(model.prepare(list(REVIEWS)))
+    logits = model.plain_logits(model.encode(list(REVIEWS)))
     assert logits.argmax(axis=1).tolist() == list(REVIEWS.values())
 
 
@@ -72,7 +110,7 @@ def test_it_reaches_eighty_per_cent_on_the_dev_set(model: ServedModel) -> None:
     rows = read_split(Path(os.environ["COMET_GLUE"]), TASKS["SST-2"], "dev")
     rows.sort(key=lambda row: len(row.first))
     logits = [
-        model.plain_logits(model.prepare([row.first for row in rows[at : at + 32]])) for at in range(0, len(rows), 32)
+        model.plain_logits(model.encode([row.first for row in rows[at : at + 32]])) for at in range(0, len(rows), 32)
     ]
     assert TASKS["SST-2"].score(np.concatenate(logits), [row.label for row in rows])["accuracy"] >= 80.0
 

@@ -35,7 +35,7 @@ def model(directory: Path) -> ServedModel:
 def test_two_parties_the_twin_and_the_plaintext_model_agree(directory: Path, private: bool, fused: bool) -> None:
     model = ServedModel.load(directory, private_embeddings=private)
     client = PublicModel.unpack(model.package())
-    query = client.prepare(some_texts(2))
+    query = client.encode(some_texts(2))
     program = client.program(query.batch, query.bucket, query)
     plain = model.plain_logits(query)
     twin = twin_value(program, model.weights())
@@ -63,14 +63,14 @@ def test_the_package_has_no_weight_of_the_encoder(model: ServedModel) -> None:
 
 def test_padding_does_not_change_an_answer(model: ServedModel) -> None:
     texts = some_texts(1)
-    short, long = model.prepare(texts, 16), model.prepare(texts, 32)
+    short, long = model.encode(texts, 16), model.encode(texts, 32)
     logits = [twin_value(model.program(1, query.bucket, query), model.weights()) for query in (short, long)]
     assert np.abs(logits[0] - logits[1]).max() < 0.05  # the denominators' rule sees other values
     assert np.abs(model.plain_logits(short, exact=True) - model.plain_logits(long, exact=True)).max() < 1e-9
 
 
 def test_what_stands_in_padding_is_never_seen(model: ServedModel) -> None:
-    query = model.prepare(some_texts(1))
+    query = model.encode(some_texts(1))
     other = query.rows.copy()
     padded = query.mask[0] == 0.0
     assert padded.any()
@@ -121,26 +121,26 @@ def test_rows_no_text_can_have_do_not_leave_the_ranges_either(model: ServedModel
 
 def test_bad_texts_are_refused(model: ServedModel) -> None:
     with pytest.raises(ConfigurationError, match="no text"):
-        model.prepare([])
+        model.encode([])
     with pytest.raises(ConfigurationError, match="text 2 is empty"):
-        model.prepare(["good film", "   "])
+        model.encode(["good film", "   "])
     with pytest.raises(ConfigurationError, match="outside the vocabulary"):
         model.embed(np.array([[10_000]]), np.array([[0]]))
     with pytest.raises(ShapeError, match="needs the bucket of 32"):
-        model.prepare(["film " * 20], 16)
+        model.encode(["film " * 20], 16)
 
 
 def test_a_long_text_is_truncated_and_said_so(model: ServedModel) -> None:
-    query = model.prepare(["film " * 500])
+    query = model.encode(["film " * 500])
     assert query.truncated == (True,)
     assert query.bucket == model.longest
     assert query.mask.sum() == model.longest
 
 
 def test_of_a_pair_the_longer_text_is_cut_as_in_training(model: ServedModel) -> None:
-    query = model.prepare([("film " * 500, "good")])
+    query = model.encode([("film " * 500, "good")])
     kept = model.longest - 4  # besides the short text, three tokens separate the two
-    wanted = model.prepare([("film " * kept, "good")])
+    wanted = model.encode([("film " * kept, "good")])
     assert query.truncated == (True,)
     assert wanted.truncated == (False,)
     assert np.array_equal(query.rows, wanted.rows)
@@ -169,7 +169,7 @@ def test_a_top_below_what_the_weights_allow_is_refused(directory: Path, tmp_path
 
 
 def test_nothing_secret_is_printed(model: ServedModel) -> None:
-    query = model.prepare(["good film"])
+    query = model.encode(["good film"])
     assert repr(query) == "Query(batch=1, bucket=16)"
     assert model.fingerprint[:12] in repr(model)
     assert len(repr(model)) < 60

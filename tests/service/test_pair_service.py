@@ -60,7 +60,7 @@ class World:
         return channel
 
     def right(self, logits: tuple[float, ...], text: str = TEXT) -> bool:
-        expected = twin_logits(self.model, self.model.prepare([text]))[0]
+        expected = twin_logits(self.model, self.model.encode([text]))[0]
         return bool(np.max(np.abs(np.array(logits) - expected)) < 0.02)
 
 
@@ -101,7 +101,7 @@ def test_the_bundled_model_answers_at_the_planned_cost_and_its_weights_stay_at_h
         ):
             assert client.source == "pair"
             (prediction,) = client.classify([text])
-    plain = model.plain_logits(model.prepare([text]))[0]
+    plain = model.plain_logits(model.encode([text]))[0]
     assert np.max(np.abs(np.array(prediction.logits) - plain)) < 0.05
     cost, plan = prediction.cost, programs.plan(1, 16)
     assert (cost.source, cost.online_bytes, cost.rounds) == ("pair", plan.online_bytes, plan.rounds)

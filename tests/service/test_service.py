@@ -82,7 +82,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_logits(model: ServedModel, text: str | tuple[str, str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.asarray(model.plain_logits(model.prepare([text]))[0])
+    return np.asarray(model.plain_logits(model.encode([text]))[0])
 
 
 def test_private_answers_are_the_models(world: World, cache: Path) -> None:
@@ -92,7 +92,7 @@ def test_private_answers_are_the_models(world: World, cache: Path) -> None:
         predictions = client.classify(texts)
     assert [prediction.cost.texts for prediction in predictions] == [4, 4, 4, 4, 2, 2, 1, 1]
     for text, prediction in zip(texts, predictions, strict=True):
-        query = world.model.prepare([text])
+        query = world.model.encode([text])
         assert np.max(np.abs(np.array(prediction.logits) - expected_logits(world.model, text))) < PLAIN_BOUND
         assert np.max(np.abs(np.array(prediction.logits) - twin_logits(world.model, query)[0])) < TWIN_BOUND
         assert prediction.label == world.model.config.encoder.labels[int(np.argmax(prediction.logits))]

@@ -17,10 +17,10 @@ pytest.importorskip("safetensors", reason="reading checkpoints needs the package
 pytest.importorskip("tokenizers", reason="the extra [train] is not installed (tokenizers)")
 
 from comet_mpc.errors import CheckpointError, ConfigurationError, NotFinite  # noqa: E402
-from comet_mpc.functions.attention import plain_attention  # noqa: E402
+from comet_mpc.functions.attention import certified_form, plain_attention  # noqa: E402
 from comet_mpc.functions.minimax import minimax_rule  # noqa: E402
 from comet_mpc.models.bounds import activation_bounds  # noqa: E402
-from comet_mpc.models.certify import activation_rule, attention_rules, calibrated, certify, check_certificates, in_form  # noqa: E402
+from comet_mpc.models.certify import calibrated, certify, check_ranges, in_form, universal_rules  # noqa: E402
 from comet_mpc.models.checkpoint import (  # noqa: E402
     ActivationChoice,
     AttentionChoice,
@@ -100,7 +100,7 @@ def test_torch_evaluates_the_very_numbers_of_the_rule(steps: int, interval: tupl
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_the_activation_and_its_derivative_are_those_of_the_steps(steps: int) -> None:
     config, _ = small_model()
-    rule = activation_rule(replace_steps(config, steps))
+    rule = universal_rules(replace_steps(config, steps))["activation"]
     x = torch.linspace(-1, 1, 101, dtype=torch.float64, requires_grad=True)
     t = x.detach().numpy() ** 2 + 0.0625**2
     expected = 0.5 * (x.detach().numpy() + t * rule(t))
@@ -139,14 +139,14 @@ def test_attention_equals_the_protocols_plain_form() -> None:
         found = layer.attend(model, x, model.embeddings.norm, mask, None)[0]
         q, k, v = (layer.split(part(x))[0].double().numpy() for part in (layer.query, layer.key, layer.value))
     thresholds, columns = tensors["layers.0.thresholds"].astype(np.float64), mask[0, 0, 0].double().numpy()
-    wanted = plain_attention(q, k, v, attention_rules(config), thresholds, columns)
+    wanted = plain_attention(q, k, v, certified_form(config.steps, mu=config.attention.mu), thresholds, columns)
     np.testing.assert_allclose(found.numpy(), wanted.transpose(1, 0, 2).reshape(9, 24), atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [3, 4])
 def test_the_torch_model_the_twin_and_the_served_rules_agree(tmp_path: Path, steps: int) -> None:
     served = ServedModel.load(make_checkpoint(tmp_path, steps=steps))
-    query = served.prepare(some_texts(3, words=5))
+    query = served.encode(some_texts(3, words=5))
     config, tensors = load_checkpoint(tmp_path)
     for name in ("words", "positions", "types"):  # a client is given its tables in half precision
         tensors[f"embeddings.{name}"] = tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32)
@@ -251,8 +251,9 @@ def test_served_bounds_follow_the_weights() -> None:
     ids, mask = tokens()
     with torch.no_grad():
         model.use("served")(ids, mask)
-        for layer in model.layers:
-            layer.query.weight.data.mul_(30.0)
+        for name, parameter in model.named_parameters():
+            if name.endswith("query.weight"):
+                parameter.mul_(30.0)
         wanted, found = model.use("exact")(ids, mask)[0], model.use("served")(ids, mask)[0]
     assert torch.isfinite(found).all()
     assert float((found - wanted).abs().max()) < 0.5
@@ -285,7 +286,7 @@ def test_training_learns_and_resumes(tmp_path: Path) -> None:
     assert any(line.startswith("resumed at step 48") for line in lines)
     assert result["best"] >= 90.0
     best, loaded = load_checkpoint(tmp_path)
-    check_certificates(best, loaded)
+    check_ranges(best, loaded)
     assert evaluate(UnifiedModel.from_tensors(best, loaded).use("served"), data, task)["accuracy"] == result["best"]
 
 
@@ -306,7 +307,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path:
     assert 0 < seen[-1] < 32, "some step before the broken row was taken"
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert all(torch.isfinite(value).all() for value in state["model"].values())
-    check_certificates(*load_checkpoint(tmp_path))
+    check_ranges(*load_checkpoint(tmp_path))
 
 
 def test_a_finished_run_is_not_run_again_and_another_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.lab.evaluation import evaluate_securely
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
 from comet_mpc.lab.twin_evaluation import evaluate_twin
-from comet_mpc.models.certify import calibrated, certify, check_certificates, in_form
+from comet_mpc.models.certify import calibrated, certify, check_ranges, in_form
 from comet_mpc.models.checkpoint import (
     ActivationChoice,
     AttentionChoice,
@@ -213,7 +213,7 @@ def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = _M
         values = training.observe(net, rows, tick=tick)
     config = calibrated(config, tensors, training.quantiles(values), margin=margin)
     if config.certified:
-        check_certificates(config, tensors)
+        check_ranges(config, tensors)
     return config, values
 
 
@@ -421,7 +421,7 @@ def evaluate(
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
     training, unified = need("comet_mpc.train.loop"), need("comet_mpc.train.model")
     if config.certified:
-        check_certificates(config, tensors)
+        check_ranges(config, tensors)
     rows = _rows(model, config, data, chosen, "dev", limit, 0)
     kind, count = rule or "minimax", config.steps if steps is None else steps
     other = rule == "newton" or count != config.steps

@@ -23,7 +23,16 @@ from comet_mpc.errors import RuleError, ShapeError
 from comet_mpc.functions.activation import Smu, smu, smu_rule
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
 
-__all__ = ["LARGEST_ACTIVATED", "AttentionForm", "attention", "certified_form", "paper_form", "plain_attention"]
+__all__ = [
+    "LARGEST_ACTIVATED",
+    "SMALLEST_MEAN",
+    "AttentionForm",
+    "attention",
+    "certified_attention",
+    "certified_form",
+    "paper_form",
+    "plain_attention",
+]
 
 S, M, N, Y = variables("s m n y")
 
@@ -39,6 +48,8 @@ _NUMERATOR = 26
 _RECIPROCAL_ROOT = 12
 LARGEST_ACTIVATED = 1.12
 """smu(s) for |s| <= 1, the rule's error included."""
+SMALLEST_MEAN = 2.0**-14
+"""Of a row's R: below it, less accurate."""
 _R_TOP = LARGEST_ACTIVATED**2
 
 
@@ -67,29 +78,34 @@ class AttentionForm:
         return self.scale or self.score_bound
 
 
+def certified_attention(
+    mu: float, *, scores: InverseSqrtRule, denominators: InverseSqrtRule, norms: InverseSqrtRule
+) -> AttentionForm:
+    """Cosine scores and power 2, by these rules."""
+    form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
+    return AttentionForm(
+        power=2, cosine=True, smu=form, score_bound=2.0, scores=scores, denominators=denominators, norms=norms
+    )
+
+
 def certified_form(
     steps: int,
     *,
     mu: float = 0.125,
     row_steps: int = 6,
     norm_interval: tuple[float, float] = (2.0**-12, 1.0 + 2.0**-6),
-    denominator_low: float = 2.0**-14,
     name: str = "minimax",
     emphasis: float = 0.25,
 ) -> AttentionForm:
-    """Cosine scores, power 2. `norm_interval` is that of |q|² and |k|², its top certified.
+    """Certified attention with rules for `norm_interval`, that of |q|² and |k|², its top certified.
 
     A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1. The
     denominators' interval is wider than the others' and gets a step more.
     """
-    form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
-    return AttentionForm(
-        power=2,
-        cosine=True,
-        smu=form,
-        score_bound=2.0,
-        scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name, emphasis=emphasis),
-        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps + 1),
+    return certified_attention(
+        mu,
+        scores=smu_rule(Smu(mu / 2.0), 1.0 + 2.0**-8, steps, name=name, emphasis=emphasis),
+        denominators=make_rule("minimax", SMALLEST_MEAN, 1.0 + 2.0**-4, row_steps + 1),
         norms=make_rule("minimax", *norm_interval, row_steps),
     )
 
@@ -100,7 +116,6 @@ def paper_form(
     mu: float,
     score_bound: float,
     row_steps: int = 7,
-    denominator_low: float = 2.0**-14,
     name: str = "minimax",
 ) -> AttentionForm:
     """The paper's smu(s)/Σ smu(s), s = q·k/√d. |s| <= score_bound is the caller's claim."""
@@ -113,7 +128,7 @@ def paper_form(
         smu=form,
         score_bound=score_bound,
         scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name),
-        denominators=make_rule("minimax", denominator_low, 1.0 + 2.0**-4, row_steps),
+        denominators=make_rule("minimax", SMALLEST_MEAN, 1.0 + 2.0**-4, row_steps),
     )
 
 

@@ -40,9 +40,9 @@ def chebyshev_fit(basis: list[Reals], weight: Reals, target: Reals | float = 1.0
 def _exchange(matrix: Reals, aim: Reals) -> Reals:
     """The c that minimise max |matrix·c - aim|.
 
-    A reference of rows i with signs σ_i and λ_i >= 0, Σ λ_i·σ_i·matrix_i = 0 and Σ λ_i = 1, proves that no c does better
-    than its level, at which matrix_i·c - aim_i = σ_i·level for all of it. The row that misses by most comes in; the
-    first whose λ would fall below zero goes out, and the level rises.
+    A reference of rows i with signs σ_i and λ_i >= 0, Σ λ_i·σ_i·matrix_i = 0 and Σ λ_i = 1, proves that no c does
+    better than its level, at which matrix_i·c - aim_i = σ_i·level for all of it. The row that misses by most comes in;
+    the first whose λ would fall below zero goes out, and the level rises.
     """
     points, unknowns = matrix.shape
     angles = np.linspace(0.0, np.pi, unknowns + 1)

@@ -10,7 +10,7 @@ from comet_mpc.engine.share import SERVER, WORD, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
 
-__all__ = ["layer_norm", "layer_norm_rule", "scale_and_shift"]
+__all__ = ["layer_norm", "layer_norm_rule", "scale_and_shift", "shrink_factor"]
 
 V, Y = variables("v y")
 
@@ -19,15 +19,14 @@ _FRACTION_Y = 14
 _SPARE = 12
 
 
-def _shrink(size: int) -> tuple[int, float]:
+def shrink_factor(size: int) -> float:
     """size = shrink·2^bits with shrink in (1/2, 1]."""
-    bits = math.ceil(math.log2(size))
-    return bits, size / 2**bits
+    return float(size / 2 ** math.ceil(math.log2(size)))
 
 
 def layer_norm_rule(size: int, low: float, high: float, steps: int, *, name: str = "minimax") -> InverseSqrtRule:
     """The rule for a variance in [low, high] over rows of `size` numbers; `high` must hold for every input."""
-    _, shrink = _shrink(size)
+    shrink = shrink_factor(size)
     gain = math.sqrt(shrink)
     return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain)
 
@@ -43,7 +42,7 @@ def layer_norm(
     """
     with session.part("layer_norm"):
         size = x.shape[-1]
-        bits, shrink = _shrink(size)
+        bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
         total = rule.high * 2.0**bits  # Σ v², for every input
         limit = (overshoot(rule) + 2.0**-8) * math.sqrt(size)
         constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)

@@ -19,7 +19,7 @@ the first is free because the start's coefficients are real anyway; so nothing i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -86,7 +86,7 @@ class MinimaxRule:
         return np.asarray(self.normalised(t) * 2.0 ** (-self.exponent // 2))
 
     def _trace(self, tau: Reals) -> list[Reals]:
-        values: list[Reals] = [np.asarray(np.polynomial.polynomial.polyval(tau, self.start), np.float64)]
+        values = [_polynomial(self.start, tau)]
         for step in self.steps:
             y = values[-1]
             values.append(step.a * y - 2.0**-step.shift * tau * y**3)
@@ -320,7 +320,7 @@ class _Budget:
         units = [2.0 ** (i * self.fraction_t - start_fraction) for i in range(self.degree + 1)]
         emphasis = wanted.emphasis * 0.5**self.cubic
         quantised = fit_multiples(*wanted.interval, emphasis, start, units, scales[0])
-        y, steps = np.polynomial.polynomial.polyval(taus, quantised), []
+        y, steps = _polynomial(quantised, taus), []
         for (a, _), shift, (before, after) in zip(real, shifts, pairwise(scales), strict=True):
             step, y = self._step(a * before / after, shift, y)
             steps.append(step)
@@ -342,7 +342,7 @@ class _Budget:
 
     def _start_room(self, start: tuple[float, ...], scale: float) -> tuple[int, float]:
         """Fraction bits of the start, and what bounds it."""
-        y = np.polynomial.polynomial.polyval(self.wanted.taus, start) / scale
+        y = _polynomial(start, self.wanted.taus) / scale
         bound = _with_margin(y)
         if self.wanted.root and not self.cubic:
             room = _TOP - 1 - _whole_bits(_with_margin(self.wanted.taus * y)) - self.fraction_t
@@ -370,6 +370,10 @@ class _Budget:
         added = bound if wanted.beside is None else wanted.beside * 2.0 ** (-wanted.exponent // 2)
         if wanted.root and (bound + added) * 2.0 ** (fraction + self.fraction_t) >= 2.0**_LIMIT:
             raise _NoRoom
+
+
+def _polynomial(coefficients: Sequence[float], tau: Reals) -> Reals:
+    return np.asarray(np.polynomial.polynomial.polyval(tau, coefficients), np.float64)
 
 
 def _with_margin(values: Reals) -> float:

@@ -74,7 +74,7 @@ def evaluate_securely(
             if progress is not None:
                 progress(len(predictions), len(texts))
     seconds = time.monotonic() - start
-    plain = np.concatenate([model.plain_logits(model.prepare([text])) for text in texts])
+    plain = np.concatenate([model.plain_logits(model.encode([text])) for text in texts])
     secure = np.array([prediction.logits for prediction in predictions])
     runs = {id(prediction.cost): prediction.cost for prediction in predictions}.values()
     return compared(secure, plain, chosen, task) | {

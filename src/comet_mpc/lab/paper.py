@@ -364,7 +364,7 @@ def evaluate_uncertified(
     model = parties.model
     outcomes, plain = [], []
     for done, text in enumerate(texts_of(examples), 1):
-        query = model.texts.prepare([text])
+        query = model.texts.encode([text])
         outcomes.append(parties.run(query))
         with np.errstate(over="ignore", invalid="ignore"):  # out of its range, a rule may explode
             plain.append(np.nan_to_num(model.plain_states(query)[-1]))

@@ -76,12 +76,12 @@ def _queries(model: ServedModel, texts: Sequence[str | tuple[str, str]]) -> Iter
     """Texts of one bucket together, with their places."""
     buckets: dict[int, list[int]] = {}
     for place, text in enumerate(texts):
-        buckets.setdefault(model.prepare([text]).bucket, []).append(place)
+        buckets.setdefault(model.encode([text]).bucket, []).append(place)
     for bucket, places in buckets.items():
         size = max(1, _TOKENS // bucket)
         for start in range(0, len(places), size):
             part = places[start : start + size]
-            yield part, model.prepare([texts[place] for place in part], bucket)
+            yield part, model.encode([texts[place] for place in part], bucket)
 
 
 def _twin_logits(model: ServedModel, query: Query) -> Reals:

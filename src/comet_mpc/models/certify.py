@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -26,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import CheckpointError, RuleError
-from comet_mpc.functions.activation import Smu, smu_rule, tanh_like_rule
-from comet_mpc.functions.attention import LARGEST_ACTIVATED, AttentionForm, certified_form
+from comet_mpc.functions.activation import Smu, argument_interval, smu_rule, tanh_like_rule
+from comet_mpc.functions.attention import LARGEST_ACTIVATED, SMALLEST_MEAN
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, overshoot
-from comet_mpc.functions.layer_norm import layer_norm_rule
+from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.models.bounds import (
     SLACK,
@@ -49,15 +48,14 @@ from comet_mpc.models.checkpoint import (
 )
 
 __all__ = [
-    "activation_rule",
-    "attention_rules",
     "calibrated",
     "certify",
-    "check_certificates",
+    "check_ranges",
     "in_form",
     "norm_sites",
     "normalised_neurons",
     "normalised_queries",
+    "universal_rules",
     "variance_tops",
 ]
 
@@ -71,6 +69,8 @@ _WIDEST = 2.0**-22
 _MARGIN = 1.05
 _SMALLEST_TOP = 0.25
 _NORMS = (_RATIO, (1.0 + SLACK) ** 2)
+_UNIT = 1.0 + 2.0**-8
+"""|x| of a normalised neuron and of a halved score, with room for rounding."""
 _BELOW = 1.2
 """What was seen least over a calibrated low end, below which a value only costs accuracy."""
 _SCORES = 64.0
@@ -83,35 +83,39 @@ def _minimax(rule: InverseSqrtRule | None) -> MinimaxRule:
     return rule
 
 
-def attention_rules(config: CometConfig) -> AttentionForm:
-    """The certified attention with its rules. The denominators' top follows from what the scores' rule can give.
+def universal_rules(config: CometConfig) -> dict[str, MinimaxRule]:
+    """Rules that do not depend on the weights.
 
-    Their interval is wider than that of other row quantities, and gets a step more.
+    The denominators' top follows from what the scores' rule can give. Their interval is wider than that of other row
+    quantities, and gets a step more.
     """
-    mu = config.attention.mu
-    form = certified_form(
-        config.steps, mu=mu, row_steps=config.row_steps, norm_interval=_NORMS, emphasis=config.emphasis
+    activation, scores = (
+        _minimax(smu_rule(form, _UNIT, config.steps, emphasis=config.emphasis)) for form in _smus(config)
     )
-    low, high = _minimax(form.denominators).low, _largest_weight(form, _minimax(form.scores))
-    return replace(form, denominators=minimax_rule(low, high, config.row_steps + 1))
+    return {
+        "activation": activation,
+        "scores": scores,
+        "norms": minimax_rule(*_NORMS, config.row_steps),
+        "denominators": minimax_rule(SMALLEST_MEAN, _largest_weight(config, scores), config.row_steps + 1),
+    }
 
 
-def _largest_weight(form: AttentionForm, scores: MinimaxRule) -> float:
-    """smu(s)^p at most, by that rule; 2^-10 is more than rounding adds there, at the interval's upper end."""
-    largest = float(form.smu(1.0 + 2.0**-8)) + _root_error(scores) / 2.0 + 2.0**-10
+def _smus(config: CometConfig) -> tuple[Smu, Smu]:
+    """Of neurons and of scores, both of which are within ±_UNIT."""
+    return Smu(config.activation.mu, config.activation.alpha), Smu(config.attention.mu / 2.0)
+
+
+def _largest_weight(config: CometConfig, scores: MinimaxRule) -> float:
+    """smu(s)² at most, by that rule; 2^-10 is more than rounding adds there, at the interval's upper end."""
+    largest = float(_smus(config)[1](_UNIT)) + _root_error(scores) / 2.0 + 2.0**-10
     if largest > LARGEST_ACTIVATED:
         raise CheckpointError(f"attention's mu is too large: smu(s) may reach {largest:.3g} times its range")
-    return largest**form.power
+    return largest**2
 
 
 def _root_error(rule: MinimaxRule) -> float:
     """max |t·y - sqrt(t)| over the interval."""
     return rule.root_error * float(np.sqrt(rule.high))
-
-
-def activation_rule(config: CometConfig) -> MinimaxRule:
-    form = Smu(config.activation.mu, config.activation.alpha)
-    return _minimax(smu_rule(form, 1.0 + 2.0**-8, config.steps, emphasis=config.emphasis))
 
 
 def norm_sites(config: CometConfig) -> list[str]:
@@ -173,28 +177,31 @@ def _interval_tops(
     }
 
 
-def _pooler_bound(config: CometConfig, tensors: Tensors) -> float:
+def _pooler_top(config: CometConfig, tensors: Tensors) -> float:
+    """|x| at most, with room for rounding."""
     weights = _Weights(tensors)
-    return float(np.max(activation_bounds(*weights.pair("pooler"), *weights.before(config.encoder.layers))))
+    bounds = activation_bounds(*weights.pair("pooler"), *weights.before(config.encoder.layers))
+    return power_of_two_above(_MARGIN * float(np.max(bounds)) + 2.0**-5)
 
 
-def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None) -> CometConfig:
-    """The configuration with a rule for every site. `lows` are smallest variances by site, from calibration."""
+def _check_form(config: CometConfig) -> None:
     activation, attention = config.activation, config.attention
     if not (activation.kind == attention.kind == "smu" and activation.normalised and attention.cosine):
         raise CheckpointError("only the certified form can be certified: smu, normalised neurons, cosine attention")
     if activation.trainable or attention.trainable or attention.power != 2:
         raise CheckpointError("the certified form has power 2 and fixed α and μ")
-    form = attention_rules(config)
-    _check_scores(_minimax(form.norms), config.encoder.hidden // config.encoder.heads)
+
+
+def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None) -> CometConfig:
+    """The configuration with a rule for every site. `lows` are smallest variances by site, from calibration."""
+    _check_form(config)
+    rules = universal_rules(config)
+    _check_scores(rules["norms"], config.encoder.hidden // config.encoder.heads)
     sites = {
-        "activation": Site(rule=activation_rule(config), certified_high=True, certified_low=True),
-        "scores": Site(rule=_minimax(form.scores), certified_high=True, certified_low=True),
-        "norms": Site(rule=_minimax(form.norms), certified_high=True, certified_low=False),
-        "denominators": Site(rule=_minimax(form.denominators), certified_high=True, certified_low=False),
+        name: Site(rule=rule, certified_high=True, certified_low=name in ("activation", "scores"))
+        for name, rule in rules.items()
     }
-    rules = sites["activation"].rule, sites["denominators"].rule
-    for name, high in _interval_tops(config, tensors, *rules).items():
+    for name, high in _interval_tops(config, tensors, rules["activation"], rules["denominators"]).items():
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
         steps = config.row_steps + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
         rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
@@ -203,8 +210,8 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
             rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
         _check_length(name, rule)
         sites[name] = Site(rule=rule, certified_high=True, certified_low=False)
-    bound = power_of_two_above(_MARGIN * _pooler_bound(config, tensors) + 2.0**-5)
-    sites["pooler"] = Site(rule=tanh_like_rule(bound, config.row_steps), certified_high=True, certified_low=True)
+    pooler = tanh_like_rule(_pooler_top(config, tensors), config.row_steps)
+    sites["pooler"] = Site(rule=pooler, certified_high=True, certified_low=True)
     return msgspec.structs.replace(config, sites=sites)
 
 
@@ -237,8 +244,8 @@ def calibrated(
             if (rule := _calibrated_rule(config, name, seen, margin)) is not None
         }
         return msgspec.structs.replace(config, sites=sites)
-    names = norm_sites(config)
-    lows = {name: quantiles[0] / (1.5 * _shrink(config)) for name, quantiles in seen.items() if name in names}
+    names, shrink = norm_sites(config), shrink_factor(config.encoder.hidden) ** 3
+    lows = {name: quantiles[0] / (1.5 * shrink) for name, quantiles in seen.items() if name in names}
     sites = dict(certify(config, tensors, lows).sites)
     for name, q in seen.items():
         key = name if name in sites else name.rsplit(".", 1)[1]
@@ -251,7 +258,7 @@ def calibrated(
 def _calibrated_rule(
     config: CometConfig, name: str, seen: Mapping[str, tuple[float, ...]], margin: float
 ) -> MinimaxRule | None:
-    """A rule for what was seen, and a margin: no certificate. None for a site that only the certified form has.
+    """A rule for what was seen, and a margin: not certified. None for a site that only the certified form has.
 
     A denominator is a mean over the padded length, which is another for every batch: its top is that of the scores.
     """
@@ -268,14 +275,14 @@ def _calibrated_rule(
         return tanh_like_rule(math.sqrt(max(high, 2.0) - 1.0), config.row_steps)
     if name in norm_sites(config):
         hidden = config.encoder.hidden
-        shrink = (hidden / 2 ** math.ceil(math.log2(hidden))) ** 3
+        shrink = shrink_factor(hidden) ** 3
         low, high = max(quantiles[0] / _BELOW, high * _RATIO) / shrink, high / shrink
         return _minimax(layer_norm_rule(hidden, low, high, config.row_steps))
     return None
 
 
-def check_certificates(config: CometConfig, tensors: Tensors) -> None:
-    """Proves again, from the weights and the very rules of the file, what the configuration claims.
+def check_ranges(config: CometConfig, tensors: Tensors) -> None:
+    """Proves again, from the weights and the very rules of the file, what the configuration claims. Fits nothing.
 
     Raises CheckpointError where it does not hold. The rules need not be those that `certify` would make today.
     """
@@ -285,8 +292,9 @@ def check_certificates(config: CometConfig, tensors: Tensors) -> None:
             "served. Make a certified one with `comet unify --form certified` and `comet finetune`; for research, "
             "`comet eval --secure --research` runs the paper's forms on one machine"
         )
-    expected = certify(config, tensors).sites
-    if expected.keys() != config.sites.keys():
+    _check_form(config)
+    expected = {"activation", "scores", "norms", "denominators", *norm_sites(config), "pooler"}
+    if expected != config.sites.keys():
         raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
     for name, site in config.sites.items():
         try:
@@ -295,33 +303,34 @@ def check_certificates(config: CometConfig, tensors: Tensors) -> None:
             raise CheckpointError(f"{name}: {error}") from error
         if name.endswith("norm"):
             _check_length(name, site.rule)
-    tops = {name: site.rule.high for name, site in expected.items()} | _tops_in_force(config, tensors)
-    for name, site in config.sites.items():
-        if site.rule.high < tops[name] * (1.0 - 1e-9):
+    for name, (low, high) in _intervals_in_force(config, tensors).items():
+        rule = config.sites[name].rule
+        if rule.high < high * (1.0 - 1e-9):
             raise CheckpointError(
-                f"{name}: the interval's top is {site.rule.high:g}, but the weights allow {tops[name]:g}: "
+                f"{name}: the interval's top is {rule.high:g}, but the weights allow {high:g}: "
                 "`comet calibrate` certifies the checkpoint anew"
             )
-        if name in ("activation", "scores") and site.rule.low > expected[name].rule.low * (1.0 + 1e-9):
-            raise CheckpointError(f"{name}: the interval's low end {site.rule.low:g} is above what occurs")
+        if rule.low > low * (1.0 + 1e-9):
+            raise CheckpointError(f"{name}: the interval's low end {rule.low:g} is above what occurs")
     _check_scores(config.sites["norms"].rule, config.encoder.hidden // config.encoder.heads)
     for i in range(config.encoder.layers):
         if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
             raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
 
 
-def _tops_in_force(config: CometConfig, tensors: Tensors) -> dict[str, float]:
-    """Tops that follow from what the configuration's own rules can give."""
+def _intervals_in_force(config: CometConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
+    """What every t can be, given the weights and what the configuration's own rules can give. Low ends that depend on
+    the data are ∞: below their interval a value only costs accuracy."""
     rules = {name: site.rule for name, site in config.sites.items()}
+    activation, scores = (argument_interval(form, _UNIT) for form in _smus(config))
     tops = _interval_tops(config, tensors, rules["activation"], rules["denominators"])
-    shrunk = {name: top * _shrink(config) for name, top in tops.items()}
-    return shrunk | {"denominators": _largest_weight(attention_rules(config), rules["scores"])}
-
-
-def _shrink(config: CometConfig) -> float:
-    """A LayerNorm's rule takes its variance times this."""
-    hidden = config.encoder.hidden
-    return float((hidden / 2 ** math.ceil(math.log2(hidden))) ** 3)
+    tops = {name: top * shrink_factor(config.encoder.hidden) ** 3 for name, top in tops.items()}
+    tops |= {
+        "norms": _NORMS[1],
+        "denominators": _largest_weight(config, rules["scores"]),
+        "pooler": 1.0 + _pooler_top(config, tensors) ** 2,
+    }
+    return {"activation": activation, "scores": scores} | {name: (math.inf, top) for name, top in tops.items()}
 
 
 def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals]:

@@ -253,7 +253,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
-    """The configuration and all tensors as float32. Certificates are checked by `certificates.check`."""
+    """The configuration and all tensors as float32. `certify.check_ranges` checks what it claims."""
     path = Path(directory) / "config.json"
     content = read_json(path)
     if "comet" not in content:

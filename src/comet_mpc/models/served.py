@@ -24,7 +24,8 @@ from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.activation import Smu
-from comet_mpc.models.certify import attention_rules, check_certificates
+from comet_mpc.functions.attention import certified_attention
+from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint
 from comet_mpc.models.fold import check_fixed, fold, plain_states
 from comet_mpc.models.transformer import (
@@ -165,15 +166,10 @@ class PublicModel:
 
     @property
     def rules(self) -> EncoderRules:
-        """The rules as the checkpoint stores them: the one source of truth."""
+        """The rules as the checkpoint stores them: the one source of truth, and nothing to fit."""
         config, sites = self.config, self.config.sites
-        form = attention_rules(config)
-        form = replace(
-            form,
-            scores=sites["scores"].rule,
-            denominators=sites["denominators"].rule,
-            norms=sites["norms"].rule,
-        )
+        parts = {part: sites[part].rule for part in ("scores", "denominators", "norms")}
+        form = certified_attention(config.attention.mu, **parts)
         return EncoderRules(
             layers=tuple(
                 LayerRules(
@@ -244,15 +240,18 @@ class PublicModel:
         fitting = tuple(size for size in BUCKETS if size < self.longest)
         return (*fitting, self.longest)
 
-    def prepare(self, texts: Sequence[str | tuple[str, str]], bucket: int | None = None) -> Query:
-        """Tokens, padding and embeddings of some texts (or pairs of texts), padded to one bucket."""
+    def encode(self, texts: Sequence[str | tuple[str, str]], bucket: int | None = None, *, number: int = 1) -> Query:
+        """Tokens, padding and embeddings of some texts (or pairs of texts), padded to one bucket.
+
+        number: of the first text, by which an error names it.
+        """
         if not texts:
             raise ConfigurationError("there is no text to classify")
         encodings = []
-        for place, text in enumerate(texts):
+        for place, text in enumerate(texts, start=number):
             parts = (text,) if isinstance(text, str) else text
             if not any(part.strip() for part in parts):
-                raise ConfigurationError(f"text {place + 1} is empty: there is nothing to classify")
+                raise ConfigurationError(f"text {place} is empty: there is nothing to classify")
             encodings.append(self.tokenizer.encode(*parts))
         lengths = [len(encoding.ids) for encoding in encodings]
         needed = next(size for size in self.buckets() if size >= max(lengths))
@@ -307,12 +306,12 @@ class ServedModel(PublicModel):
 
     @staticmethod
     def load(directory: Path, *, private_embeddings: bool = False) -> ServedModel:
-        """A Comet checkpoint in the certified form, its certificates proved again from the weights.
+        """A Comet checkpoint in the certified form, its ranges proved again from the weights.
 
         private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
         """
         config, tensors = load_checkpoint(directory)
-        check_certificates(config, tensors)
+        check_ranges(config, tensors)
         folded, value_bounds, logit_bound = fold(config, tensors)
         public = public_part(
             directory, config, tensors, value_bounds, logit_bound, private_embeddings=private_embeddings

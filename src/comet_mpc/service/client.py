@@ -178,10 +178,7 @@ class Client:
             raise ConfigurationError("there is no text to classify")
         buckets: dict[int, list[tuple[int, Query]]] = {}
         for place, text in enumerate(texts):
-            try:
-                query = model.public.prepare([text])
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error).replace("text 1 ", f"text {place + 1} ")) from error
+            query = model.public.encode([text], number=place + 1)
             buckets.setdefault(query.bucket, []).append((place, query))
         predictions: dict[int, Prediction] = {}
         try:

@@ -28,9 +28,10 @@ from torch import Tensor, nn
 
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.functions.activation import Smu, smu_rule
+from comet_mpc.functions.layer_norm import shrink_factor
 from comet_mpc.functions.minimax import CubicStep, MinimaxRule, minimax_rule
 from comet_mpc.models.bounds import activation_bounds, head_bounds
-from comet_mpc.models.certify import activation_rule, attention_rules, certify
+from comet_mpc.models.certify import certify, universal_rules
 from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
 from comet_mpc.models.transformer import position_buckets
 
@@ -51,7 +52,7 @@ def newton_rule(constant: float, iterations: int, low: float, high: float) -> Mi
 
 
 def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: int) -> dict[str, MinimaxRule]:
-    """Rules of activations and scores by another number of steps: an experiment, not a certificate.
+    """Rules of activations and scores by another number of steps: an experiment, not certified.
 
     Quantities of which there is one per row keep their rules.
     """
@@ -156,7 +157,7 @@ class _Norm(nn.Module):
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
         self.size, self.epsilon = size, epsilon
-        self.shrink = size / 2 ** math.ceil(math.log2(size))  # as in normalization.layer_norm
+        self.shrink = shrink_factor(size)
 
     def forward(self, x: Tensor, rule: MinimaxRule | None) -> Tensor:
         if rule is None:
@@ -337,14 +338,7 @@ class UnifiedModel(nn.Module):
         if mode == "served" and config.certifiable and not known:
             known = {name: site.rule for name, site in certify(config, self.tensors()).sites.items()}
         if mode == "steps" and config.certifiable:
-            form = attention_rules(config)
-            assert isinstance(form.scores, MinimaxRule)
-            assert isinstance(form.denominators, MinimaxRule)
-            known |= {
-                "activation": activation_rule(config),
-                "scores": form.scores,
-                "denominators": form.denominators,
-            }
+            known |= universal_rules(config)
         self.mode, self._rules = mode, known | dict(rules or {})
         self.head_bounds = {}
         return self

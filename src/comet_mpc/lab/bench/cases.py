@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import erf
 
 from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, Share, ring_width
@@ -164,7 +163,7 @@ def _paper_activation(case: Case) -> Built:
 
 
 def _gelu(x: Reals) -> Reals:
-    return np.asarray(0.5 * x * (1.0 + erf(x / math.sqrt(2.0))))
+    return np.asarray(0.5 * x * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0))))
 
 
 def _gelu_of_tanh(x: Reals) -> Reals:

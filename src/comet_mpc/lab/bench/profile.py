@@ -203,7 +203,7 @@ def _job(case: ProfileCase, party: int | None) -> _Job:
         weights = partial(case_weights, random)
         return _Job(random.name, random.shape, random.tokens, plan_case(random), weights, partial(run_case, random))
     model = demo_model(None if case.model is None else Path(case.model))
-    query = model.prepare([SENTENCES[0]])
+    query = model.encode([SENTENCES[0]])
     answer = model.answer(1, query.bucket, query if party == CLIENT else None)
     name = "bundled model" if case.model is None else Path(case.model).name
     return _Job(name, model.shape, query.bucket, model.plan(1, query.bucket), model.weights, answer)
