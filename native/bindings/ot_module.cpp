@@ -1,147 +1,78 @@
-// Bindings of the OT extension. The Python side (comet_mpc/oblivious_transfer.py) checks sizes and allocates results.
-
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+// Bindings of oblivious transfer, for comet_mpc/offline/ot.
 
 #include <cstring>
 
+#include "bindings/arguments.hpp"
+#include "ot/bit_matrix.hpp"
+#include "ot/extension.hpp"
+#include "ot/products.hpp"
 #include "ot/tables.hpp"
 
-namespace nb = nanobind;
-using namespace comet;
+namespace comet {
 
 namespace {
 
-template <class T> using Flat = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using In = Flat<const u64>;
-using Out = Flat<u64>;
-using BytesIn = Flat<const u8>;
-using BytesOut = Flat<u8>;
+using ot::AesKey;
+using ot::Block;
 
-void py_extend_receiver(const BytesIn &keys, unsigned fold, const BytesIn &hash_key, u64 first, const BytesOut &bits,
-                        const BytesOut &message, const Out &words, size_t halves, const std::string &isa_name) {
-    const TransferIsa &isa = transfer_isa(isa_name);
-    const Extension e{keys.data(), fold, hash_key.data(), first, words.shape(0) / halves, halves};
-    u8 *choices = bits.data(), *sent = message.data();
-    u64 *known = words.data();
-    nb::gil_scoped_release release;
-    extend_receiver(e, choices, sent, known, isa);
+AesKey key_of(span<const u8> key) { return key.first<16>(); }
+
+void extend_receiver(span<const u8> keys, unsigned fold, span<const u8> hash_key, u64 first, span<u8> bits,
+                     span<u8> message, span<u64> words, size_t halves, Isa isa) {
+    ot::extend_receiver({keys, fold, key_of(hash_key), first, words.size() / halves, halves}, bits, message, words,
+                        isa);
 }
 
-void py_extend_sender(const BytesIn &keys, unsigned fold, const BytesIn &hash_key, u64 first, const BytesIn &delta,
-                      const BytesIn &message, const Out &zeros, const Out &ones, size_t halves,
-                      const std::string &isa_name) {
-    const TransferIsa &isa = transfer_isa(isa_name);
-    const Extension e{keys.data(), fold, hash_key.data(), first, zeros.shape(0) / halves, halves};
-    const u8 *difference = delta.data(), *received = message.data();
-    u64 *first_messages = zeros.data(), *second_messages = ones.data();
-    nb::gil_scoped_release release;
-    extend_sender(e, difference, received, first_messages, second_messages, isa);
+void extend_sender(span<const u8> keys, unsigned fold, span<const u8> hash_key, u64 first, span<const u8> delta,
+                   span<const u8> message, span<u64> zeros, span<u64> ones, size_t halves, Isa isa) {
+    ot::extend_sender({keys, fold, key_of(hash_key), first, zeros.size() / halves, halves}, key_of(delta), message,
+                      zeros, ones, isa);
 }
 
-void py_products_sender(const In &zeros, const In &ones, const BytesOut &bits, const Out &shares,
-                        const BytesOut &message, unsigned width) {
-    const u64 *m0 = zeros.data(), *m1 = ones.data();
-    u8 *own = bits.data(), *sent = message.data();
-    u64 *target = shares.data();
-    const size_t n = shares.shape(0);
-    nb::gil_scoped_release release;
-    products_sender(m0, m1, own, target, sent, n, width);
+void tables_sender(span<const u8> hash_key, u64 first, unsigned index_bits, span<const u64> zeros, span<const u64> ones,
+                   span<u64> words, Isa isa) {
+    ot::tables_sender({key_of(hash_key), first, words.size() >> index_bits, index_bits}, zeros, ones, words, isa);
 }
 
-void py_products_receiver(const In &words, const BytesIn &bits, const BytesIn &message, const Out &shares,
-                          unsigned width) {
-    const u64 *known = words.data();
-    const u8 *own = bits.data(), *received = message.data();
-    u64 *target = shares.data();
-    const size_t n = shares.shape(0);
-    nb::gil_scoped_release release;
-    products_receiver(known, own, received, target, n, width);
+void tables_receiver(span<const u8> hash_key, u64 first, unsigned index_bits, span<const u64> known,
+                     span<const u8> choices, span<u64> words, Isa isa) {
+    ot::tables_receiver({key_of(hash_key), first, words.size(), index_bits}, known, choices, words, isa);
 }
 
-void py_correlate_sender(const In &zeros, const In &ones, const BytesIn &flips, const In &values, const Out &shares,
-                         const BytesOut &message, unsigned width) {
-    const u64 *m0 = zeros.data(), *m1 = ones.data(), *factors = values.data();
-    const u8 *swaps = flips.data();
-    u64 *target = shares.data();
-    u8 *sent = message.data();
-    const size_t n = shares.shape(0);
-    nb::gil_scoped_release release;
-    correlate_sender(m0, m1, swaps, factors, target, sent, n, width);
+void encrypt(span<const u8> key, span<const u8> data, span<u8> out, Isa isa) {
+    std::vector<Block> blocks(data.size() / sizeof(Block));
+    if (blocks.empty()) return;
+    std::memcpy(blocks.data(), data.data(), sizeof(Block) * blocks.size());
+    ot::aes(isa).encrypt(ot::aes(isa).schedule(key_of(key)), blocks);
+    std::memcpy(out.data(), blocks.data(), sizeof(Block) * blocks.size());
 }
 
-void py_correlate_receiver(const In &words, const BytesIn &chosen, const BytesIn &message, const Out &shares,
-                           unsigned width) {
-    const u64 *known = words.data();
-    const u8 *own = chosen.data(), *received = message.data();
-    u64 *target = shares.data();
-    const size_t n = shares.shape(0);
-    nb::gil_scoped_release release;
-    correlate_receiver(known, own, received, target, n, width);
-}
-
-void py_tables_sender(const BytesIn &hash_key, u64 first, unsigned index_bits, const In &zeros, const In &ones,
-                      const Out &words, const std::string &isa_name) {
-    const TransferIsa &isa = transfer_isa(isa_name);
-    const Tables t{hash_key.data(), first, words.shape(0) >> index_bits, index_bits};
-    const u64 *m0 = zeros.data(), *m1 = ones.data();
-    u64 *target = words.data();
-    nb::gil_scoped_release release;
-    tables_sender(t, m0, m1, target, isa);
-}
-
-void py_tables_receiver(const BytesIn &hash_key, u64 first, unsigned index_bits, const In &known,
-                        const BytesIn &choices, const Out &words, const std::string &isa_name) {
-    const TransferIsa &isa = transfer_isa(isa_name);
-    const Tables t{hash_key.data(), first, words.shape(0), index_bits};
-    const u64 *keys = known.data();
-    const u8 *random = choices.data();
-    u64 *target = words.data();
-    nb::gil_scoped_release release;
-    tables_receiver(t, keys, random, target, isa);
-}
-
-std::vector<Block> blocks_of(const BytesIn &data) {
-    std::vector<Block> blocks(data.shape(0) / 16);
-    if (!blocks.empty()) std::memcpy(blocks.data(), data.data(), 16 * blocks.size());
-    return blocks;
-}
-
-void py_transfer_aes(const BytesIn &key, const BytesIn &data, const BytesOut &out, const std::string &isa_name) {
-    const TransferIsa &isa = transfer_isa(isa_name);
-    AesSchedule schedule;
-    isa.schedule(key.data(), schedule);
-    auto blocks = blocks_of(data);
-    isa.encrypt(schedule, blocks.data(), blocks.size());
-    if (!blocks.empty()) std::memcpy(out.data(), blocks.data(), 16 * blocks.size());
-}
-
-void py_transfer_transpose(const In &planes, const BytesOut &rows, const std::string &isa_name) {
-    const size_t stride = planes.shape(0) / 128;
+void transpose(span<const u64> planes, span<u8> rows, Isa isa) {
+    const size_t stride = planes.size() / 128;
     std::vector<Block> out(64 * stride);
-    transfer_isa(isa_name).transpose(planes.data(), stride, out.data(), 64 * stride);
-    if (!out.empty()) std::memcpy(rows.data(), out.data(), 16 * out.size());
+    ot::transpose(planes, stride, out, isa);
+    if (!out.empty()) std::memcpy(rows.data(), out.data(), sizeof(Block) * out.size());
 }
 
-void py_transfer_hash(const BytesIn &key, u64 first, const BytesIn &rows, const Out &out, const std::string &isa_name) {
-    transfer_hash(key.data(), first, rows.data(), out.data(), out.shape(0), transfer_isa(isa_name));
+void hash(span<const u8> key, u64 first, span<const u8> rows, span<u64> out, Isa isa) {
+    ot::transfer_hash(key_of(key), first, rows, out, isa);
 }
 
 } // namespace
 
-void bind_transfer(nb::module_ &m) {
-    m.def("transfer_isa_names", &transfer_isa_names);
-    m.def("extend_receiver", &py_extend_receiver);
-    m.def("extend_sender", &py_extend_sender);
-    m.def("products_sender", &py_products_sender);
-    m.def("products_receiver", &py_products_receiver);
-    m.def("correlate_sender", &py_correlate_sender);
-    m.def("correlate_receiver", &py_correlate_receiver);
-    m.def("tables_sender", &py_tables_sender);
-    m.def("tables_receiver", &py_tables_receiver);
-    m.def("transfer_aes", &py_transfer_aes);
-    m.def("transfer_transpose", &py_transfer_transpose);
-    m.def("transfer_hash", &py_transfer_hash);
+void bind_ot(nb::module_ &m) {
+    m.def("transfer_isa_names", [] { return available_names({Isa::portable, Isa::aesni, Isa::vaes}); });
+    m.def("extend_receiver", &extend_receiver, Release());
+    m.def("extend_sender", &extend_sender, Release());
+    m.def("products_sender", &ot::products_sender, Release());
+    m.def("products_receiver", &ot::products_receiver, Release());
+    m.def("correlate_sender", &ot::correlate_sender, Release());
+    m.def("correlate_receiver", &ot::correlate_receiver, Release());
+    m.def("tables_sender", &tables_sender, Release());
+    m.def("tables_receiver", &tables_receiver, Release());
+    m.def("transfer_aes", &encrypt, Release());
+    m.def("transfer_transpose", &transpose, Release());
+    m.def("transfer_hash", &hash, Release());
 }
+
+} // namespace comet

@@ -6,28 +6,42 @@ namespace comet {
 
 namespace {
 
-bool has_avx2() {
-#if defined(__x86_64__)
-    static const bool found = __builtin_cpu_supports("avx2");
-    return found;
+struct Set {
+    Isa isa;
+    const char *name;
+};
+constexpr std::array sets{Set{Isa::portable, "portable"}, Set{Isa::avx2, "avx2"}, Set{Isa::aesni, "aesni"},
+                          Set{Isa::vaes, "vaes"}};
+
+Isa find_best() {
+#if COMET_X86
+    if (!__builtin_cpu_supports("avx2")) return Isa::portable;
+    if (!__builtin_cpu_supports("aes")) return Isa::avx2;
+    return __builtin_cpu_supports("vaes") ? Isa::vaes : Isa::aesni;
 #else
-    return false;
+    return Isa::portable;
 #endif
+}
+
+Isa best() {
+    static const Isa found = find_best();
+    return found;
 }
 
 } // namespace
 
-std::vector<std::string> isa_names() {
-    std::vector<std::string> names{"portable"};
-    if (has_avx2()) names.emplace_back("avx2");
-    return names;
+Isa isa_from_name(std::string_view name) {
+    if (name.empty()) return best();
+    for (const Set &set : sets)
+        if (name == set.name && set.isa <= best()) return set.isa;
+    throw std::invalid_argument("unknown or unavailable instruction set: " + std::string(name));
 }
 
-Isa isa_from_name(const std::string &name) {
-    if (name.empty()) return has_avx2() ? Isa::avx2 : Isa::portable;
-    if (name == "portable") return Isa::portable;
-    if (name == "avx2" && has_avx2()) return Isa::avx2;
-    throw std::invalid_argument("unknown or unavailable instruction set: " + name);
+std::vector<std::string> available_names(std::initializer_list<Isa> wanted) {
+    std::vector<std::string> names;
+    for (const Isa isa : wanted)
+        if (isa <= best()) names.emplace_back(sets[static_cast<std::size_t>(isa)].name);
+    return names;
 }
 
 } // namespace comet

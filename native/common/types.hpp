@@ -3,26 +3,19 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-
-// Functions marked so are compiled for AVX2 and must only be called where isa.cpp found it.
-#if defined(__x86_64__)
-#define COMET_AVX2 __attribute__((target("avx2")))
-#define COMET_HAVE_AVX2 1
-#else
-#define COMET_AVX2
-#define COMET_HAVE_AVX2 0
-#endif
-
-// One body, compiled once per instruction set: it must be inlined into its callers.
-#define COMET_INLINE inline __attribute__((always_inline))
+#include <span>
 
 namespace comet {
 
 using u8 = std::uint8_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
+using i8 = std::int8_t;
 using i32 = std::int32_t;
+using i64 = std::int64_t;
+__extension__ typedef unsigned __int128 u128;
 using std::size_t;
+using std::span;
 
 static_assert(std::endian::native == std::endian::little, "words are stored and sent in little-endian order");
 

@@ -1,5 +1,3 @@
-// AES-128 and bit matrices, portable and with the instructions of x86.
-//
 // The portable AES is bit-sliced, 64 blocks at a time: word s[b][p] holds bit b of byte p of each of them, so
 // ShiftRows is a renaming, and the S-box is arithmetic in GF(2^8): x^254 by four products, then the affine map.
 // It takes the same time for all data, which tables would not.
@@ -9,65 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <stdexcept>
 
-#if COMET_HAVE_AVX2
-#include <immintrin.h>
-#endif
+#include "ot/aes_x86.hpp"
+#include "ot/bit_matrix.hpp"
 
-namespace comet {
+namespace comet::ot {
 
 namespace {
-
-// Bit matrices ---------------------------------------------------------------------------------------------------
-
-// Transposes `lanes` matrices of 64×64 bits: bit c of a[r][lane] <-> bit r of a[c][lane].
-template <size_t lanes> COMET_INLINE void transpose_64(u64 (&a)[64][lanes]) {
-    u64 mask = 0x00000000ffffffff;
-    for (size_t j = 32; j != 0; j >>= 1, mask ^= mask << j) {
-        for (size_t k = 0; k < 64; k = (k + j + 1) & ~j) {
-            for (size_t lane = 0; lane < lanes; ++lane) {
-                const u64 t = ((a[k][lane] >> j) ^ a[k + j][lane]) & mask;
-                a[k + j][lane] ^= t;
-                a[k][lane] ^= t << j;
-            }
-        }
-    }
-}
-
-template <size_t lanes>
-COMET_INLINE void transpose_group(const u64 *planes, size_t stride, Block *rows) {
-    u64 low[64][lanes], high[64][lanes];
-    for (size_t r = 0; r < 64; ++r) {
-        std::memcpy(low[r], planes + r * stride, sizeof low[r]);
-        std::memcpy(high[r], planes + (64 + r) * stride, sizeof high[r]);
-    }
-    transpose_64(low);
-    transpose_64(high);
-    for (size_t lane = 0; lane < lanes; ++lane)
-        for (size_t c = 0; c < 64; ++c) rows[64 * lane + c] = {low[c][lane], high[c][lane]};
-}
-
-COMET_INLINE void transpose_body(const u64 *planes, size_t stride, Block *rows, size_t columns) {
-    size_t done = 0;
-    for (; done + 256 <= columns; done += 256) transpose_group<4>(planes + done / 64, stride, rows + done);
-    for (; done < columns; done += 64) transpose_group<1>(planes + done / 64, stride, rows + done);
-}
-
-COMET_INLINE void merge_body(Block *side, Block *right, const Block *left, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-        side[i] = {side[i].low ^ right[i].low, side[i].high ^ right[i].high};
-        right[i] = {right[i].low ^ left[i].low, right[i].high ^ left[i].high};
-    }
-}
-
-void transpose_portable(const u64 *planes, size_t stride, Block *rows, size_t columns) {
-    transpose_body(planes, stride, rows, columns);
-}
-
-void merge_portable(Block *side, Block *right, const Block *left, size_t n) { merge_body(side, right, left, n); }
-
-// Portable AES ---------------------------------------------------------------------------------------------------
 
 constexpr u8 round_constants[10] = {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1b, 0x36};
 
@@ -113,9 +59,10 @@ template <class Word> COMET_INLINE Field<Word> substitute(const Field<Word> &x) 
     return out;
 }
 
-void schedule_portable(const u8 *key, AesSchedule &out) {
+AesSchedule schedule_portable(AesKey key) {
+    AesSchedule out;
     u8 *w = out.bytes;
-    std::memcpy(w, key, 16);
+    std::memcpy(w, key.data(), 16);
     for (size_t round = 1; round <= 10; ++round, w += 16) {
         Field<u32> bits{};
         for (size_t i = 0; i < 4; ++i)
@@ -130,6 +77,7 @@ void schedule_portable(const u8 *key, AesSchedule &out) {
             }
         }
     }
+    return out;
 }
 
 using Pair = u64 __attribute__((vector_size(16))); // two bytes' places at once
@@ -196,167 +144,30 @@ void encrypt_64(const AesSchedule &key, Block *blocks) {
     std::memcpy(blocks, half, sizeof half);
 }
 
-void encrypt_portable(const AesSchedule &key, Block *blocks, size_t n) {
-    for (; n >= 64; n -= 64, blocks += 64) encrypt_64(key, blocks);
-    if (n == 0) return;
+void encrypt_portable(const AesSchedule &key, span<Block> blocks) {
+    for (; blocks.size() >= 64; blocks = blocks.subspan(64)) encrypt_64(key, blocks.data());
+    if (blocks.empty()) return;
     Block last[64] = {};
-    std::copy_n(blocks, n, last);
+    std::ranges::copy(blocks, last);
     encrypt_64(key, last);
-    std::copy_n(last, n, blocks);
+    std::copy_n(last, blocks.size(), blocks.begin());
 }
 
-void counter_portable(const AesSchedule &key, u64 first, Block *out, size_t n) {
-    for (size_t i = 0; i < n; ++i) out[i] = {first + i, 0};
-    encrypt_portable(key, out, n);
+void counter_portable(const AesSchedule &key, u64 first, span<Block> out) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = {first + i, 0};
+    encrypt_portable(key, out);
 }
 
-constexpr TransferIsa portable{"portable",       schedule_portable, encrypt_portable,
-                               counter_portable, merge_portable,    transpose_portable};
-
-// x86 ------------------------------------------------------------------------------------------------------------
-
-#if COMET_HAVE_AVX2
-
-#define COMET_AES __attribute__((target("avx2,aes")))
-#define COMET_VAES __attribute__((target("avx2,aes,vaes")))
-
-COMET_AVX2 void transpose_avx2(const u64 *planes, size_t stride, Block *rows, size_t columns) {
-    transpose_body(planes, stride, rows, columns);
-}
-
-COMET_AVX2 void merge_avx2(Block *side, Block *right, const Block *left, size_t n) { merge_body(side, right, left, n); }
-
-template <int constant> COMET_AES __m128i next_round_key(__m128i key) {
-    const __m128i word = _mm_shuffle_epi32(_mm_aeskeygenassist_si128(key, constant), 0xff);
-    key = _mm_xor_si128(key, _mm_slli_si128(key, 4));
-    key = _mm_xor_si128(key, _mm_slli_si128(key, 8));
-    return _mm_xor_si128(key, word);
-}
-
-COMET_AES void schedule_aesni(const u8 *key, AesSchedule &out) {
-    __m128i k[11];
-    k[0] = _mm_loadu_si128(reinterpret_cast<const __m128i *>(key));
-    k[1] = next_round_key<0x01>(k[0]);
-    k[2] = next_round_key<0x02>(k[1]);
-    k[3] = next_round_key<0x04>(k[2]);
-    k[4] = next_round_key<0x08>(k[3]);
-    k[5] = next_round_key<0x10>(k[4]);
-    k[6] = next_round_key<0x20>(k[5]);
-    k[7] = next_round_key<0x40>(k[6]);
-    k[8] = next_round_key<0x80>(k[7]);
-    k[9] = next_round_key<0x1b>(k[8]);
-    k[10] = next_round_key<0x36>(k[9]);
-    std::memcpy(out.bytes, k, sizeof k);
-}
-
-constexpr size_t pipeline = 8; // enough independent blocks to hide the latency of a round
-
-template <size_t n> COMET_AES COMET_INLINE void rounds_aesni(const __m128i *key, __m128i (&x)[n]) {
-    for (size_t i = 0; i < n; ++i) x[i] = _mm_xor_si128(x[i], key[0]);
-    for (size_t round = 1; round < 10; ++round)
-        for (size_t i = 0; i < n; ++i) x[i] = _mm_aesenc_si128(x[i], key[round]);
-    for (size_t i = 0; i < n; ++i) x[i] = _mm_aesenclast_si128(x[i], key[10]);
-}
-
-COMET_AES void encrypt_aesni(const AesSchedule &key, Block *blocks, size_t n) {
-    const auto *k = reinterpret_cast<const __m128i *>(key.bytes);
-    auto *data = reinterpret_cast<__m128i *>(blocks);
-    for (; n >= pipeline; n -= pipeline, data += pipeline) {
-        __m128i x[pipeline];
-        for (size_t i = 0; i < pipeline; ++i) x[i] = _mm_load_si128(data + i);
-        rounds_aesni(k, x);
-        for (size_t i = 0; i < pipeline; ++i) _mm_store_si128(data + i, x[i]);
-    }
-    for (; n > 0; --n, ++data) {
-        __m128i x[1] = {_mm_load_si128(data)};
-        rounds_aesni(k, x);
-        _mm_store_si128(data, x[0]);
-    }
-}
-
-COMET_AES void counter_aesni(const AesSchedule &key, u64 first, Block *out, size_t n) {
-    const auto *k = reinterpret_cast<const __m128i *>(key.bytes);
-    auto *data = reinterpret_cast<__m128i *>(out);
-    for (; n >= pipeline; n -= pipeline, data += pipeline, first += pipeline) {
-        __m128i x[pipeline];
-        for (size_t i = 0; i < pipeline; ++i) x[i] = _mm_set_epi64x(0, static_cast<long long>(first + i));
-        rounds_aesni(k, x);
-        for (size_t i = 0; i < pipeline; ++i) _mm_store_si128(data + i, x[i]);
-    }
-    for (; n > 0; --n, ++data, ++first) {
-        __m128i x[1] = {_mm_set_epi64x(0, static_cast<long long>(first))};
-        rounds_aesni(k, x);
-        _mm_store_si128(data, x[0]);
-    }
-}
-
-template <size_t n> COMET_VAES COMET_INLINE void rounds_vaes(const __m128i *key, __m256i (&x)[n]) {
-    for (size_t i = 0; i < n; ++i) x[i] = _mm256_xor_si256(x[i], _mm256_broadcastsi128_si256(key[0]));
-    for (size_t round = 1; round < 10; ++round) {
-        const __m256i k = _mm256_broadcastsi128_si256(key[round]);
-        for (size_t i = 0; i < n; ++i) x[i] = _mm256_aesenc_epi128(x[i], k);
-    }
-    const __m256i last = _mm256_broadcastsi128_si256(key[10]);
-    for (size_t i = 0; i < n; ++i) x[i] = _mm256_aesenclast_epi128(x[i], last);
-}
-
-COMET_VAES void encrypt_vaes(const AesSchedule &key, Block *blocks, size_t n) {
-    const auto *k = reinterpret_cast<const __m128i *>(key.bytes);
-    for (; n >= 2 * pipeline; n -= 2 * pipeline, blocks += 2 * pipeline) {
-        auto *data = reinterpret_cast<__m256i *>(blocks);
-        __m256i x[pipeline];
-        for (size_t i = 0; i < pipeline; ++i) x[i] = _mm256_loadu_si256(data + i);
-        rounds_vaes(k, x);
-        for (size_t i = 0; i < pipeline; ++i) _mm256_storeu_si256(data + i, x[i]);
-    }
-    encrypt_aesni(key, blocks, n);
-}
-
-COMET_VAES void counter_vaes(const AesSchedule &key, u64 first, Block *out, size_t n) {
-    const auto *k = reinterpret_cast<const __m128i *>(key.bytes);
-    for (; n >= 2 * pipeline; n -= 2 * pipeline, out += 2 * pipeline, first += 2 * pipeline) {
-        auto *data = reinterpret_cast<__m256i *>(out);
-        __m256i x[pipeline];
-        for (size_t i = 0; i < pipeline; ++i) {
-            const auto place = static_cast<long long>(first + 2 * i);
-            x[i] = _mm256_set_epi64x(0, place + 1, 0, place);
-        }
-        rounds_vaes(k, x);
-        for (size_t i = 0; i < pipeline; ++i) _mm256_storeu_si256(data + i, x[i]);
-    }
-    counter_aesni(key, first, out, n);
-}
-
-constexpr TransferIsa aesni{"aesni", schedule_aesni, encrypt_aesni, counter_aesni, merge_avx2, transpose_avx2};
-constexpr TransferIsa vaes{"vaes", schedule_aesni, encrypt_vaes, counter_vaes, merge_avx2, transpose_avx2};
-
+#if COMET_X86
+constexpr Dispatch dispatch{Variant{Isa::portable, Aes{schedule_portable, encrypt_portable, counter_portable}},
+                            Variant{Isa::aesni, Aes{schedule_aesni, encrypt_aesni, counter_aesni}},
+                            Variant{Isa::vaes, Aes{schedule_aesni, encrypt_vaes, counter_vaes}}};
+#else
+constexpr Dispatch dispatch{Variant{Isa::portable, Aes{schedule_portable, encrypt_portable, counter_portable}}};
 #endif
-
-std::vector<const TransferIsa *> available() {
-    std::vector<const TransferIsa *> found{&portable};
-#if COMET_HAVE_AVX2
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("aes")) {
-        found.push_back(&aesni);
-        if (__builtin_cpu_supports("vaes")) found.push_back(&vaes);
-    }
-#endif
-    return found;
-}
 
 } // namespace
 
-std::vector<std::string> transfer_isa_names() {
-    std::vector<std::string> names;
-    for (const TransferIsa *isa : available()) names.emplace_back(isa->name);
-    return names;
-}
+const Aes &aes(Isa isa) { return dispatch[isa]; }
 
-const TransferIsa &transfer_isa(const std::string &name) {
-    static const auto found = available();
-    if (name.empty()) return *found.back();
-    for (const TransferIsa *isa : found)
-        if (name == isa->name) return *isa;
-    throw std::invalid_argument("unknown or unavailable instruction set: " + name);
-}
-
-} // namespace comet
+} // namespace comet::ot

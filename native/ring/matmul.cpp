@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace comet {
+namespace comet::ring {
 
 namespace {
 
@@ -43,32 +43,35 @@ template <class Right> void portable_transposed(const u64 *x, const Right *y, u6
     }
 }
 
-void reduce(u64 *out, size_t count, unsigned width) {
+void matmul_portable(span<const u64> x, span<const u64> y, span<u64> out, MatmulShape s, bool transposed, unsigned) {
+    transposed ? portable_transposed(x.data(), y.data(), out.data(), s)
+               : portable_plain(x.data(), y.data(), out.data(), s);
+}
+
+void matmul_int32_portable(span<const u64> x, span<const i32> w, span<u64> out, MatmulShape s, unsigned) {
+    portable_transposed(x.data(), w.data(), out.data(), s);
+}
+
+constexpr Dispatch plain{Variant{Isa::portable, matmul_portable}, Variant{Isa::avx2, matmul_avx2}};
+constexpr Dispatch narrow{Variant{Isa::portable, matmul_int32_portable}, Variant{Isa::avx2, matmul_int32_avx2}};
+
+void reduce(span<u64> out, unsigned width) {
     if (width == 64) return;
     const u64 mask = low_mask(width);
-    for (size_t i = 0; i < count; ++i) out[i] &= mask;
+    for (u64 &word : out) word &= mask;
 }
 
 } // namespace
 
-void matmul(const u64 *x, const u64 *y, u64 *out, MatmulShape s, bool transposed, unsigned width, Isa isa) {
-    if (isa == Isa::avx2) {
-        matmul_avx2(x, y, out, s, transposed, width);
-    } else if (transposed) {
-        portable_transposed(x, y, out, s);
-    } else {
-        portable_plain(x, y, out, s);
-    }
-    reduce(out, s.m * s.n, width);
+void matmul(span<const u64> x, span<const u64> y, span<u64> out, MatmulShape s, bool transposed, unsigned width,
+            Isa isa) {
+    plain[isa](x, y, out, s, transposed, width);
+    reduce(out, width);
 }
 
-void matmul_int32(const u64 *x, const i32 *w, u64 *out, MatmulShape s, unsigned width, Isa isa) {
-    if (isa == Isa::avx2) {
-        matmul_int32_avx2(x, w, out, s, width);
-    } else {
-        portable_transposed(x, w, out, s);
-    }
-    reduce(out, s.m * s.n, width);
+void matmul_int32(span<const u64> x, span<const i32> w, span<u64> out, MatmulShape s, unsigned width, Isa isa) {
+    narrow[isa](x, w, out, s, width);
+    reduce(out, width);
 }
 
-} // namespace comet
+} // namespace comet::ring

@@ -15,13 +15,13 @@
 #include <memory>
 #include <new>
 
-#if COMET_HAVE_AVX2
+#if COMET_X86
 #include <immintrin.h>
 #endif
 
-namespace comet {
+namespace comet::ring {
 
-#if COMET_HAVE_AVX2
+#if COMET_X86
 
 namespace {
 
@@ -195,24 +195,24 @@ void blocked(const u64 *x, const Right *y, u64 *out, MatmulShape s) {
 
 } // namespace
 
-void matmul_avx2(const u64 *x, const u64 *y, u64 *out, MatmulShape s, bool transposed, unsigned width) {
-    if (width <= 32) {
-        transposed ? blocked<Mode::low32, u64, true>(x, y, out, s) : blocked<Mode::low32, u64, false>(x, y, out, s);
-    } else {
-        transposed ? blocked<Mode::full, u64, true>(x, y, out, s) : blocked<Mode::full, u64, false>(x, y, out, s);
-    }
+void matmul_avx2(span<const u64> x, span<const u64> y, span<u64> out, MatmulShape s, bool transposed, unsigned width) {
+    const auto multiply = width <= 32
+                              ? (transposed ? blocked<Mode::low32, u64, true> : blocked<Mode::low32, u64, false>)
+                              : (transposed ? blocked<Mode::full, u64, true> : blocked<Mode::full, u64, false>);
+    multiply(x.data(), y.data(), out.data(), s);
 }
 
-void matmul_int32_avx2(const u64 *x, const i32 *w, u64 *out, MatmulShape s, unsigned width) {
-    width <= 32 ? blocked<Mode::low32, i32, true>(x, w, out, s) : blocked<Mode::int32, i32, true>(x, w, out, s);
+void matmul_int32_avx2(span<const u64> x, span<const i32> w, span<u64> out, MatmulShape s, unsigned width) {
+    const auto multiply = width <= 32 ? blocked<Mode::low32, i32, true> : blocked<Mode::int32, i32, true>;
+    multiply(x.data(), w.data(), out.data(), s);
 }
 
 #else
 
 // Never reached: isa.cpp offers AVX2 on x86-64 only.
-void matmul_avx2(const u64 *, const u64 *, u64 *, MatmulShape, bool, unsigned) { std::abort(); }
-void matmul_int32_avx2(const u64 *, const i32 *, u64 *, MatmulShape, unsigned) { std::abort(); }
+void matmul_avx2(span<const u64>, span<const u64>, span<u64>, MatmulShape, bool, unsigned) { std::abort(); }
+void matmul_int32_avx2(span<const u64>, span<const i32>, span<u64>, MatmulShape, unsigned) { std::abort(); }
 
 #endif
 
-} // namespace comet
+} // namespace comet::ring

@@ -2,21 +2,20 @@
 
 #include <algorithm>
 
-namespace comet {
+namespace comet::ring {
 
 namespace {
 
-COMET_INLINE void evaluate_body(const PolynomialPlan &plan, const std::vector<const u64 *> &opened, u64 *out,
-                                size_t n) {
+COMET_INLINE void evaluate_body(const PolynomialPlan &plan, span<const span<const u64>> opened, span<u64> out) {
     // All products of one block, the row's coefficient and the block of `out` should stay in L1.
     constexpr size_t cache_words = 4096;
     const size_t block = std::clamp<size_t>(cache_words / (plan.products.size() + 2) / 64 * 64, 64, 1024);
     std::vector<u64> table(plan.products.size() * block), sum(block);
     std::vector<const u64 *> values(plan.products.size());
-    for (size_t start = 0; start < n; start += block) {
-        const size_t count = std::min(block, n - start);
+    for (size_t start = 0; start < out.size(); start += block) {
+        const size_t count = std::min(block, out.size() - start);
         for (size_t p = 0; p < plan.products.size(); ++p) {
-            const u64 *right = opened[plan.products[p].variable] + start;
+            const u64 *right = opened[plan.products[p].variable].data() + start;
             if (plan.products[p].previous == 0) {
                 values[p] = right;
                 continue;
@@ -26,11 +25,11 @@ COMET_INLINE void evaluate_body(const PolynomialPlan &plan, const std::vector<co
             for (size_t i = 0; i < count; ++i) target[i] = left[i] * right[i];
             values[p] = target;
         }
-        u64 *__restrict target = out + start;
+        u64 *__restrict target = out.data() + start;
         std::fill_n(target, count, u64{0});
         for (const auto &row : plan.rows) {
             const u64 constant = row.constant;
-            const u64 *share = row.share == nullptr ? nullptr : row.share + start;
+            const u64 *share = row.share.empty() ? nullptr : row.share.data() + start;
             const size_t terms = row.terms.size();
             // Fused forms of the common cases; the general one accumulates the coefficient aside.
             if (share != nullptr && terms == 0) {
@@ -62,14 +61,16 @@ COMET_INLINE void evaluate_body(const PolynomialPlan &plan, const std::vector<co
     }
 }
 
-COMET_AVX2 void evaluate_avx2(const PolynomialPlan &plan, const std::vector<const u64 *> &opened, u64 *out, size_t n) {
-    evaluate_body(plan, opened, out, n);
+COMET_AVX2 void evaluate_avx2(const PolynomialPlan &plan, span<const span<const u64>> opened, span<u64> out) {
+    evaluate_body(plan, opened, out);
 }
+
+constexpr Dispatch kernels{Variant{Isa::portable, evaluate_body}, Variant{Isa::avx2, evaluate_avx2}};
 
 } // namespace
 
-void evaluate(const PolynomialPlan &plan, const std::vector<const u64 *> &opened, u64 *out, size_t n, Isa isa) {
-    isa == Isa::avx2 ? evaluate_avx2(plan, opened, out, n) : evaluate_body(plan, opened, out, n);
+void evaluate(const PolynomialPlan &plan, span<const span<const u64>> opened, span<u64> out, Isa isa) {
+    kernels[isa](plan, opened, out);
 }
 
-} // namespace comet
+} // namespace comet::ring

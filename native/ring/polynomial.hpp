@@ -5,7 +5,7 @@
 #include "common/isa.hpp"
 #include "common/types.hpp"
 
-namespace comet {
+namespace comet::ring {
 
 /// A mask polynomial, prepared for evaluation at n points:
 ///
@@ -22,7 +22,7 @@ struct PolynomialPlan {
         u32 product; // index into products
     };
     struct Row {
-        const u64 *share; // null: the share is 1
+        span<const u64> share; // empty: the share is 1
         u64 constant;
         std::vector<Term> terms;
     };
@@ -30,6 +30,6 @@ struct PolynomialPlan {
     std::vector<Row> rows;
 };
 
-void evaluate(const PolynomialPlan &plan, const std::vector<const u64 *> &opened, u64 *out, size_t n, Isa isa);
+void evaluate(const PolynomialPlan &plan, span<const span<const u64>> opened, span<u64> out, Isa isa);
 
-} // namespace comet
+} // namespace comet::ring

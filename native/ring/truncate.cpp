@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
-namespace comet {
+namespace comet::ring {
 
 namespace {
 
 COMET_INLINE u64 offset_of(Truncation how) { return how.leader ? (u64{1} << (how.width - 2)) - 1 : 0; }
 
-COMET_INLINE void mask_body(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how) {
+COMET_INLINE void mask_body(span<const u64> x, span<const u8> bits, span<u8> out, Truncation how) {
+    const size_t n = x.size();
     const u64 offset = offset_of(how);
     const unsigned top = how.width - 1;
     for (size_t i = 0; i < n / 8; ++i) {
@@ -46,41 +47,43 @@ struct Finish {
     }
 };
 
-COMET_INLINE void finish_body(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product,
-                              u64 *__restrict out, size_t n, Truncation how) {
+COMET_INLINE void finish_body(span<const u64> x, const TruncationBits &known, span<u64> out, Truncation how) {
+    const size_t n = x.size();
+    const auto [bits, mine, theirs, product] = known;
+    u64 *__restrict target = out.data();
     const unsigned exponent = how.width - how.shift;
     const u64 constant = 1 - power_of_two(exponent) - power_of_two(exponent - 2);
     const Finish finish{offset_of(how), low_mask(how.width), how.leader ? constant : 0, power_of_two(exponent),
                         how.shift};
     for (size_t i = 0; i < n / 8; ++i) {
         const Signs s = signs_of(bits[i], mine[i], theirs[i], how.leader);
-        for (unsigned j = 0; j < 8; ++j) out[8 * i + j] = finish(x[8 * i + j], product[8 * i + j], s, j);
+        for (unsigned j = 0; j < 8; ++j) target[8 * i + j] = finish(x[8 * i + j], product[8 * i + j], s, j);
     }
     if (const size_t rest = n % 8; rest != 0) {
         const Signs s = signs_of(bits[n / 8], mine[n / 8], theirs[n / 8], how.leader);
-        for (unsigned j = 0; j < rest; ++j) out[n - rest + j] = finish(x[n - rest + j], product[n - rest + j], s, j);
+        for (unsigned j = 0; j < rest; ++j) target[n - rest + j] = finish(x[n - rest + j], product[n - rest + j], s, j);
     }
 }
 
-COMET_AVX2 void mask_avx2(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how) {
-    mask_body(x, bits, out, n, how);
+COMET_AVX2 void mask_avx2(span<const u64> x, span<const u8> bits, span<u8> out, Truncation how) {
+    mask_body(x, bits, out, how);
 }
 
-COMET_AVX2 void finish_avx2(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product,
-                            u64 *out, size_t n, Truncation how) {
-    finish_body(x, bits, mine, theirs, product, out, n, how);
+COMET_AVX2 void finish_avx2(span<const u64> x, const TruncationBits &bits, span<u64> out, Truncation how) {
+    finish_body(x, bits, out, how);
 }
+
+constexpr Dispatch masks{Variant{Isa::portable, mask_body}, Variant{Isa::avx2, mask_avx2}};
+constexpr Dispatch finishes{Variant{Isa::portable, finish_body}, Variant{Isa::avx2, finish_avx2}};
 
 } // namespace
 
-void truncate_mask(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how, Isa isa) {
-    isa == Isa::avx2 ? mask_avx2(x, bits, out, n, how) : mask_body(x, bits, out, n, how);
+void truncate_mask(span<const u64> x, span<const u8> bits, span<u8> out, Truncation how, Isa isa) {
+    masks[isa](x, bits, out, how);
 }
 
-void truncate_finish(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product, u64 *out,
-                     size_t n, Truncation how, Isa isa) {
-    isa == Isa::avx2 ? finish_avx2(x, bits, mine, theirs, product, out, n, how)
-                     : finish_body(x, bits, mine, theirs, product, out, n, how);
+void truncate_finish(span<const u64> x, const TruncationBits &bits, span<u64> out, Truncation how, Isa isa) {
+    finishes[isa](x, bits, out, how);
 }
 
-} // namespace comet
+} // namespace comet::ring

@@ -3,7 +3,7 @@
 #include "common/isa.hpp"
 #include "common/types.hpp"
 
-namespace comet {
+namespace comet::ring {
 
 /// Exact truncation of z = z_0 + z_1 mod 2^width, |z| < 2^(width-2), by `shift` <= width - 2 bits.
 ///
@@ -21,11 +21,17 @@ struct Truncation {
 };
 
 /// out = packed n_i xor bits. Bits are packed in little order; padding bits of `out` are zero.
-void truncate_mask(const u64 *x, const u8 *bits, u8 *out, size_t n, Truncation how, Isa isa);
+void truncate_mask(span<const u64> x, span<const u8> bits, span<u8> out, Truncation how, Isa isa);
 
-/// out = this party's share of the truncated value mod 2^64, from the masked bits e_k = n_k xor b_k of both and
-/// `product`, a share of b_0·b_1:  n_0·n_1 = e_0·e_1 + e_1·s_0·b_0 + e_0·s_1·b_1 + s_0·s_1·b_0·b_1,  s_k = 1 - 2e_k.
-void truncate_finish(const u64 *x, const u8 *bits, const u8 *mine, const u8 *theirs, const u64 *product, u64 *out,
-                     size_t n, Truncation how, Isa isa);
+/// What both parties know after the masked bits e_k = n_k xor b_k were exchanged, and what only this one knows.
+struct TruncationBits {
+    span<const u8> own;          // b_k of this party
+    span<const u8> mine, theirs; // e_k of both
+    span<const u64> product;     // a share of b_0·b_1
+};
 
-} // namespace comet
+/// out = this party's share of the truncated value mod 2^64:
+/// n_0·n_1 = e_0·e_1 + e_1·s_0·b_0 + e_0·s_1·b_1 + s_0·s_1·b_0·b_1,  s_k = 1 - 2e_k.
+void truncate_finish(span<const u64> x, const TruncationBits &bits, span<u64> out, Truncation how, Isa isa);
+
+} // namespace comet::ring

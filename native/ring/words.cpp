@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-namespace comet {
+namespace comet::ring {
 
 namespace {
 
@@ -27,7 +27,10 @@ COMET_INLINE size_t roomy(size_t n, unsigned size) {
     return n > tail ? n - tail : 0;
 }
 
-COMET_INLINE void pack_body(const u64 *x, u8 *out, size_t n, unsigned size) {
+COMET_INLINE void pack_body(span<const u64> words, span<u8> bytes, unsigned size) {
+    const u64 *x = words.data();
+    u8 *out = bytes.data();
+    const size_t n = words.size();
     switch (size) {
     case 1: return narrow<u8>(x, out, n);
     case 2: return narrow<std::uint16_t>(x, out, n);
@@ -43,7 +46,10 @@ COMET_INLINE void pack_body(const u64 *x, u8 *out, size_t n, unsigned size) {
     for (; i < n; ++i) std::memcpy(out + i * size, x + i, size);
 }
 
-COMET_INLINE void unpack_body(const u8 *data, u64 *out, size_t n, unsigned size) {
+COMET_INLINE void unpack_body(span<const u8> bytes, span<u64> words, unsigned size) {
+    const u8 *data = bytes.data();
+    u64 *out = words.data();
+    const size_t n = words.size();
     switch (size) {
     case 1: return widen<u8>(data, out, n);
     case 2: return widen<std::uint16_t>(data, out, n);
@@ -65,17 +71,16 @@ COMET_INLINE void unpack_body(const u8 *data, u64 *out, size_t n, unsigned size)
     }
 }
 
-COMET_AVX2 void pack_avx2(const u64 *x, u8 *out, size_t n, unsigned size) { pack_body(x, out, n, size); }
-COMET_AVX2 void unpack_avx2(const u8 *data, u64 *out, size_t n, unsigned size) { unpack_body(data, out, n, size); }
+COMET_AVX2 void pack_avx2(span<const u64> x, span<u8> out, unsigned size) { pack_body(x, out, size); }
+COMET_AVX2 void unpack_avx2(span<const u8> data, span<u64> out, unsigned size) { unpack_body(data, out, size); }
+
+constexpr Dispatch packers{Variant{Isa::portable, pack_body}, Variant{Isa::avx2, pack_avx2}};
+constexpr Dispatch unpackers{Variant{Isa::portable, unpack_body}, Variant{Isa::avx2, unpack_avx2}};
 
 } // namespace
 
-void pack_words(const u64 *x, u8 *out, size_t n, unsigned size, Isa isa) {
-    isa == Isa::avx2 ? pack_avx2(x, out, n, size) : pack_body(x, out, n, size);
-}
+void pack_words(span<const u64> x, span<u8> out, unsigned size, Isa isa) { packers[isa](x, out, size); }
 
-void unpack_words(const u8 *data, u64 *out, size_t n, unsigned size, Isa isa) {
-    isa == Isa::avx2 ? unpack_avx2(data, out, n, size) : unpack_body(data, out, n, size);
-}
+void unpack_words(span<const u8> data, span<u64> out, unsigned size, Isa isa) { unpackers[isa](data, out, size); }
 
-} // namespace comet
+} // namespace comet::ring

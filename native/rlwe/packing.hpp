@@ -2,29 +2,32 @@
 
 // Many responses of few useful coefficients each, packed into one.
 //
-// Of 2^l ciphertexts the coefficients at multiples of 2^l are wanted. The automorphisms s_j: X -> X^(1 + 2^j·N/2^(l-1)),
-// j = 0..l-1, fix X^(2^l), and s_j negates X^(2^(l-1-j)). Merging two ciphertexts P, Q into
+// Of 2^l ciphertexts the coefficients at multiples of 2^l are wanted. The automorphisms s_j: X -> X^(1 +
+// 2^j·N/2^(l-1)), j = 0..l-1, fix X^(2^l), and s_j negates X^(2^(l-1-j)). Merging two ciphertexts P, Q into
 //
 //     (P + X^t·Q) + s_j(P - X^t·Q),   t = 2^(l-1-j),
 //
-// for j = 0, 1, … in turn doubles what is wanted of P, puts that of Q at distance t, and after the last j everything else
-// has cancelled (Chen, Dai, Kim and Song 2021; interleaved as in BumbleBee, Lu et al. 2025). The factor 2^l is divided
-// out beforehand, mod q. Of the inputs' c0 only what is wanted ever enters the result, so c0 starts with nothing but the
-// changes of keys, and what is wanted is put in its place in the end. An automorphism changes the secret to s_j(s); keys that encrypt special·s_j(s) change it back.
+// for j = 0, 1, … in turn doubles what is wanted of P, puts that of Q at distance t, and after the last j everything
+// else has cancelled (Chen, Dai, Kim and Song 2021; interleaved as in BumbleBee, Lu et al. 2025). The factor 2^l is
+// divided out beforehand, mod q. Of the inputs' c0 only what is wanted ever enters the result, so c0 starts with
+// nothing but the changes of keys, and what is wanted is put in its place in the end. An automorphism changes the
+// secret to s_j(s); keys that encrypt special·s_j(s) change it back.
 
+#include "rlwe/basis.hpp"
 #include "rlwe/transform.hpp"
 
-namespace comet::lattice {
+namespace comet::rlwe {
 
-/// Keys [level][prime][row][digit][c0, c1][8] in Montgomery form; the primes are `digits` ones and then the special one.
+/// Keys [level][prime][row][digit][c0, c1][8] in Montgomery form; the primes are `digits` ones and then the special
+/// one.
 struct PackingKeys {
-    const u32 *data;
+    span<const u32> data;
     size_t digits;
 };
 
-/// out = one ciphertext from `count` <= 2^levels; missing ones count as zero. All transformed; the inputs are destroyed.
-/// The basis is a prefix of the keys' digits.
-void pack(const Basis &basis, const Prime &special, u32 *ciphertexts, size_t count, unsigned levels, PackingKeys keys,
-          u32 *out, Isa isa);
+/// out = one ciphertext from `count` <= 2^levels, that is [count][c0, c1][prime][8192]; missing ones count as zero. All
+/// transformed; the inputs are destroyed. The basis is a prefix of the keys' digits.
+void pack(const Basis &basis, const Prime &special, span<u32> ciphertexts, unsigned levels, PackingKeys keys,
+          span<u32> out, Isa isa);
 
-} // namespace comet::lattice
+} // namespace comet::rlwe

@@ -1,26 +1,33 @@
 #include "rlwe/transform.hpp"
 
 #include <algorithm>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <stdexcept>
 
-#if COMET_HAVE_AVX2
+#if COMET_X86
 #include <immintrin.h>
 #endif
 
-namespace comet::lattice {
+namespace comet::rlwe {
 
 namespace {
 
-u32 companion_of(const Prime &p, u32 w) { return 0 - w * p.inverse; }
+struct Kernels {
+    using Forward = void (*)(const Prime &, u32 from, const u32 *in, u32 *work, u32 *out, size_t stride);
+    using MultiplyAdd = void (*)(const Prime &, Left, Right, size_t terms, size_t count, u32 *const *acc,
+                                 size_t component);
 
-} // namespace
+    Forward forward, forward_foreign;
+    void (*forward_short)(const Prime &, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride);
+    void (*backward)(const Prime &, u32 *in, size_t count, u32 *out);
+    void (*fold)(const Prime &, u32 *in, size_t count);
+    MultiplyAdd multiply_add[2][2]; // [one set, `wide` sets][add, fresh]
+    void (*shift)(const Prime &, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference);
+    void (*turn)(const Prime &, const u32 *in, size_t distance, u32 *out);
+    void (*divide)(const Prime &, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out);
+};
 
 namespace portable {
 
-#define LATTICE_TARGET
+#define RLWE_TARGET
 struct Vec {
     u32 at[lanes];
 };
@@ -94,15 +101,15 @@ COMET_INLINE Vec reduce_sum(const Sum &s, const Vec &q, const Vec &inverse) {
 }
 
 #include "rlwe/transform_kernels.inc"
-#undef LATTICE_TARGET
+#undef RLWE_TARGET
 
 } // namespace portable
 
-#if COMET_HAVE_AVX2
+#if COMET_X86
 
 namespace avx2 {
 
-#define LATTICE_TARGET COMET_AVX2
+#define RLWE_TARGET COMET_AVX2
 using Vec = __m256i;
 struct Sum {
     __m256i even, odd;
@@ -164,7 +171,7 @@ COMET_AVX2 COMET_INLINE Vec reduce_sum(Sum s, Vec q, Vec inverse) {
 }
 
 #include "rlwe/transform_kernels.inc"
-#undef LATTICE_TARGET
+#undef RLWE_TARGET
 
 } // namespace avx2
 
@@ -172,188 +179,50 @@ COMET_AVX2 COMET_INLINE Vec reduce_sum(Sum s, Vec q, Vec inverse) {
 namespace avx2 = portable;
 #endif
 
-namespace {
-
-bool is_prime(u32 n) {
-    for (u32 d = 3; static_cast<u64>(d) * d <= n; d += 2)
-        if (n % d == 0) return false;
-    return n > 2 && n % 2 == 1;
-}
-
-size_t reversed(size_t x, unsigned bits) {
-    size_t out = 0;
-    for (unsigned i = 0; i < bits; ++i) out = out << 1 | (x >> i & 1);
-    return out;
-}
-
-// Entry k of the usual table is psi^bitreverse(k); stage m, group g takes entry m + g. Here lane l takes the groups
-// l·2^h … of stage m = 8·2^h, so a vector gathers one entry of each lane.
-void fill(const Prime &p, u32 psi, std::vector<u32> &table, std::vector<u32> &companion) {
-    std::vector<u32> powers(degree);
-    u32 power = 1;
-    for (size_t i = 0; i < degree; ++i, power = p.times(power, psi)) powers[i] = power;
-    const auto entry = [&](size_t k) { return p.times(powers[reversed(k, 13)], p.montgomery); };
-    table.assign(8 + (rows - 1) * lanes, 0);
-    for (size_t k = 1; k < 8; ++k) table[k] = entry(k);
-    for (size_t groups = 1; groups < rows; groups *= 2)
-        for (size_t g = 0; g < groups; ++g)
-            for (size_t lane = 0; lane < lanes; ++lane)
-                table[8 + (groups - 1 + g) * lanes + lane] = entry(lanes * groups + lane * groups + g);
-    companion.resize(table.size());
-    for (size_t i = 0; i < table.size(); ++i) companion[i] = companion_of(p, table[i]);
-}
-
-std::unique_ptr<const Prime> make_prime(u32 q) {
-    if (q >= u32{1} << 30 || q % (2 * degree) != 1 || !is_prime(q))
-        throw std::invalid_argument("not a prime below 2^30 that is 1 mod 2^14");
-    auto made = std::make_unique<Prime>();
-    Prime &p = *made;
-    p.q = q;
-    p.inverse = 1;
-    for (int i = 0; i < 5; ++i) p.inverse *= 2 - q * p.inverse;
-    p.barrett = static_cast<u64>((static_cast<u128>(1) << 64) / q);
-    p.montgomery = static_cast<u32>((u64{1} << 32) % q);
-    p.square = p.times(p.montgomery, p.montgomery);
-    u32 psi = 0;
-    for (u32 base = 2; psi == 0; ++base) {
-        const u32 candidate = p.power(base, (q - 1) / (2 * degree));
-        if (p.power(candidate, degree) == q - 1) psi = candidate;
-    }
-    fill(p, psi, p.forward, p.forward_companion);
-    fill(p, p.invert(psi), p.backward, p.backward_companion);
-    p.scale = p.times(p.invert(static_cast<u32>(degree)), p.montgomery);
-    return made;
-}
+constexpr Dispatch dispatch{Variant{Isa::portable, portable::kernels}, Variant{Isa::avx2, avx2::kernels}};
 
 } // namespace
 
-u32 Prime::power(u32 x, u64 exponent) const {
-    u32 out = 1;
-    for (; exponent; exponent >>= 1, x = times(x, x))
-        if (exponent & 1) out = times(out, x);
-    return out;
+void forward(const Prime &p, ConstPolynomial in, Polynomial out, Isa isa) {
+    dispatch[isa].forward(p, p.q, in.data(), out.data(), out.data(), lanes);
 }
 
-const Prime &prime(u32 q) {
-    static std::mutex mutex;
-    static std::map<u32, std::unique_ptr<const Prime>> known;
-    const std::lock_guard<std::mutex> guard(mutex);
-    auto &entry = known[q];
-    if (!entry) {
-        try {
-            entry = make_prime(q);
-        } catch (...) {
-            known.erase(q);
-            throw;
-        }
-    }
-    return *entry;
+void forward_foreign(const Prime &p, u32 from, ConstPolynomial in, Polynomial work, span<u32> out, size_t stride,
+                     Isa isa) {
+    dispatch[isa].forward_foreign(p, from, in.data(), work.data(), out.data(), stride);
 }
 
-void forward(const Prime &p, const u32 *in, u32 *out, Isa isa) {
-    const auto kernel = isa == Isa::avx2 ? avx2::forward_kernel<false> : portable::forward_kernel<false>;
-    kernel(p, p.q, in, out, out, lanes);
-}
-
-void forward_foreign(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *out, size_t stride, Isa isa) {
-    const auto kernel = isa == Isa::avx2 ? avx2::forward_kernel<true> : portable::forward_kernel<true>;
-    kernel(p, from, in, work, out, stride);
-}
-
-void forward_short(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride,
+void forward_short(const Prime &p, span<const u32> in, size_t block, span<u32> work, span<u32> out, size_t stride,
                    Isa isa) {
-    const auto kernel = isa == Isa::avx2 ? avx2::forward_short_kernel : portable::forward_short_kernel;
-    kernel(p, in, live, block, work, out, stride);
+    dispatch[isa].forward_short(p, in.data(), in.size(), block, work.data(), out.data(), stride);
 }
 
-void backward(const Prime &p, u32 *in, u32 *out, Isa isa) {
-    const auto kernel = isa == Isa::avx2 ? avx2::backward_kernel : portable::backward_kernel;
-    kernel(p, in, rows, out);
+void backward(const Prime &p, Polynomial in, Polynomial out, Isa isa) {
+    dispatch[isa].backward(p, in.data(), rows, out.data());
 }
 
-void backward_sparse(const Prime &p, u32 *in, size_t step, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::fold_kernel(p, in, step) : portable::fold_kernel(p, in, step);
-    const auto kernel = isa == Isa::avx2 ? avx2::backward_kernel : portable::backward_kernel;
-    kernel(p, in, rows / step, out);
+void backward_sparse(const Prime &p, Polynomial in, size_t step, span<u32> out, Isa isa) {
+    dispatch[isa].fold(p, in.data(), step);
+    dispatch[isa].backward(p, in.data(), rows / step, out.data());
 }
 
-void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t sets, size_t count, u32 *const *acc,
-                  size_t component, bool fresh, Isa isa) {
-    const auto of = [&](auto two, auto one) { return sets == wide ? two : one; };
-    const auto kernel =
-        isa == Isa::avx2
-            ? (fresh ? of(avx2::multiply_add_kernel<wide, true>, avx2::multiply_add_kernel<1, true>)
-                     : of(avx2::multiply_add_kernel<wide, false>, avx2::multiply_add_kernel<1, false>))
-            : (fresh ? of(portable::multiply_add_kernel<wide, true>, portable::multiply_add_kernel<1, true>)
-                     : of(portable::multiply_add_kernel<wide, false>, portable::multiply_add_kernel<1, false>));
-    kernel(p, x, y, terms, count, acc, component);
+void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t count, span<u32 *const> acc, size_t component,
+                  bool fresh, Isa isa) {
+    dispatch[isa].multiply_add[acc.size() == wide][fresh](p, x, y, terms, count, acc.data(), component);
 }
 
-void shift(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference, Isa isa) {
-    isa == Isa::avx2 ? avx2::shift_kernel(p, x, y, distance, sum, difference)
-                     : portable::shift_kernel(p, x, y, distance, sum, difference);
+void shift(const Prime &p, ConstPolynomial x, ConstPolynomial y, size_t distance, Polynomial sum, Polynomial difference,
+           Isa isa) {
+    dispatch[isa].shift(p, x.data(), y.data(), distance, sum.data(), difference.data());
 }
 
-void turn(const Prime &p, const u32 *in, size_t distance, u32 *out, Isa isa) {
-    isa == Isa::avx2 ? avx2::turn_kernel(p, in, distance, out) : portable::turn_kernel(p, in, distance, out);
+void turn(const Prime &p, ConstPolynomial in, size_t distance, Polynomial out, Isa isa) {
+    dispatch[isa].turn(p, in.data(), distance, out.data());
 }
 
-void divide(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out,
-            Isa isa) {
-    isa == Isa::avx2 ? avx2::divide_kernel(p, special, inverse, x, rest, more, out)
-                     : portable::divide_kernel(p, special, inverse, x, rest, more, out);
+void divide(const Prime &p, u32 special, u32 inverse, ConstPolynomial x, ConstPolynomial rest, span<const u32> more,
+            Polynomial out, Isa isa) {
+    dispatch[isa].divide(p, special, inverse, x.data(), rest.data(), more.data(), out.data());
 }
 
-Basis::Basis(const std::vector<u32> &primes) {
-    if (primes.empty() || primes.size() > 8) throw std::invalid_argument("a basis has 1 to 8 primes");
-    for (const u32 q : primes) {
-        for (const Prime *other : primes_)
-            if (other->q == q) throw std::invalid_argument("the primes of a basis must differ");
-        primes_.push_back(&prime(q));
-        modulus_ *= q;
-        low_ *= q;
-    }
-    garner_.assign(size() * size(), 0);
-    for (size_t i = 0; i < size(); ++i) {
-        const Prime &p = *primes_[i];
-        u32 product = 1;
-        for (size_t j = 0; j < size(); ++j) {
-            if (j == i) continue;
-            product = p.times(product, p.reduce(u64{primes_[j]->q}));
-            if (j < i) garner_[i * size() + j] = p.invert(p.reduce(u64{primes_[j]->q}));
-        }
-        punctured_.push_back(p.invert(product));
-        reciprocals_.push_back(~u128{0} / p.q); // q is odd and above 1, so this is floor(2^128 / q)
-    }
-}
-
-u128 Basis::fraction(const u32 *residues, size_t stride) const {
-    u128 sum = 0;
-    for (size_t i = 0; i < size(); ++i) sum += reciprocals_[i] * primes_[i]->times(residues[i * stride], punctured_[i]);
-    return sum;
-}
-
-void Basis::digits(const u32 *residues, size_t stride, u32 *out) const {
-    for (size_t i = 0; i < size(); ++i) {
-        const Prime &p = *primes_[i];
-        u32 digit = residues[i * stride];
-        for (size_t j = 0; j < i; ++j) digit = p.times(p.minus(digit, p.reduce(u64{out[j]})), garner_[i * size() + j]);
-        out[i] = digit;
-    }
-}
-
-u128 Basis::lift(const u32 *residues, size_t stride) const {
-    u32 out[8];
-    digits(residues, stride, out);
-    u128 x = 0;
-    for (size_t i = size(); i-- > 0;) x = x * primes_[i]->q + out[i];
-    return x;
-}
-
-u32 Basis::modulus_mod(u32 divisor) const {
-    u64 rest = 1;
-    for (const Prime *p : primes_) rest = rest * (p->q % divisor) % divisor;
-    return static_cast<u32>(rest);
-}
-
-} // namespace comet::lattice
+} // namespace comet::rlwe

@@ -1,4 +1,4 @@
-"""The C++ extension. Arrays are flat and contiguous; sizes are not checked. Use comet_mpc.kernels instead."""
+"""The C++ extension. Arrays are flat and contiguous; sizes are not checked. Use comet_mpc.engine.kernels instead."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def truncate_finish(
 def pack_words(x: Words, out: Bytes, size: int, isa: str, /) -> None: ...
 def unpack_words(data: Bytes, out: Words, size: int, isa: str, /) -> None: ...
 
-# Oblivious transfer: use comet_mpc.oblivious_transfer instead.
+# Oblivious transfer: use comet_mpc.offline.ot instead.
 def transfer_isa_names() -> list[str]: ...
 def extend_receiver(
     keys: Bytes,
@@ -90,7 +90,7 @@ def transfer_aes(key: Bytes, data: Bytes, out: Bytes, isa: str, /) -> None: ...
 def transfer_transpose(planes: Words, rows: Bytes, isa: str, /) -> None: ...
 def transfer_hash(key: Bytes, first: int, rows: Bytes, out: Words, isa: str, /) -> None: ...
 
-# Lattice arithmetic. Use comet_mpc.lattice instead.
+# Lattice arithmetic: use comet_mpc.offline.rlwe instead.
 Residues = NDArray[np.uint32]
 Small = NDArray[np.int8]
 
@@ -129,7 +129,6 @@ def lattice_pack(
     basis: Basis,
     special: int,
     ciphertexts: Residues,
-    count: int,
     levels: int,
     keys: Residues,
     key_digits: int,

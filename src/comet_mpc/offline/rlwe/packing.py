@@ -77,7 +77,6 @@ class PackingKeys:
             basis(scheme.primes),
             _SPECIAL,
             ciphertexts.reshape(-1),
-            len(ciphertexts),
             levels,
             self._keys[MAX_LEVELS - levels :].reshape(-1),
             _DIGITS,
