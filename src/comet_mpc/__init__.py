@@ -44,7 +44,6 @@ from comet_mpc.errors import (
 
 if TYPE_CHECKING:
     from comet_mpc.engine.costs import Network
-    from comet_mpc.engine.party import PartySession
     from comet_mpc.engine.plan import Plan, plan_program
     from comet_mpc.engine.polynomial import Polynomial, variables
     from comet_mpc.engine.session import Given, Opened, Session, Weight
@@ -78,7 +77,6 @@ __all__ = [
     "NotFinite",
     "Opened",
     "PairSource",
-    "PartySession",
     "PeerClosed",
     "PeerError",
     "PeerTimeout",
@@ -121,7 +119,6 @@ _HOMES = {
     "models.served": ("PublicModel", "ServedModel"),
     "net.identity": ("TlsIdentity",),
     "engine.costs": ("Network",),
-    "engine.party": ("PartySession",),
     "engine.plan": ("Plan", "plan_program"),
     "engine.polynomial": ("Polynomial", "variables"),
     "engine.session": ("Given", "Opened", "Session", "Weight"),
