@@ -1,0 +1,270 @@
+"""The project's Markdown files as tests see them: code blocks, headings, links; and how their blocks are run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "ROOT",
+    "Block",
+    "Page",
+    "Runner",
+    "Service",
+    "check_command",
+    "comet_lines",
+    "free_ports",
+    "markdown_files",
+    "masked",
+    "page_of",
+]
+
+ROOT = Path(__file__).parents[2]
+_REDIRECT = Path(__file__).parent / "redirect"
+_SECONDS = 120
+_FLAGS = {"python": {"no-run", "server"}, "sh": {"no-run"}, "text": {"output"}}
+_FENCE = re.compile(r"^(\s*)```(.*)$")
+
+
+def markdown_files() -> list[Path]:
+    """Every Markdown file of the checkout that is ours."""
+    places = (ROOT, ROOT / "docs", ROOT / "examples", ROOT / "benchmarks")
+    found = {path for place in places for path in place.glob("*.md")}
+    return sorted(found | set((ROOT / "benchmarks" / "results").rglob("*.md")))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block. line: where its text begins. flags: the words after the language."""
+
+    path: Path
+    line: int
+    language: str
+    flags: frozenset[str]
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        return self.language in ("python", "sh") and "no-run" not in self.flags
+
+    def __str__(self) -> str:
+        return f"{self.path.name}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A Markdown file."""
+
+    path: Path
+    blocks: list[Block]
+    prose: list[tuple[int, str]] = field(repr=False)
+    """Lines outside of code blocks, with their numbers."""
+
+    @property
+    def headings(self) -> set[str]:
+        """Anchors of the headings, as a renderer makes them."""
+        titles = [line.lstrip("#").strip() for _, line in self.prose if line.startswith("#")]
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    @property
+    def links(self) -> Iterator[tuple[int, str]]:
+        for number, line in self.prose:
+            for target in re.findall(r"\]\(([^)\s]+)\)", line):
+                yield number, target
+
+    @property
+    def code_spans(self) -> Iterator[tuple[int, str]]:
+        """Inline code, also where it is broken over two lines."""
+        text = "\n".join(line for _, line in self.prose)
+        for found in re.finditer(r"`([^`]+)`", text):
+            yield self.prose[text[: found.start()].count("\n")][0], " ".join(found[1].split())
+
+    @property
+    def serves(self) -> bool:
+        """Whether its own commands start a server."""
+        return any(block.runs and "comet serve" in block.text for block in self.blocks if block.language == "sh")
+
+
+def page_of(path: Path, text: str | None = None) -> Page:
+    """Reads a page. Flags that no test knows, and commands in blocks that no test looks at, are errors."""
+    blocks, prose = [], []
+    start, indent, info = 0, "", ""
+    lines: list[str] = []
+    for number, line in enumerate((path.read_text("utf-8") if text is None else text).splitlines(), start=1):
+        fence = _FENCE.match(line)
+        if fence and not start:
+            start, indent, info, lines = number + 1, fence[1], fence[2].strip(), []
+        elif fence:
+            language, *flags = info.split() or [""]
+            block = Block(path, start, language, frozenset(flags), "\n".join(lines) + "\n")
+            unknown = block.flags - _FLAGS.get(language, set())
+            if unknown:
+                raise ValueError(f"{block}: unknown words after ```{language}: {', '.join(sorted(unknown))}")
+            if language not in _FLAGS and re.search(r"^\s*(\$|comet|python|pip) ", block.text, re.MULTILINE):
+                raise ValueError(f"{block}: commands belong into a block that begins with ```sh")
+            blocks.append(block)
+            start = 0
+        elif start:
+            lines.append(line.removeprefix(indent))
+        else:
+            prose.append((number, line))
+    if start:
+        raise ValueError(f"{path.name}:{start}: a code block does not end")
+    return Page(path, blocks, prose)
+
+
+# Command lines ---------------------------------------------------------------------------------------------
+
+
+def comet_lines(block: Block) -> Iterator[tuple[int, list[str]]]:
+    """The commands of a block as words, comments left out, lines that end in a backslash joined."""
+    pending = ""
+    for number, line in enumerate(block.text.splitlines(), start=block.line):
+        pending += line
+        if pending.endswith("\\"):
+            pending = pending[:-1]
+            continue
+        words = shlex.split(pending, comments=True)
+        pending = ""
+        if words:
+            yield number, words
+
+
+def check_command(command: Any, words: list[str], *, whole: bool = True) -> None:
+    """Parses the words as the command line would: ValueError for an unknown command, option or value.
+
+    whole: everything that is required must be there too. Otherwise only names are looked up, as for a mention in prose.
+    """
+    if not whole:
+        for word in words:
+            if word.startswith("--"):
+                known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+                if word.split("=")[0] not in {*known, "--help"}:
+                    raise ValueError(f"{command.name} has no option {word}")
+            elif hasattr(command, "commands"):
+                if word not in command.commands:
+                    raise ValueError(f"{command.name} has no command {word}")
+                command = command.commands[word]
+        return
+    try:
+        context = command.make_context(command.name, list(words))
+        if hasattr(command, "resolve_command"):
+            name, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            assert name is not None
+            check_command(inner, rest)
+    except Exception as error:
+        if type(error).__name__ == "Exit":  # --version and --help are done when they are parsed
+            return
+        if hasattr(error, "format_message"):
+            raise ValueError(f"{' '.join(words)}: {error.format_message()}") from error
+        raise
+
+
+# Running blocks --------------------------------------------------------------------------------------------
+
+_SERVICES = """
+comet() {  # servers and dealers go on in the background, once they have said where they listen
+    case ${1-} in
+    serve | deal)
+        local said; said=$(mktemp -u -p .); mkfifo "$said"
+        exec {say}<>"$said"
+        command comet "$@" >"$said" 2>>"$1.log" & echo $! >>processes
+        read -r -t 60 line <&"$say" || { cat "$1.log" >&2; return 1; }
+        echo "$line" ;;
+    *) command comet "$@" ;;
+    esac
+}
+"""
+
+
+@dataclass(frozen=True)
+class Service:
+    """The bundled model, served at this port of this machine. keys: certificates for client and server."""
+
+    port: int
+    keys: Path
+
+
+class Runner:
+    """Runs the blocks of a page one after the other in one directory.
+
+    Documents say `server.example:7001`. Here every name is this machine and every such port is mapped to one that is
+    free, so a block runs as it stands (`tests/support/redirect`).
+    """
+
+    def __init__(self, directory: Path, ports: Mapping[int, int]) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        cache = directory / "cache"
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "NO_COLOR"))},
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(_REDIRECT),
+            "COMET_PORTS": json.dumps(ports),
+            "XDG_CACHE_HOME": str(cache),
+            "FORCE_COLOR": "1",  # tables as a terminal of 80 columns shows them, in one colour
+            "TERM": "dumb",
+            "COLUMNS": "80",
+        }
+
+    def run(self, block: Block) -> str:
+        """What the block prints. AssertionError with its place and its output if it fails."""
+        if block.language == "python":
+            script = self.directory / f"line_{block.line}.py"
+            script.write_text(block.text, "utf-8")
+            return self.process([sys.executable, script.name], str(block))
+        return self.process(["bash", "-euo", "pipefail", "-c", _SERVICES + block.text], str(block))
+
+    def process(self, command: list[str], name: str) -> str:
+        with (self.directory / "stdout").open("w+") as out, (self.directory / "stderr").open("w+") as err:
+            done = subprocess.run(
+                command, cwd=self.directory, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                timeout=_SECONDS, check=False,
+            )  # fmt: skip
+            out.seek(0)
+            err.seek(0)
+            printed, complaints = out.read(), err.read()
+        assert done.returncode == 0, f"{name} failed with {done.returncode}:\n{printed[-2000:]}\n{complaints[-4000:]}"
+        return printed
+
+    def close(self) -> None:
+        """Ends the servers and dealers that blocks have started."""
+        started = self.directory / "processes"
+        for line in started.read_text().split() if started.exists() else ():
+            os.kill(int(line), signal.SIGTERM)
+
+
+def free_ports(*wanted: int) -> dict[int, int]:
+    """For every port of a document, one that is free on this machine."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in wanted]
+    try:
+        return {port: each.getsockname()[1] for port, each in zip(wanted, sockets, strict=True)}
+    finally:
+        for each in sockets:
+            each.close()
+
+
+_CHANGING = (
+    (re.compile(r"\b\d+(\.\d+)? (ms|s)\b"), "TIME"),
+    (re.compile(r"\b([0-9a-f]{2} ){11}[0-9a-f]{2}\b"), "BYTES"),
+    (re.compile(r"\b7\.99\d\d\b"), "ENTROPY"),
+    (re.compile("[─-╿]+"), "LINE"),
+    (re.compile(" +"), " "),
+)
+
+
+def masked(text: str) -> list[str]:
+    """Lines of a printed output without what differs from run to run: times, random bytes, widths of columns."""
+    for pattern, name in _CHANGING:
+        text = pattern.sub(name, text)
+    return [line.strip() for line in text.splitlines() if line.strip()]
