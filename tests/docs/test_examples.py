@@ -1,0 +1,90 @@
+"""Every program in examples/ runs from the command line, as its own text says."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from comet_mpc import Client, ServedModel
+from comet_mpc.net.identity import make_test_set
+from support.documents import ROOT, Service
+from support.toy_model import make_checkpoint, twin_logits
+
+EXAMPLES = ROOT / "examples"
+TINY = {"layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 2, "row_steps": 6}
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_csv_file_is_classified(service: Service, tmp_path: Path) -> None:
+    source, labelled = tmp_path / "reviews.csv", tmp_path / "labelled.csv"
+    source.write_text('id,text\n1,"a warm, funny and engaging film"\n2,the plot is dull and the acting is worse\n')
+    address = f"127.0.0.1:{service.port}"
+    run("classify_csv", address, source, "--keys", service.keys, "--cache", tmp_path / "cache", "--out", labelled)
+    with labelled.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], row["label"]) for row in rows] == [("1", "positive"), ("2", "negative")]
+    assert all(float(row["probability"]) > 0.9 for row in rows)
+
+
+def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "reviews.csv").write_text("id,review\n1,dull\n")
+    with pytest.raises(AssertionError, match="column 'text'"):
+        run("classify_csv", "127.0.0.1:1", tmp_path / "reviews.csv")
+
+
+def test_your_own_model_is_served(tmp_path: Path) -> None:
+    keys, checkpoint = tmp_path / "keys", make_checkpoint(tmp_path / "model", **TINY)  # type: ignore[arg-type]
+    make_test_set(keys)
+    options = ["--listen", "127.0.0.1:0", "--keys", str(keys), "--state", str(tmp_path / "state")]
+    command = [sys.executable, str(EXAMPLES / "serve_your_own_model.py"), str(checkpoint), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            planned, serving = process.stdout.readline().split(), process.stdout.readline().split()
+            model, text = ServedModel.load(checkpoint), "the film is good"
+            with Client(serving[-1], keys=keys, cache=tmp_path / "cache", ready=0) as client:
+                (answer,) = client.classify([text])
+        finally:
+            process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0
+    assert planned[0] == str(answer.cost.bucket)
+    assert answer.cost.online_bytes == int(planned[2])
+    expected = twin_logits(model, model.prepare([text]))[0]
+    assert np.max(np.abs(np.array(answer.logits) - expected)) < 0.02
+
+
+def test_a_protocol_of_your_own_runs_three_ways() -> None:
+    printed = run("your_own_protocol").splitlines()
+    assert printed[0] == "products: the client sends 32 bytes, the server 0"
+    assert [line.partition(":")[0] for line in printed[-3:]] == ["in the clear", "by two parties", "largest error"]
+
+
+def test_a_plan_is_read() -> None:
+    printed = run("read_a_plan", "--tokens", 16)
+    rows = [line.split() for line in printed.partition("\n\n")[0].splitlines()[1:]]
+    *parts, whole = [(int(row[-2]), int(row[-1])) for row in rows]
+    assert len(parts) > 5
+    assert (sum(rounds for rounds, _ in parts), sum(sent for _, sent in parts)) == whole
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_says_how_to_run_it(example: Path) -> None:
+    text = example.read_text()
+    (command,) = [shlex.split(line) for line in text.splitlines() if line.strip().startswith("python examples/")]
+    assert command[1] == f"examples/{example.name}"
+    assert all(option in text.partition('"""\n')[2] for option in command if option.startswith("--"))
+    tested = Path(__file__).read_text()
+    assert f'"{example.stem}"' in tested or f'"{example.name}"' in tested, "no test runs this example"
