@@ -14,7 +14,7 @@ from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 
-from comet_mpc import CLIENT, SERVER, CometError, Network, ServedModel
+from comet_mpc import CLIENT, SERVER, CometError, DealerSource, Network, PairSource, ServedModel
 
 BUNDLED = Path(str(files("comet_mpc") / "data" / "demo_model"))
 
@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("--network", default="200mbit/10ms", help="RATE/ROUND-TRIP")
     arguments = parser.parse_args()
 
-    # Who prepares the randomness decides whether a truncation and an opening can share a round.
-    model = ServedModel.load(arguments.checkpoint)
-    plan = model.plan(arguments.batch, arguments.tokens, fused=arguments.source == "dealer")
+    # The source of randomness decides whether a truncation and an opening can share a round.
+    source = DealerSource() if arguments.source == "dealer" else PairSource()
+    plan = ServedModel.load(arguments.checkpoint).plan(arguments.batch, arguments.tokens, fused=source.fused)
 
     # Every round of the schedule says which part of the program it belongs to, and what each party sends in it.
     # A part is a path, such as "layer 1/attention"; here all layers are added up.

@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from comet_mpc import CometError, ServedModel, Server, ServiceLimits, TlsIdentity
+from comet_mpc import CometError, PairSource, ServedModel, Server, ServiceLimits, TlsIdentity
 
 
 def main() -> None:
@@ -27,20 +27,20 @@ def main() -> None:
 
     # Loading proves the certified ranges again from the weights. A checkpoint whose claims do not hold is refused.
     model = ServedModel.load(arguments.checkpoint)
+
+    # The server prepares the randomness with each client, and nobody else takes part. `DealerSource(address)` is the
+    # other source: faster, but privacy then depends on who runs the dealer.
+    source = PairSource()
     for bucket in model.buckets():
-        plan = model.plan(1, bucket, fused=False)  # without a dealer, truncating and opening are two rounds
+        plan = model.plan(1, bucket, fused=source.fused)
         print(f"{bucket} tokens: {plan.online_bytes} bytes in {plan.rounds} rounds")
 
     host, _, port = arguments.listen.rpartition(":")
-    identity = TlsIdentity(
-        arguments.keys / "server.pem", arguments.keys / "server.key", arguments.keys / "authority.pem"
-    )
-    # No dealer: the server prepares the randomness with each client, and nobody else takes part.
     server = Server(
         model,
         (host, int(port)),
-        None,
-        identity,
+        source,
+        TlsIdentity.find(arguments.keys, "server"),
         arguments.state,
         workers=arguments.workers,
         limits=ServiceLimits(batch=4, ready=2),
