@@ -62,7 +62,7 @@ def test_your_own_model_is_served(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert planned[0] == str(answer.cost.bucket)
     assert answer.cost.online_bytes == int(planned[2])
-    expected = twin_logits(model, model.prepare([text]))[0]
+    expected = twin_logits(model, model.encode([text]))[0]
     assert np.max(np.abs(np.array(answer.logits) - expected)) < 0.02
 
 
