@@ -10,7 +10,8 @@ import pytest
 from support.documents import ROOT, Page, markdown_files, page_of
 
 PAGES = {path: page_of(path) for path in markdown_files()}
-_FILE = re.compile(r"^(?:src|tests|docs|scripts|benchmarks|examples|native)/[\w./-]+$")
+_FILE = re.compile(r"^(?:src|tests|docs|scripts|benchmarks|examples|native|comet_mpc)/[\w./-]+$")
+_MODULE = re.compile(r"^(?:net|engine|offline|functions|models|train|service|lab|cli)(?:\.[a-z_]+)+$")
 
 
 def broken_links(page: Page) -> list[str]:
@@ -28,17 +29,34 @@ def broken_links(page: Page) -> list[str]:
     return found
 
 
+def missing_files(page: Page) -> list[str]:
+    """Paths and modules that a page names and that are not there."""
+    found = []
+    for line, code in page.code_spans:
+        name = f"comet_mpc/{code.replace('.', '/')}" if _MODULE.match(code) else code
+        path = ROOT / "src" / name if name.startswith("comet_mpc/") else ROOT / name
+        if (_FILE.match(code) or _MODULE.match(code)) and not (path.exists() or path.with_suffix(".py").exists()):
+            found.append(f"{page.path.name}:{line}: there is no {code}")
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: str(page.path.relative_to(ROOT)))
 def test_a_page_is_in_order(page: Page) -> None:
     assert broken_links(page) == []
     lines = page.path.read_text("utf-8").splitlines()
     assert [f"{page.path.name}:{n}" for n, line in enumerate(lines, start=1) if len(line) > 120] == []
-    assert [code for _, code in page.code_spans if _FILE.match(code) and not (ROOT / code).exists()] == []
+    assert missing_files(page) == []
 
 
 def test_every_page_is_seen() -> None:
     names = {path.name for path in PAGES}
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "api.md", "glossary.md"} <= names
+
+
+def test_a_name_of_nothing_is_found() -> None:
+    text = "`engine.party` `engine.prty` `offline.pair` `scripts/test` `scripts/tset` `comet_mpc/files.py` `comet plan`"
+    page = page_of(Path("page.md"), text)
+    assert missing_files(page) == ["page.md:1: there is no engine.prty", "page.md:1: there is no scripts/tset"]
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
