@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.resources import as_file, files
 
 import pytest
 
 from comet_mpc.net.identity import issue, make_authority
-from support.documents import Service
+from support.documents import TINY, Service
 from support.server_process import server_process
+from support.toy_model import make_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +19,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     make_authority(keys, "Comet authority")
     issue(keys, "client", "client")
     issue(keys, "server", "server", ["server.example", "127.0.0.1"])
-    with (
-        as_file(files("comet_mpc") / "data" / "demo_model") as model,
-        server_process(keys, model, None, directory / "state", workers=2) as server,
-    ):
-        yield Service(server.port, keys)
+    model = make_checkpoint(directory / "model", **TINY)
+    with server_process(keys, model, None, directory / "state", workers=2) as server:
+        yield Service(server.port, keys, model)

@@ -13,14 +13,10 @@ from types import FrameType
 import pytest
 
 from comet_mpc import Client
-from comet_mpc.net.identity import make_test_set
 from docs import module_list
-from support.documents import ROOT, page_of
-from support.server_process import server_process
-from support.toy_model import make_checkpoint
+from support.documents import ROOT, Service, page_of
 
 PAGE = page_of(module_list.PAGE)
-TINY = {"layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 2, "row_steps": 6}
 
 
 def layers() -> list[list[str]]:
@@ -79,13 +75,8 @@ def test_every_module_on_the_way_exists(heading: str) -> None:
             assert (module_list.SOURCE / f"{name.replace('.', '/')}.py").is_file(), name
 
 
-def test_a_preparation_and_a_query_go_the_way_that_is_described(tmp_path: Path) -> None:
-    keys, checkpoint = tmp_path / "keys", make_checkpoint(tmp_path / "model", **TINY)  # type: ignore[arg-type]
-    make_test_set(keys)
-    with (
-        server_process(keys, checkpoint, None, tmp_path / "state", workers=2) as server,
-        Client(server.address, keys=keys, cache=tmp_path / "cache", ready=0) as client,
-    ):
+def test_a_preparation_and_a_query_go_the_way_that_is_described(service: Service, tmp_path: Path) -> None:
+    with Client(f"127.0.0.1:{service.port}", keys=service.keys, cache=tmp_path, ready=0) as client:
         preparation = entered(lambda: client.prepare(1))
         query = entered(lambda: client.classify(["the film is good"]))
     for heading, way in (("One preparation", preparation), ("One query, from text to label", query)):

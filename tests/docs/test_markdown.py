@@ -11,7 +11,7 @@ from support.documents import ROOT, Page, markdown_files, page_of
 
 PAGES = {path: page_of(path) for path in markdown_files()}
 _FILE = re.compile(r"^(?:src|tests|docs|scripts|benchmarks|examples|native|comet_mpc)/[\w./-]+$")
-_MODULE = re.compile(r"^(?:net|engine|offline|functions|models|train|service|lab|cli)(?:\.[a-z_]+)+$")
+_MODULE = re.compile(r"^(?:net|engine|offline|functions|models|train|service|lab|cli)(?:\.(?!tsv)[a-z_]+)+$")
 
 
 def broken_links(page: Page) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import socket
@@ -17,6 +19,7 @@ from typing import Any
 
 __all__ = [
     "ROOT",
+    "TINY",
     "Block",
     "Page",
     "Runner",
@@ -32,6 +35,12 @@ __all__ = [
 ROOT = Path(__file__).parents[2]
 _REDIRECT = Path(__file__).parent / "redirect"
 _SECONDS = 120
+
+TINY: dict[str, Any] = {
+    "layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 2, "row_steps": 6,
+}  # fmt: skip
+"""The model of `make_checkpoint` that tests of documents ask, where the document does not say which."""
+
 _FLAGS = {"python": {"no-run", "server"}, "sh": {"no-run"}, "text": {"output"}}
 _FENCE = re.compile(r"^(\s*)```(.*)$")
 
@@ -189,10 +198,11 @@ comet() {  # servers and dealers go on in the background, once they have said wh
 
 @dataclass(frozen=True)
 class Service:
-    """The bundled model, served at this port of this machine. keys: certificates for client and server."""
+    """A tiny model, served at this port of this machine. keys: certificates for client and server."""
 
     port: int
     keys: Path
+    model: Path
 
 
 class Runner:
@@ -241,7 +251,14 @@ class Runner:
         """Ends the servers and dealers that blocks have started."""
         started = self.directory / "processes"
         for line in started.read_text().split() if started.exists() else ():
-            os.kill(int(line), signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                process = os.pidfd_open(int(line))
+                try:
+                    signal.pidfd_send_signal(process, signal.SIGTERM)
+                    ended, _, _ = select.select([process], [], [], _SECONDS)
+                    assert ended, "a server or dealer of a document did not end"
+                finally:
+                    os.close(process)
 
 
 def free_ports(*wanted: int) -> dict[int, int]:
