@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import ClientMask, Correlation, Mask, MatrixProduct, WeightProduct, program_digest
 from comet_mpc.engine.seeds import new_seed
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, ProtocolMismatch, WrongSize
 from comet_mpc.net.channel import Channel, memory_pair

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comet_mpc import _native
-from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.engine.twin import TwinSession

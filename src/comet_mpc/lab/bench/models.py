@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.party import PartySession, SourceName
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.seeds import new_seed
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError
@@ -294,7 +294,7 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
             source = DealtRandomness(store.take(bundle_id, plan.digest, plan.correlations), weights)
             source.compute_ahead()
         offline_seconds, offline_cpu = time.perf_counter() - start, time.process_time() - cpu
-        session = PartySession(party, channel, source, fused=case.source == "dealer")
+        session = PartySession(party, channel, source)
         channel.exchange([b"ready"], 5)
         before, cpu, start = channel.traffic, time.process_time(), time.perf_counter()
         share = run_case(case, session, weights)

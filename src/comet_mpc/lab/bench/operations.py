@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, RangeError
@@ -104,12 +104,9 @@ def peak_memory() -> int:
 
 def plan_case(built: Built) -> Plan:
     public = {weight.name: weight for weight in built.weights}
-
-    def planned(session: Session) -> Share:
-        session.permits_leaks = built.leaks
-        return built.program(session, built.share(session, {}), public)
-
-    return plan_program(planned)
+    return plan_program(
+        lambda session: built.program(session, built.share(session, {}), public), permits_leaks=built.leaks
+    )
 
 
 def measure(crew: Crew, case: Case, repeat: int = 1) -> Record:
@@ -227,8 +224,7 @@ def _run(
     source = DealtRandomness(bundle, weights)
     source.compute_ahead()
     offline_seconds = time.perf_counter() - start
-    session = PartySession(party, channel, source)
-    session.permits_leaks = built.leaks
+    session = PartySession(party, channel, source, permits_leaks=built.leaks)
     shares = built.share(session, values)
     channel.exchange([b"ready"], 5)
     before, cpu, start = channel.traffic, time.process_time(), time.perf_counter()
@@ -284,8 +280,7 @@ def _with_errors(
 
 def _twin_error(built: Built, case: Case, values: Values, result: Reals) -> float | None:
     """Distance to the plaintext twin, which computes the same approximation; None if that leaves its bounds."""
-    session = TwinSession()
-    session.permits_leaks = built.leaks
+    session = TwinSession(permits_leaks=built.leaks)
     drawn = built.draw_weights(_weight_generator(case))
     weights = {w.name: Weight.encode(w.name, drawn[w.name], w.fraction, w.gain) for w in built.weights}
     try:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from comet_mpc.engine import kernels
+from comet_mpc.engine import Weight, kernels
 from comet_mpc.engine.correlations import (
     AnyMask,
     BitProducts,
@@ -37,7 +37,6 @@ from comet_mpc.engine.correlations import (
     program_digest,
 )
 from comet_mpc.engine.seeds import expand, new_seed
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, ShapeError
 from comet_mpc.net.channel import Channel
