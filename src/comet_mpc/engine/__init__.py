@@ -22,7 +22,7 @@ from comet_mpc.engine.plan import Plan, PlanSession, plan_program
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.requests import Deferred, Give, Given, Open, Opened, Reveal, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.session import Session
-from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, concatenate, decode, encode, ring_width
+from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, concatenate, decode, encode, ring_width
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.engine.twin import TwinSession, run_twin
 
@@ -30,6 +30,7 @@ __all__ = [
     "BOTH",
     "CLIENT",
     "SERVER",
+    "WORD",
     "Column",
     "Cost",
     "Deferred",
@@ -52,6 +53,7 @@ __all__ = [
     "TruncateOpen",
     "TwinSession",
     "Weight",
+    "Words",
     "by_layer",
     "by_operation",
     "concatenate",

@@ -65,10 +65,10 @@ class InOrder:
             raise RandomnessExhausted(
                 f"the program asks for more than the {place} correlations that were prepared for it"
             )
-        if self.correlations[place] != correlation:
+        if (prepared := self.correlations[place]) != correlation:
             raise ForeignRandomness(
-                f"correlation {place} was prepared as {type(self.correlations[place]).__name__} for another program; "
-                f"this one asks for {type(correlation).__name__} of other dimensions"
+                f"correlation {place} was prepared for another program: it is {type(prepared).__name__}, "
+                f"and this program asks for {type(correlation).__name__}, or for other dimensions"
             )
         self._next += 1
         return place

@@ -23,7 +23,8 @@ from comet_mpc.net.channel import Channel, Traffic
 __all__ = ["Measured", "PartySession", "Randomness", "SourceName"]
 
 Packed = npt.NDArray[np.uint8]
-
+Leg = tuple[Packed | None, Callable[[memoryview], Result]]
+"""One request on its way: what this party sends, and what it makes of the answer."""
 
 SourceName = Literal["dealer", "pair"]
 """Who prepares the randomness: a third party, or the two parties between themselves."""
@@ -42,15 +43,6 @@ class Randomness(Protocol):
 
     def draw(self, correlation: Correlation) -> Drawn:
         """The next of the program's correlations. They are handed out in order, each once."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Leg:
-    """One request on its way: what this party sends, how much it expects, and what it makes of the answer."""
-
-    outgoing: Packed | None
-    expected: int
-    finish: Callable[[memoryview], Result] = field(repr=False)
 
 
 def _mask_bits(width: int) -> np.uint64:
@@ -112,63 +104,51 @@ class PartySession(DrawingSession):
 
     def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
         legs = [self._leg(request, entry) for request, entry in zip(requests, drawn, strict=True)]
-        outgoing = [leg.outgoing for leg in legs if leg.outgoing is not None]
-        expected = sum(leg.expected for leg in legs)
-        answer = memoryview(self.channel.exchange(outgoing, expected))
+        expected = [ask.wire_bytes(request)[1 - self.party] for request in requests]
+        outgoing = [sent for sent, _ in legs if sent is not None]
+        answer = memoryview(self.channel.exchange(outgoing, sum(expected)))
         results = []
         place = 0
-        for leg in legs:
-            results.append(leg.finish(answer[place : place + leg.expected]))
-            place += leg.expected
+        for (_, finish), size in zip(legs, expected, strict=True):
+            results.append(finish(answer[place : place + size]))
+            place += size
         return results
 
-    def _leg(self, request: Request, drawn: Drawn | None) -> _Leg:
-        expected = ask.wire_bytes(request)[1 - self.party]
+    def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
         match request, drawn:
             case ask.Open(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
-                return _Leg(
-                    self._pack(own, share.width),
-                    expected,
-                    lambda data: self._finish_open(request, index, mask, own, data),
-                )
+                sent = self._pack(own, share.width)
+                return sent, lambda data: self._finish_open(request, index, mask, own, data)
             case ask.TruncateOpen(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
                 if self._leader:
                     own += np.uint64(2 ** (share.width - 2) - 1)
-                return _Leg(
-                    self._pack(own, share.width),
-                    expected,
-                    lambda data: self._finish_truncate_open(request, index, own, data),
-                )
+                sent = self._pack(own, share.width)
+                return sent, lambda data: self._finish_truncate_open(request, index, own, data)
             case ask.Truncate(share=share, shift=shift), None:
                 words = self._shifted(share, shift)
-                return _Leg(None, 0, lambda data: ask.truncated(request, words.reshape(share.shape)))
+                return None, lambda data: ask.truncated(request, words.reshape(share.shape))
             case ask.Truncate(share=share), Drawn(arrays=(bits, product)):
                 packed = bits.view(np.uint8)
                 mine = kernels.truncate_mask(share.flat(), packed, share.width, self._leader)
-                return _Leg(mine, expected, lambda data: self._finish_truncate(request, packed, mine, product, data))
+                return mine, lambda data: self._finish_truncate(request, packed, mine, product, data)
             case ask.Give(share=share), Drawn(index=index, arrays=arrays):
                 if self.party == CLIENT:
                     sent = self._pack(share.flat() - arrays[0], share.width)
-                    return _Leg(sent, 0, lambda data: ask.given(request, index, None))
-                return _Leg(
-                    None, expected, lambda data: ask.given(request, index, self._sum(share, share.flat(), data))
-                )
+                    return sent, lambda data: ask.given(request, index, None)
+                return None, lambda data: ask.given(request, index, self._sum(share, share.flat(), data))
             case ask.Reveal(share=share, to=to), None:
-                sends = to in (1 - self.party, BOTH)
-                return _Leg(
-                    self._pack(share.flat(), share.width) if sends else None,
-                    expected,
-                    lambda data: self._sum(share, share.flat(), data) if to in (self.party, BOTH) else None,
-                )
+                shown = self._pack(share.flat(), share.width) if to in (1 - self.party, BOTH) else None
+                learns = to in (self.party, BOTH)
+                return shown, lambda data: self._sum(share, share.flat(), data) if learns else None
             case ask.Choose(share=share, table=table), Drawn(arrays=arrays):
                 if self.party == CLIENT:
-                    return _Leg(None, expected, lambda data: ask.Chosen(share, table, arrays, self._start(share, data)))
-                asked = self._pack(arrays[0] - share.flat(), share.width)
-                return _Leg(asked, 0, lambda data: ask.Chosen(share, table, arrays))
+                    return None, lambda data: ask.Chosen(share, table, arrays, self._start(share, data))
+                sent = self._pack(arrays[0] - share.flat(), share.width)
+                return sent, lambda data: ask.Chosen(share, table, arrays)
             case ask.Fetch(chosen=chosen), None:
-                return self._fetch(chosen, expected)
+                return self._fetch(chosen)
         raise ShapeError(f"{self.here}: the randomness does not fit the request")
 
     @staticmethod
@@ -176,7 +156,7 @@ class PartySession(DrawingSession):
         """The entry that lies under a row's first pad: x_c - (c - x_s), c the pad that the server knows."""
         return share.flat() - kernels.unpack_words(data, word_bytes(share.width), share.count)
 
-    def _fetch(self, chosen: ask.Chosen, expected: int) -> _Leg:
+    def _fetch(self, chosen: ask.Chosen) -> Leg:
         """Column by column. The server's share is entry + word of the client's, the client's is minus that word."""
         table, columns = chosen.table, len(chosen.table.columns)
         if self.party == CLIENT:
@@ -187,7 +167,7 @@ class PartySession(DrawingSession):
                 for words, pad, size in zip(table.words, pads, table.sizes, strict=True)
             ]
             result = ask.looked_up(chosen, [np.uint64(0) - words for words in own])
-            return _Leg(np.concatenate(hidden), 0, lambda data: result)
+            return np.concatenate(hidden), lambda data: result
         place, *pads_known = chosen.drawn
 
         def finish(data: memoryview) -> Result:
@@ -198,7 +178,7 @@ class PartySession(DrawingSession):
                 at += length
             return ask.looked_up(chosen, found)
 
-        return _Leg(None, expected, finish)
+        return None, finish
 
     def _shifted(self, share: Share, shift: int) -> Words:
         """Each party's own share of z - 1, shifted; with the one given back it is as unbiased as any truncation."""

@@ -325,7 +325,7 @@ def wire_bytes(request: Request) -> tuple[int, int]:
 def check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
     share = request.share
     if isinstance(request, TruncateOpen) and request.shift == 0:
-        raise RangeError(f"{part}: opening without a truncation is Open")
+        raise RangeError(f"{part}: a TruncateOpen by no bits is an Open: ask for that")
     if not 0 <= request.shift <= share.width - 2:
         raise RangeError(f"{part}: cannot truncate by {request.shift} bits in a ring of {share.width}")
     if share.bound * 2.0 ** (share.fraction - request.shift) >= 2.0 ** (request.width - 2):

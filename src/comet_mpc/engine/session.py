@@ -219,8 +219,8 @@ class Session(ABC):
         """A share of every column of public tables at a secret place. Two rounds."""
         if index.fraction or any(2**index.width != table.entries for table in tables):
             raise ShapeError(
-                f"{self.here}: a table of {tables[0].entries} entries has no place for a ring of {index.width} bits"
-                f" with {index.fraction} fraction bits"
+                f"{self.here}: an index of {index.width} bits, {index.fraction} of them fraction bits, does not fit "
+                f"a table of {tables[0].entries} entries"
             )
         chosen = self.communicate(*(ask.Choose(index, table) for table in tables))
         fetched = self.communicate(*(ask.Fetch(each) for each in chosen if isinstance(each, ask.Chosen)))
@@ -248,7 +248,7 @@ class Session(ABC):
         """
         names = polynomial.names
         if not names:
-            raise ShapeError(f"{self.here}: the polynomial has no variable: use constant")
+            raise ShapeError(f"{self.here}: the polynomial has no variable: use `constant` instead")
         missing = [name for name in names if name not in opened]
         if missing:
             raise ShapeError(f"{self.here}: the polynomial needs {', '.join(missing)}, which was not opened")
@@ -322,6 +322,8 @@ class Session(ABC):
         factor = round(2.0**spare / size) if spare > 0 else 0
         error = abs(factor * size / 2.0**spare - 1.0)
         if error > 2.0**-12:
-            raise ScaleError(f"{self.here}: no room in the ring for a mean over {size} values: give them fewer bits")
+            raise ScaleError(
+                f"{self.here}: no room in the ring for a mean over {size} values: give them fewer fraction bits"
+            )
         mean = self.truncate(total.times(factor).times_power(-spare), spare)
         return mean.bounded(x.bound * (1.0 + error) + 2.0**-x.fraction)

@@ -28,7 +28,7 @@ __all__ = ["preparation_parts", "preparation_traffic"]
 
 
 def preparation_traffic(program: Sequence[Correlation], *, first: bool = True) -> Traffic:
-    """What `pair.Preparer.prepare` sends, receives and waits for, as the client counts it.
+    """What `Preparer.prepare` sends and receives, and in how many rounds, as the client counts it.
 
     first: with the keys and base transfers, which later bundles on the same connection share.
     """
@@ -39,7 +39,7 @@ def preparation_traffic(program: Sequence[Correlation], *, first: bool = True) -
 
 
 def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
-    """The same by what it is for, in the order of its first use."""
+    """The same by what it is spent on, in the order of first use."""
     parts = {"agreement": Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)}  # the program's digest
     parts["keys"] = Traffic(PublicKey.SIZE + FRAME_HEADER, 0, 1) + set_up_traffic()
 
