@@ -15,20 +15,9 @@ from itertools import product as cartesian
 
 import numpy as np
 
+from comet_mpc.engine import correlations as kinds
 from comet_mpc.engine import requests as ask
-from comet_mpc.engine.correlations import (
-    BitProducts,
-    ClientMask,
-    Correlation,
-    Mask,
-    MatrixProduct,
-    Monomials,
-    MonomialTerm,
-    SquareSums,
-    TableTransfers,
-    WeightProduct,
-    WeightScale,
-)
+from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.polynomial import Exponents, needed_monomials
 from comet_mpc.engine.requests import Evaluate, Opened, Request, Result, Step
 from comet_mpc.engine.session import Session
@@ -78,24 +67,24 @@ def demand(asked: Request | Step) -> Correlation | None:
     """The correlation that a request or a step uses; the monomials that a polynomial needs are not among them."""
     match asked:
         case ask.Open(share=share):
-            return Mask(share.shape, share.width, 0, share.width)
+            return kinds.Mask(share.shape, share.width, 0, share.width)
         case ask.TruncateOpen(share=share, shift=shift, width=width):
-            return Mask(share.shape, share.width, shift, width)
+            return kinds.Mask(share.shape, share.width, shift, width)
         case ask.Truncate(share=share, shift=shift, width=width, free=False):
-            return BitProducts(share.count, width - share.width + shift)
+            return kinds.BitProducts(share.count, width - share.width + shift)
         case ask.Give(share=share):
-            return ClientMask(share.shape, share.width)
+            return kinds.ClientMask(share.shape, share.width)
         case ask.Choose(share=share, table=table):
-            return TableTransfers(share.count, table.entries, table.sizes)
+            return kinds.TableTransfers(share.count, table.entries, table.sizes)
         case ask.SquareSum(x=x):
-            return SquareSums(x.mask, math.prod(x.shape[:-1]), x.shape[-1], x.width)
+            return kinds.SquareSums(x.mask, math.prod(x.shape[:-1]), x.shape[-1], x.width)
         case ask.MatMul(x=x, y=y, transposed=transposed, shape=(*batch, m, n), width=width):
-            return MatrixProduct(x.mask, y.mask, math.prod(batch), m, x.shape[-1], n, transposed, width)
-        case ask.Linear(x=x, weight=weight):
+            return kinds.MatrixProduct(x.mask, y.mask, math.prod(batch), m, x.shape[-1], n, transposed, width)
+        case ask.Weigh(x=x, weight=weight) if len(weight.shape) == 1:
+            return kinds.WeightScale(x.mask, weight.name, math.prod(x.shape[:-1]), x.shape[-1], x.width)
+        case ask.Weigh(x=x, weight=weight):
             outputs, inputs = weight.shape
-            return WeightProduct(x.mask, weight.name, math.prod(x.shape[:-1]), inputs, outputs, x.width)
-        case ask.Scale(x=x, weight=weight):
-            return WeightScale(x.mask, weight.name, math.prod(x.shape[:-1]), x.shape[-1], x.width)
+            return kinds.WeightProduct(x.mask, weight.name, math.prod(x.shape[:-1]), inputs, outputs, x.width)
     return None
 
 
@@ -212,11 +201,11 @@ class DrawingSession(Session):
             keys = sorted(entries)
             steps = [operand.step for operand in used]
             described = tuple(
-                MonomialTerm(powers, carries, width - sum(s for s, c in zip(steps, carries, strict=True) if c))
+                kinds.MonomialTerm(powers, carries, width - sum(s for s, c in zip(steps, carries, strict=True) if c))
                 for _, powers, carries in keys
             )
             shape = np.broadcast_shapes(*(operand.shape for operand in used))
-            drawn = self._draw(Monomials(masks, shape, described))
+            drawn = self._draw(kinds.Monomials(masks, shape, described))
             for position, key in enumerate(keys):
                 words = drawn.arrays[position].reshape(shape) if drawn.arrays else np.empty(0, np.uint64)
                 used[-1].known[key] = words

@@ -237,16 +237,12 @@ class PartySession(DrawingSession):
                 return self._square_sum(x, share)
             case ask.MatMul(), Drawn(arrays=(share,)):
                 return self._matmul(step, share)
-            case ask.Linear(shape=shape), Drawn(arrays=(share,)):
+            case ask.Weigh(weight=weight, shape=shape), Drawn(arrays=(share,)):
                 if self.party == CLIENT:
                     return share.reshape(shape)
-                outputs, inputs = step.weight.shape
-                product = kernels.matmul_int32(step.x.words().reshape(-1, inputs), step.weight.fixed())
-                return (product + share.reshape(outputs, -1).T).reshape(shape)
-            case ask.Scale(x=x, weight=weight), Drawn(arrays=(share,)):
-                if self.party == CLIENT:
-                    return share.reshape(x.shape)
-                return x.words() * weight.fixed().astype(np.int64).view(np.uint64) + share.reshape(x.shape)
+                if len(weight.shape) == 2:  # the server's share comes output by output
+                    share = share.reshape(weight.shape[0], -1).T
+                return step.public_product() + share.reshape(shape)
         raise ShapeError(f"{self.here}: the randomness does not fit the step")
 
     def _evaluate(self, step: ask.Evaluate) -> Words:

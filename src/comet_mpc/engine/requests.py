@@ -22,6 +22,7 @@ from typing import Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine import kernels
 from comet_mpc.engine.polynomial import Exponents
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
 from comet_mpc.engine.tables import Table
@@ -35,18 +36,17 @@ __all__ = [
     "Fetch",
     "Give",
     "Given",
-    "Linear",
     "MatMul",
     "Open",
     "Opened",
     "Request",
     "Result",
     "Reveal",
-    "Scale",
     "SquareSum",
     "Step",
     "Truncate",
     "TruncateOpen",
+    "Weigh",
     "Weight",
     "check_truncation",
     "given",
@@ -277,8 +277,8 @@ class MatMul:
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
-    """x·Wᵀ."""
+class Weigh:
+    """x·Wᵀ for a matrix of the server's, x ⊙ w along the last axis for a vector."""
 
     x: Given
     weight: Weight
@@ -287,16 +287,15 @@ class Linear:
     def shape(self) -> tuple[int, ...]:
         return (*self.x.shape[:-1], self.weight.shape[0])
 
+    def public_product(self) -> Words:
+        """The weight with what the server knows of x."""
+        public, fixed = self.x.words(), self.weight.fixed()
+        if fixed.ndim == 1:
+            return public * fixed.astype(np.int64).view(np.uint64)
+        return kernels.matmul_int32(public.reshape(-1, fixed.shape[1]), fixed).reshape(self.shape)
 
-@dataclass(frozen=True, eq=False)
-class Scale:
-    """x ⊙ w along the last axis."""
 
-    x: Given
-    weight: Weight
-
-
-Step = Evaluate | SquareSum | MatMul | Linear | Scale
+Step = Evaluate | SquareSum | MatMul | Weigh
 
 Result = Share | Opened | Given | Chosen | tuple[Share, ...] | Words | None
 """What a request gives."""

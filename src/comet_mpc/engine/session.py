@@ -301,18 +301,19 @@ class Session(ABC):
         """x·Wᵀ with the server's matrix. Local."""
         if len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}, its input {x.shape}")
-        if bound is None:
-            bound = weight.gain * x.bound
-        step = ask.Linear(x, weight)
-        return Share(step.shape, x.fraction + weight.fraction, bound, x.width, self._locally(step))
+        return self._weighed(ask.Weigh(x, weight), bound)
 
     def scale(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
         """x ⊙ w with a vector of the server's along the last axis. Local."""
         if weight.shape != (x.shape[-1],):
             raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}, its input {x.shape}")
+        return self._weighed(ask.Weigh(x, weight), bound)
+
+    def _weighed(self, step: ask.Weigh, bound: float | None) -> Share:
+        x, weight = step.x, step.weight
         if bound is None:
             bound = weight.gain * x.bound
-        return Share(x.shape, x.fraction + weight.fraction, bound, x.width, self._locally(ask.Scale(x, weight)))
+        return Share(step.shape, x.fraction + weight.fraction, bound, x.width, self._locally(step))
 
     def mean(self, x: Share, axis: int = -1) -> Share:
         """The mean along an axis, with one truncation that also absorbs the division. One round."""

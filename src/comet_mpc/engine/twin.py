@@ -17,19 +17,13 @@ from comet_mpc.engine import requests as ask
 from comet_mpc.engine.requests import Request, Result, Step
 from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import Share, Words, decode
-from comet_mpc.errors import RangeError, ShapeError
+from comet_mpc.errors import RangeError
 
 __all__ = ["TwinSession", "run_twin"]
 
 Output = TypeVar("Output")
 
 _SLACK = 1.0 + 1e-9  # bounds are computed in floating point
-
-
-def _values(words: Words | None) -> Words:
-    if words is None:
-        raise ShapeError("a planned tensor was given to a twin")
-    return words
 
 
 class TwinSession(Session):
@@ -42,7 +36,7 @@ class TwinSession(Session):
         return words
 
     def _check(self, share: Share) -> None:
-        real = decode(_values(share.values), share.fraction, share.width)
+        real = decode(share.flat(), share.fraction, share.width)
         largest = float(np.max(np.abs(real), initial=0.0))
         if largest > share.bound * _SLACK:
             raise RangeError(
@@ -53,10 +47,10 @@ class TwinSession(Session):
 
     def _shifted(self, share: Share, shift: int) -> Words:
         left = np.uint64(64 - share.width)
-        signed = (_values(share.values) << left).view(np.int64) >> np.int64(left)
+        signed = (share.flat() << left).view(np.int64) >> np.int64(left)
         if shift:
             signed = (signed + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift)
-        return signed.view(np.uint64)
+        return signed.view(np.uint64).reshape(share.shape)
 
     def _round(self, requests: Sequence[Request]) -> list[Result]:
         for request in requests:
@@ -76,9 +70,9 @@ class TwinSession(Session):
             case ask.Reveal():
                 return value
             case ask.Choose(share=share, table=table):
-                return ask.Chosen(share, table, start=value)
+                return ask.Chosen(share, table)
             case ask.Fetch(chosen=chosen):
-                place = _values(chosen.start) & np.uint64(chosen.table.entries - 1)
+                place = value & np.uint64(chosen.table.entries - 1)
                 return ask.looked_up(chosen, [column[place] for column in chosen.table.words])
 
     def _locally(self, step: Step) -> Words | None:
@@ -89,10 +83,8 @@ class TwinSession(Session):
                 return np.asarray((x.words() * x.words()).sum(axis=-1, keepdims=True, dtype=np.uint64))
             case ask.MatMul(x=x, y=y, transposed=transposed):
                 return kernels.matmul(x.words(), y.words(), transpose_right=transposed)
-            case ask.Linear(x=x, weight=weight, shape=shape):
-                return kernels.matmul_int32(x.words().reshape(-1, x.shape[-1]), weight.fixed()).reshape(shape)
-            case ask.Scale(x=x, weight=weight):
-                return x.words() * weight.fixed().astype(np.int64).view(np.uint64)
+            case ask.Weigh():
+                return step.public_product()
 
     @staticmethod
     def _evaluate(step: ask.Evaluate) -> Words:
