@@ -235,8 +235,8 @@ def test_a_dealers_bundle_is_none_of_a_pairs(tmp_path: Path) -> None:
         paired.take(name, PLAN.digest, PROGRAM)
 
 
-MESSAGES = 29
-"""Digest, keys, base transfers, what the program needs, and two to commit."""
+MESSAGES = 30
+"""Digest, seeds, keys, base transfers, what the program needs, and two to commit."""
 
 
 @pytest.mark.parametrize("side", [CLIENT, SERVER])

@@ -94,7 +94,7 @@ class _Supplier(Supplier):
         until = time.monotonic() + self._desk.timeout
         while True:
             kept = self._preparer
-            fits = kept is not None and kept.correlations == order.plan.correlations and kept.room
+            fits = kept is not None and kept.correlations == order.plan.correlations
             try:
                 line, preparer = self._kept() if fits else self._new(order.plan)
                 line.channel.timeout = self._desk.timeout
