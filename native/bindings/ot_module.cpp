@@ -43,14 +43,16 @@ void encrypt(span<const u8> key, span<const u8> data, span<u8> out, Isa isa) {
     std::vector<Block> blocks(data.size() / sizeof(Block));
     if (blocks.empty()) return;
     std::memcpy(blocks.data(), data.data(), sizeof(Block) * blocks.size());
-    ot::aes(isa).encrypt(ot::aes(isa).schedule(key_of(key)), blocks);
+    ot::AesSchedule schedule;
+    ot::aes(isa).schedule(key_of(key), schedule);
+    ot::aes(isa).encrypt(schedule, blocks);
     std::memcpy(out.data(), blocks.data(), sizeof(Block) * blocks.size());
 }
 
 void transpose(span<const u64> planes, span<u8> rows, Isa isa) {
     const size_t stride = planes.size() / 128;
     std::vector<Block> out(64 * stride);
-    ot::transpose(planes, stride, out, isa);
+    ot::bit_matrix(isa).transpose(planes.data(), stride, out);
     if (!out.empty()) std::memcpy(rows.data(), out.data(), sizeof(Block) * out.size());
 }
 
