@@ -94,6 +94,7 @@ void extend_receiver(const Extension &e, span<u8> bits, span<u8> message, span<u
             for (size_t i = 0; i < blocks; ++i) t->sum[i] = t->sum[i] ^ t->choice[i];
             std::memcpy(&message[(j - 1) * stride + start / 8], t->sum, n / 8);
         }
+        for (size_t b = 0; b < 128; ++b) std::memcpy(&e.planes[b * stride + start / 8], t->planes[b], n / 8);
         const span<Block> rows = span(t->rows).first(n);
         bit_matrix(isa).transpose(&t->planes[0][0].low, plane_words, rows);
         hash_rows(hash_key, e.first + start, rows, {0, 0}, words.subspan(e.halves * start), e.halves, isa);
@@ -121,6 +122,7 @@ void extend_sender(const Extension &e, AesKey delta, span<const u8> message, spa
                     plane[i] = plane[i] ^ Block { t->sum[i].low &mask, t->sum[i].high &mask };
             }
         }
+        for (size_t b = 0; b < 128; ++b) std::memcpy(&e.planes[b * stride + start / 8], t->planes[b], n / 8);
         const span<Block> rows = span(t->rows).first(n);
         bit_matrix(isa).transpose(&t->planes[0][0].low, plane_words, rows);
         hash_rows(hash_key, e.first + start, rows, {0, 0}, zeros.subspan(e.halves * start), e.halves, isa);

@@ -58,6 +58,7 @@ def extend_receiver(
     message: Bytes,
     words: Words,
     halves: int,
+    planes: Bytes,
     isa: str,
     /,
 ) -> None: ...
@@ -71,9 +72,11 @@ def extend_sender(
     zeros: Words,
     ones: Words,
     halves: int,
+    planes: Bytes,
     isa: str,
     /,
 ) -> None: ...
+def transfer_hash_planes(key: Bytes, planes: Bytes, digests: Bytes, isa: str, /) -> None: ...
 def products_sender(zeros: Words, ones: Words, bits: Bytes, shares: Words, message: Bytes, width: int, /) -> None: ...
 def products_receiver(words: Words, bits: Bytes, message: Bytes, shares: Words, width: int, /) -> None: ...
 def correlate_sender(
