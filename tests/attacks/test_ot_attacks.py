@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -24,13 +22,12 @@ from comet_mpc.offline.ot.base import (
     _Transcript,
 )
 from comet_mpc.offline.ot.extension import Transfers, bit_products, bit_times_word, extension_bytes, set_up_transfers
+from support.two_parties import as_parties, outcome
+from support.waiting import PATIENCE
 
-SOON = 5.0
-PATIENCE = 30.0
 FOLD = 8
 COUNT, WIDTH = 300, 17
 
-Outcome = tuple[object, float]
 Attack = Callable[[Channel], object]
 
 IDENTITY = bytes([1]) + bytes(31)
@@ -66,26 +63,19 @@ BAD_POINTS = {
 bad_points = pytest.mark.parametrize("point", list(BAD_POINTS.values()), ids=list(BAD_POINTS))
 
 
-def outcome(work: Callable[[], object]) -> Outcome:
-    start = time.monotonic()
-    try:
-        result = work()
-    except Exception as error:
-        return error, time.monotonic() - start
-    return result, time.monotonic() - start
+def versus(victim: Attack, attack: Attack, timeout: float = PATIENCE) -> tuple[object, object]:
+    """What comes of the victim, who is the client, and of the attacker. Each closes its end when it is done.
 
+    A patient one never waits for nothing: what is wrong is noticed, not timed out.
+    """
 
-def versus(victim: Callable[[Channel], object], attack: Attack, timeout: float = PATIENCE) -> tuple[Outcome, Outcome]:
-    """The victim as the client, the attacker as the server; each closes its end when it is done."""
-    ends = memory_pair(timeout)
-
-    def side(end: Channel, work: Callable[[Channel], object]) -> Outcome:
+    def side(end: Channel, party: int) -> object:
         with end:
-            return outcome(lambda: work(end))
+            return outcome(lambda: (victim, attack)[party](end))
 
-    with ThreadPoolExecutor(2) as pool:
-        mine, theirs = pool.submit(side, ends[0], victim), pool.submit(side, ends[1], attack)
-        return mine.result(), theirs.result()
+    ended = as_parties(side, memory_pair(timeout))
+    assert timeout < PATIENCE or not any(isinstance(end, PeerTimeout) for end in ended)
+    return ended
 
 
 def set_up_victim(end: Channel) -> object:
@@ -150,10 +140,9 @@ def test_a_first_message_of_another_size_is_cut_off(size: int) -> None:
         end.receive(1 << 20)
         return end.receive(1 << 20)
 
-    (error, seconds), (theirs, _) = versus(set_up_victim, attack)
+    error, theirs = versus(set_up_victim, attack)
     assert isinstance(error, WrongSize)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("offers", [bytes(OFFER_BYTES), OFFERS])
@@ -163,11 +152,10 @@ def test_bad_points_over_a_channel_close_it(offers: bytes) -> None:
         end.exchange([bytes(TREE_BYTES)], TREE_BYTES)
         return end.receive(1)
 
-    (error, seconds), (theirs, _) = versus(set_up_victim, attack)
+    error, theirs = versus(set_up_victim, attack)
     assert isinstance(error, PeerError)
     assert "prime-order group" in str(error)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("size", [TREE_BYTES - 1, TREE_BYTES + 1])
@@ -176,9 +164,8 @@ def test_a_second_message_of_another_size_is_cut_off(size: int) -> None:
         end.exchange(first_message(good_point(), OFFERS), FIRST)
         return end.exchange([bytes(size)], TREE_BYTES)
 
-    (error, seconds), _ = versus(set_up_victim, attack)
+    error, _ = versus(set_up_victim, attack)
     assert isinstance(error, WrongSize)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -186,9 +173,8 @@ def test_a_peer_that_leaves_the_set_up_is_noticed(rounds: int) -> None:
     def attack(end: Channel) -> object:
         return end.exchange(first_message(good_point(), OFFERS), FIRST) if rounds else None
 
-    (error, seconds), _ = versus(set_up_victim, attack)
+    error, _ = versus(set_up_victim, attack)
     assert isinstance(error, PeerClosed)
-    assert seconds < SOON
 
 
 def test_a_silent_peer_times_out() -> None:
@@ -200,9 +186,8 @@ def test_a_silent_peer_times_out() -> None:
         finally:
             release.set()
 
-    (error, seconds), _ = versus(victim, lambda end: release.wait(PATIENCE), timeout=0.2)
+    error, _ = versus(victim, lambda end: release.wait(PATIENCE), timeout=0.1)
     assert isinstance(error, PeerTimeout)
-    assert seconds < SOON
 
 
 def test_a_set_up_of_rubbish_gives_wrong_numbers_and_nothing_worse() -> None:
@@ -213,7 +198,7 @@ def test_a_set_up_of_rubbish_gives_wrong_numbers_and_nothing_worse() -> None:
         end.exchange(first_message(good_point(), OFFERS), FIRST)
         return end.exchange([rng.bytes(TREE_BYTES)], TREE_BYTES)
 
-    (transfers, _), _ = versus(set_up_victim, attack)
+    transfers, _ = versus(set_up_victim, attack)
     assert isinstance(transfers, Transfers)
     zeros, ones = transfers.sender.extend(rng.bytes(extension_bytes(COUNT, FOLD)), COUNT)
     assert zeros.shape == ones.shape == (COUNT,)
@@ -225,11 +210,7 @@ def test_a_set_up_of_rubbish_gives_wrong_numbers_and_nothing_worse() -> None:
 @pytest.fixture(scope="module")
 def transfers() -> Transfers:
     """The victim's side, set up with an honest peer. Every test goes on where the last one stopped."""
-    ends = memory_pair(PATIENCE)
-    with ThreadPoolExecutor(2) as pool:
-        client, server = (pool.submit(set_up_transfers, ends[p], p, FOLD) for p in (CLIENT, SERVER))
-        server.result()
-        return client.result()
+    return as_parties(lambda end, party: set_up_transfers(end, party, FOLD))[CLIENT]
 
 
 # Of 300 products the client receives in the first 256, the server in the last 44.
@@ -242,7 +223,7 @@ def test_the_sizes_above_are_those_of_the_protocol(transfers: Transfers) -> None
         end.exchange([bytes(THEIRS)], OURS)
         return end.exchange([bytes(ANSWER_TO_US)], ANSWER_TO_THEM)
 
-    (mine, _), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    mine, theirs = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(mine, tuple)
     assert isinstance(theirs, memoryview)
 
@@ -253,10 +234,9 @@ def test_a_question_of_another_size_is_cut_off(transfers: Transfers, change: int
         end.exchange([bytes(THEIRS + change)], OURS)
         return end.receive(1 << 20)
 
-    (error, seconds), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    error, theirs = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(error, WrongSize)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("change", [-ANSWER_TO_US + 1, -1, 1, 1 << 20])
@@ -266,10 +246,9 @@ def test_an_answer_of_another_size_is_cut_off(transfers: Transfers, change: int)
         end.exchange([bytes(ANSWER_TO_US + change)], ANSWER_TO_THEM)
         return end.receive(1 << 20)
 
-    (error, seconds), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    error, theirs = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(error, WrongSize)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -277,9 +256,8 @@ def test_a_peer_that_leaves_between_messages_is_noticed(transfers: Transfers, ro
     def attack(end: Channel) -> object:
         return end.exchange([bytes(THEIRS)], OURS) if rounds else None
 
-    (error, seconds), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    error, _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(error, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff", None])
@@ -295,7 +273,7 @@ def test_rubbish_of_the_right_size_gives_wrong_numbers_and_nothing_worse(
         end.exchange([rubbish(THEIRS)], OURS)
         return end.exchange([rubbish(ANSWER_TO_US)], ANSWER_TO_THEM)
 
-    (result, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    result, _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(result, tuple)
     bits, shares = result
     assert bits.shape == ((COUNT + 7) // 8,)
@@ -314,7 +292,7 @@ def test_what_was_asked_in_a_run_that_failed_is_never_asked_again(transfers: Tra
 
     before = transfers.receiver.used
     for _ in range(2):
-        (error, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+        error, _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
         assert isinstance(error, PeerClosed)
     assert seen[0] != seen[1]
     assert transfers.receiver.used == before + 2 * 256
@@ -329,9 +307,9 @@ def test_wrong_sizes_around_chosen_bits_and_words_are_cut_off(transfers: Transfe
         end.exchange([], question + flips)
         return end.exchange([bytes(answer + change)], 0)
 
-    (error, _), _ = versus(lambda end: bit_times_word(end, transfers, COUNT, WIDTH, bits=bits), bad_answer)
+    error, _ = versus(lambda end: bit_times_word(end, transfers, COUNT, WIDTH, bits=bits), bad_answer)
     assert isinstance(error, WrongSize)
-    (error, _), _ = versus(
+    error, _ = versus(
         lambda end: bit_times_word(end, transfers, COUNT, WIDTH, words=words),
         lambda end: end.exchange([bytes(question + flips + change)], answer),
     )
