@@ -14,7 +14,6 @@ import pytest
 
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import CheckpointError, CometError, ConfigurationError
-from comet_mpc.lab.bench.workers import Crew
 from comet_mpc.lab.paper import Parties, UncertifiedModel, evaluate_uncertified
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
@@ -114,8 +113,10 @@ def test_the_flooded_guess_runs_and_says_that_it_leaks(tmp_path: Path) -> None:
 
 
 def test_the_parties_are_processes_and_end_with_their_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[Crew.__module__], "_deal", hasty_dealer)  # who waits for a dead server
-    with Parties(make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4)) as parties:
+    parties = Parties(make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4))
+    # The usual dealer waits a minute for a server that is dead.
+    monkeypatch.setattr(sys.modules[type(parties._crew).__module__], "_deal", hasty_dealer)
+    with parties:
         workers = [worker.process for worker in parties._crew._workers]
         assert [worker.name for worker in workers] == ["comet dealer", "comet server"]
         assert all(worker.is_alive() and worker.pid != os.getpid() for worker in workers)

@@ -172,7 +172,7 @@ def test_a_preparation_too_many_is_refused_and_waited_for(world: World, tmp_path
         say(third, Prepare(new_bundle_id(), 1, 16, plan.digest))
         with pytest.raises(ServerBusy, match="being prepared"):
             expect(third, Accepted)
-        refused = busy(world)
+        refused = eventually(lambda: busy(world))
 
         def make_room() -> None:
             eventually(lambda: busy(world) > refused)

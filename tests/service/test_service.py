@@ -186,10 +186,11 @@ def test_the_command_prints_a_table_or_json(world: World, cache: Path, tmp_path:
 def test_metrics_and_logs_tell_costs_and_no_text(world: World, cache: Path) -> None:
     with world.client(cache) as client:
         client.classify(some_texts(1))
+    world.server.logged("answered")
+    events = world.server.events()
     with urllib.request.urlopen(world.server.metrics, timeout=PATIENCE) as reply:
         lines = reply.read().decode().splitlines()
     numbers = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    events = world.server.events()
     answered = [event for event in events if event["event"] == "answered"]
     assert int(numbers["comet_queries_total"]) >= len(answered) > 0
     assert int(numbers["comet_online_bytes_total"]) >= sum(event["bytes"] for event in answered)

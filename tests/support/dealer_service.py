@@ -6,10 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from comet_mpc.engine.correlations import BitProducts, Correlation
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.lab.bench.workers import Link
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect
@@ -58,7 +58,7 @@ def running_dealer(
     return running(Dealer("127.0.0.1", 0, identities["dealer"], limits))
 
 
-def hasty_dealer(link: Link, keys: Path) -> None:
+def hasty_dealer(link: Any, keys: Path) -> None:
     """The dealer of a measurement, which does not wait long for the second party."""
     run_dealer("127.0.0.1", 0, TlsIdentity.find(keys, "dealer"), DealerLimits(partner_seconds=0.5), started=link.tell)
 
