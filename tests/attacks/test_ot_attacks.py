@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -33,13 +31,12 @@ from comet_mpc.offline.ot.extension import (
     extension_bytes,
     set_up_transfers,
 )
+from support.two_parties import as_parties, outcome
+from support.waiting import PATIENCE
 
-SOON = 5.0
-PATIENCE = 30.0
 FOLD = 8
 COUNT, WIDTH = 300, 17
 
-Outcome = tuple[object, float]
 Attack = Callable[[Channel], object]
 
 IDENTITY = bytes([1]) + bytes(31)
@@ -75,26 +72,19 @@ BAD_POINTS = {
 bad_points = pytest.mark.parametrize("point", list(BAD_POINTS.values()), ids=list(BAD_POINTS))
 
 
-def outcome(work: Callable[[], object]) -> Outcome:
-    start = time.monotonic()
-    try:
-        result = work()
-    except Exception as error:
-        return error, time.monotonic() - start
-    return result, time.monotonic() - start
+def versus(victim: Attack, attack: Attack, timeout: float = PATIENCE) -> tuple[object, object]:
+    """What comes of the victim, who is the client, and of the attacker. Each closes its end when it is done.
 
+    A patient one never waits for nothing: what is wrong is noticed, not timed out.
+    """
 
-def versus(victim: Callable[[Channel], object], attack: Attack, timeout: float = PATIENCE) -> tuple[Outcome, Outcome]:
-    """The victim as the client, the attacker as the server; each closes its end when it is done."""
-    ends = memory_pair(timeout)
-
-    def side(end: Channel, work: Callable[[Channel], object]) -> Outcome:
+    def side(end: Channel, party: int) -> object:
         with end:
-            return outcome(lambda: work(end))
+            return outcome(lambda: (victim, attack)[party](end))
 
-    with ThreadPoolExecutor(2) as pool:
-        mine, theirs = pool.submit(side, ends[0], victim), pool.submit(side, ends[1], attack)
-        return mine.result(), theirs.result()
+    ended = as_parties(side, memory_pair(timeout))
+    assert timeout < PATIENCE or not any(isinstance(end, PeerTimeout) for end in ended)
+    return ended
 
 
 def set_up_victim(end: Channel) -> object:
@@ -159,10 +149,9 @@ def test_a_first_message_of_another_size_is_cut_off(size: int) -> None:
         end.receive(1 << 20)
         return end.receive(1 << 20)
 
-    (error, seconds), (theirs, _) = versus(set_up_victim, attack)
+    error, theirs = versus(set_up_victim, attack)
     assert isinstance(error, WrongSize)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("offers", [bytes(OFFER_BYTES), OFFERS])
@@ -172,11 +161,10 @@ def test_bad_points_over_a_channel_close_it(offers: bytes) -> None:
         end.exchange([bytes(TREE_BYTES)], TREE_BYTES)
         return end.receive(1)
 
-    (error, seconds), (theirs, _) = versus(set_up_victim, attack)
+    error, theirs = versus(set_up_victim, attack)
     assert isinstance(error, PeerError)
     assert "prime-order group" in str(error)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("size", [TREE_BYTES - 1, TREE_BYTES + 1])
@@ -185,9 +173,8 @@ def test_a_second_message_of_another_size_is_cut_off(size: int) -> None:
         end.exchange(first_message(good_point(), OFFERS), FIRST)
         return end.exchange([bytes(size)], TREE_BYTES)
 
-    (error, seconds), _ = versus(set_up_victim, attack)
+    error, _ = versus(set_up_victim, attack)
     assert isinstance(error, WrongSize)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -195,9 +182,8 @@ def test_a_peer_that_leaves_the_set_up_is_noticed(rounds: int) -> None:
     def attack(end: Channel) -> object:
         return end.exchange(first_message(good_point(), OFFERS), FIRST) if rounds else None
 
-    (error, seconds), _ = versus(set_up_victim, attack)
+    error, _ = versus(set_up_victim, attack)
     assert isinstance(error, PeerClosed)
-    assert seconds < SOON
 
 
 def test_a_silent_peer_times_out() -> None:
@@ -209,9 +195,8 @@ def test_a_silent_peer_times_out() -> None:
         finally:
             release.set()
 
-    (error, seconds), _ = versus(victim, lambda end: release.wait(PATIENCE), timeout=0.2)
+    error, _ = versus(victim, lambda end: release.wait(PATIENCE), timeout=0.1)
     assert isinstance(error, PeerTimeout)
-    assert seconds < SOON
 
 
 def test_a_set_up_of_rubbish_shows_up_in_the_first_transfers() -> None:
@@ -222,7 +207,7 @@ def test_a_set_up_of_rubbish_shows_up_in_the_first_transfers() -> None:
         end.exchange(first_message(good_point(), OFFERS), FIRST)
         return end.exchange([rng.bytes(TREE_BYTES)], TREE_BYTES)
 
-    (transfers, _), _ = versus(set_up_victim, attack)
+    transfers, _ = versus(set_up_victim, attack)
     assert isinstance(transfers, Transfers)
     with pytest.raises(PeerError, match="not consistent"):
         transfers.sender.extend(rng.bytes(extension_bytes(COUNT, FOLD)), COUNT)
@@ -233,10 +218,8 @@ def test_a_set_up_of_rubbish_shows_up_in_the_first_transfers() -> None:
 
 @pytest.fixture
 def both_sides() -> tuple[Transfers, Transfers]:
-    ends = memory_pair(PATIENCE)
-    with ThreadPoolExecutor(2) as pool:
-        client, server = (pool.submit(set_up_transfers, ends[p], p, FOLD) for p in (CLIENT, SERVER))
-        return client.result(), server.result()
+    client, server, *_ = as_parties(lambda end, party: set_up_transfers(end, party, FOLD))
+    return client, server
 
 
 @pytest.fixture
@@ -266,7 +249,7 @@ def test_the_sizes_above_are_those_of_the_protocol(transfers: Transfers, peer: T
         end.exchange([question(peer)], OURS)
         return end.exchange([bytes(ANSWER_TO_US)], ANSWER_TO_THEM)
 
-    (mine, _), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    mine, theirs = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(mine, tuple)
     assert isinstance(theirs, memoryview)
 
@@ -277,10 +260,9 @@ def test_a_question_of_another_size_is_cut_off(transfers: Transfers, change: int
         end.exchange([bytes(THEIRS + change)], OURS)
         return end.receive(1 << 20)
 
-    (error, seconds), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    error, theirs = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(error, WrongSize)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("change", [-ANSWER_TO_US + 1, -1, 1, 1 << 20])
@@ -290,10 +272,9 @@ def test_an_answer_of_another_size_is_cut_off(transfers: Transfers, peer: Transf
         end.exchange([bytes(ANSWER_TO_US + change)], ANSWER_TO_THEM)
         return end.receive(1 << 20)
 
-    (error, seconds), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    error, theirs = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(error, WrongSize)
     assert isinstance(theirs, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -301,9 +282,8 @@ def test_a_peer_that_leaves_between_messages_is_noticed(transfers: Transfers, pe
     def attack(end: Channel) -> object:
         return end.exchange([question(peer)], OURS) if rounds else None
 
-    (error, seconds), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    error, _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(error, PeerClosed)
-    assert seconds < SOON
 
 
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff", None])
@@ -319,14 +299,14 @@ def test_a_rubbish_question_is_noticed_and_a_rubbish_answer_gives_wrong_numbers_
         end.exchange([question(peer)], OURS)
         return end.exchange([rubbish(ANSWER_TO_US)], ANSWER_TO_THEM)
 
-    (result, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+    result, _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(result, tuple)
     bits, shares = result
     assert bits.shape == ((COUNT + 7) // 8,)
     assert bits[-1] < 1 << COUNT % 8
     assert shares.shape == (COUNT,)
     assert int(shares.max()) < 2**WIDTH
-    (error, _), _ = versus(
+    error, _ = versus(
         lambda end: bit_products(end, transfers, COUNT, WIDTH), lambda end: end.exchange([rubbish(THEIRS)], OURS)
     )
     assert isinstance(error, PeerError)
@@ -381,7 +361,7 @@ def test_what_was_asked_in_a_run_that_failed_is_never_asked_again(transfers: Tra
 
     before = transfers.receiver.used
     for _ in range(2):
-        (error, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
+        error, _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
         assert isinstance(error, PeerClosed)
     assert seen[0] != seen[1]
     assert transfers.receiver.used == before + 2 * (256 + 128)
@@ -396,9 +376,9 @@ def test_wrong_sizes_around_chosen_bits_and_words_are_cut_off(transfers: Transfe
         end.exchange([], asked + flips)
         return end.exchange([bytes(answer + change)], 0)
 
-    (error, _), _ = versus(lambda end: bit_times_word(end, transfers, COUNT, WIDTH, bits=bits), bad_answer)
+    error, _ = versus(lambda end: bit_times_word(end, transfers, COUNT, WIDTH, bits=bits), bad_answer)
     assert isinstance(error, WrongSize)
-    (error, _), _ = versus(
+    error, _ = versus(
         lambda end: bit_times_word(end, transfers, COUNT, WIDTH, words=words),
         lambda end: end.exchange([bytes(asked + flips + change)], answer),
     )

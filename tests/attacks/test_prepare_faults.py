@@ -7,8 +7,6 @@ happens, a party keeps all of its part or nothing, two kept parts belong togethe
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,25 +19,26 @@ from comet_mpc.engine.correlations import Correlation, program_digest
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import CometError, PeerError, RandomnessError
 from comet_mpc.models.served import ServedModel
-from comet_mpc.net.channel import Channel, memory_pair
-from comet_mpc.net.identity import make_test_set
+from comet_mpc.net.channel import Channel
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import fetch_bundle
 from comet_mpc.offline.dealer.server import Dealer, DealerLimits
-from comet_mpc.offline.sources import DEALER, DealerSource, PairSource
+from comet_mpc.offline.sources import DEALER, PAIR, DealerSource
 from comet_mpc.offline.store import BundleStore, new_bundle_id
-from comet_mpc.service.client import Client
-from comet_mpc.service.conversation import Conversation
-from comet_mpc.service.deployment import Deployment, ServiceLimits
+from support.certificates import Identities
+from support.clients import LocalClient, Side, local_service, places_for_preparations
 from support.dealer_service import IMPATIENT as SHORT
-from support.dealer_service import KEY, SMALL, Identities, both, dial, fetch_both, outcome
+from support.dealer_service import KEY, SMALL, dial, fetch_both, running
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel
-from support.toy_model import make_checkpoint
+from support.shared_transfers import share_base_transfers
+from support.two_parties import both, outcome
+from support.waiting import PATIENCE, eventually
 
 Who = Literal["party", "dealer"]
 
 FAULTS: tuple[Fault, ...] = ("cut", "length", "garbage", "stall")
+SIDES: tuple[Side, Side] = ("client", "server")
 
 
 def limits(fault: Fault | None) -> DealerLimits:
@@ -66,13 +65,8 @@ class FaultyDealer(Dealer):
         role, fault, at = self._faulty
         if channel.peer_role == role:
             self._faulty = None, None, -1  # the next one is served well
-            channel = FaultyChannel(channel, role, fault, at)
+            channel = FaultyChannel(channel, fault, at)
         super()._attend(channel)
-
-
-@pytest.fixture(scope="module")
-def identities(tmp_path_factory: pytest.TempPathFactory) -> Identities:
-    return make_test_set(tmp_path_factory.mktemp("keys"))
 
 
 def prepare(
@@ -84,15 +78,13 @@ def prepare(
     stores = [BundleStore(directory / f"{party}", party, DEALER) for party in (CLIENT, SERVER)]
     channels: dict[int, FaultyChannel] = {}
     at_dealer: tuple[str, Fault | None, int] = (role, fault, at) if who == "dealer" else ("", None, -1)
-    with FaultyDealer(identities, limits(fault), *at_dealer) as dealer:
-        thread = threading.Thread(target=dealer.serve_forever, daemon=True)
-        thread.start()
+    with running(FaultyDealer(identities, limits(fault), *at_dealer)) as dealer:
 
         def party(number: int) -> object:
             own = identities["server" if number == SERVER else "client"]
             strike: tuple[Fault | None, int] = (fault, at) if who == "party" and number == faulty else (None, -1)
             inner = dial(dealer.address, own, IMPATIENT if who == "dealer" and fault == "stall" else 10.0)
-            channels[number] = FaultyChannel(inner, "dealer", *strike)
+            channels[number] = FaultyChannel(inner, *strike)
             sink = stores[number]
             fetch_bundle(
                 channels[number], number, name, SMALL, lambda seed: sink.add(name, digest, seed),
@@ -110,8 +102,6 @@ def prepare(
         # The next ones are served; an impatient dealer may need another go on a busy machine.
         again = (outcome(lambda: fetch_both(dealer.address, identities)) for _ in range(5))
         assert any(not isinstance(end, CometError) for end in again)
-        dealer.close()
-        thread.join(20)
     return list(ended), [channels[number].messages for number in (CLIENT, SERVER)]
 
 
@@ -151,118 +141,77 @@ def test_a_fault_between_a_party_and_the_dealer(identities: Identities, tmp_path
 # Between client and server -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    tiny: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 2}
-    return ServedModel.load(make_checkpoint(tmp_path_factory.mktemp("model"), **tiny, row_steps=6))
-
-
-class NearClient(Client):
-    """Talks to conversations in this process; the fault is in the connection on which it asks for bundles."""
-
-    def __init__(
-        self, service: Deployment, identities: Identities, cache: Path, fault: Fault | None, side: str, at: int
-    ) -> None:
-        timeout = IMPATIENT if fault == "stall" and side == "server" else 20.0
-        super().__init__("127.0.0.1:1", identity=identities["client"], cache=cache, ready=0, timeout=timeout)
-        self._service = service
-        self._connection.reach = self._reach  # type: ignore[method-assign]
-        self._strike: dict[str, tuple[Fault | None, int]] = {side: (fault, at)}
-        self.messages: list[FaultyChannel] = []
-        self.threads: list[threading.Thread] = []
-
-    def _reach(self) -> Channel:
-        mine, theirs = memory_pair(self._connection.timeout)
-        asks = self._service.source.has_third_party or bool(self.messages)
-        strike = self._strike if asks else {}
-        near = FaultyChannel(mine, "server", *strike.pop("client", (None, -1)))
-        far = FaultyChannel(theirs, None, *strike.pop("server", (None, -1)))
-        thread = threading.Thread(target=Conversation(self._service, far, require_client=False).serve, daemon=True)
-        thread.start()
-        self.messages.append(near)
-        self.threads.append(thread)
-        return near
-
-
-def prepared(client: NearClient) -> object:
-    """What came of one preparation; afterwards both sides have come to an end."""
-
-    def fetch() -> str:
-        client.connect()
-        assert client._pool is not None
-        return client._pool.prepare(1, 16)
-
-    end = outcome(fetch)
-    client.close()
-    for conversation in client.threads:
-        conversation.join(20)
-        assert not conversation.is_alive()
-    return end
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_between_client_and_server_while_preparing(
-    identities: Identities, model: ServedModel, tmp_path: Path, fault: Fault
+    identities: Identities, tiny_model: ServedModel, tmp_path: Path, fault: Fault
 ) -> None:
-    with FaultyDealer(identities, limits(None)) as dealer:
-        thread = threading.Thread(target=dealer.serve_forever, daemon=True)
-        thread.start()
-        allowed = ServiceLimits(stall_seconds=IMPATIENT if fault == "stall" else 20.0, fetches=3)
-        service = Deployment(model, DealerSource(dealer.address), identities["server"], tmp_path / "state", allowed)
+    with running(FaultyDealer(identities, limits(None))) as dealer:
+        stall = IMPATIENT if fault == "stall" else PATIENCE
+        service = local_service(
+            tiny_model,
+            DealerSource(dealer.address),
+            identities["server"],
+            tmp_path / "state",
+            stall_seconds=stall,
+            fetches=3,
+        )
         plan = service.programs.plan(1, 16)
 
-        def attempt(fault: Fault | None, side: str, at: int) -> tuple[object, int]:
-            client = NearClient(service, identities, tmp_path / "cache", fault, side, at)
-            end = prepared(client)
-            until = time.monotonic() + 20
-            while service.provider._places._value != allowed.fetches:  # type: ignore[attr-defined]  # every preparation ends and gives its place back
-                assert time.monotonic() < until
-                time.sleep(0.01)
-            assert client._model is not None or isinstance(end, CometError)
-            if client._model is not None:
-                mine = client._model.store.list(plan.digest)
+        def attempt(fault: Fault | None = None, side: Side = "client", at: int = -1) -> tuple[str | CometError, int]:
+            timeout = IMPATIENT if fault == "stall" and side == "server" else PATIENCE
+            client = LocalClient(
+                service, identities["client"], tmp_path / "cache", timeout=timeout, fault=fault, side=side, at=at
+            )
+            end = client.try_to_prepare()
+            eventually(lambda: places_for_preparations(service) == 3, "a preparation did not give its place back")
+            assert client.store is not None or isinstance(end, CometError)
+            if client.store is not None:
+                mine = client.store.list(plan.digest)
                 assert mine == (() if isinstance(end, CometError) else (end,))
                 for name in mine:
-                    stores = client._model.store, service.store
-                    near, far = (store.take(name, plan.digest, plan.correlations) for store in stores)
+                    near, far = (
+                        store.take(name, plan.digest, plan.correlations) for store in (client.store, service.store)
+                    )
                     assert together(near, far, plan.correlations, service.key)
-            return end, client.messages[0].messages
+            return end, client.near[0].messages
 
         def served() -> int:
             """Messages of a good preparation. An impatient service may need another go on a busy machine."""
-            return next(messages for end, messages in (attempt(None, "", -1) for _ in range(5)) if isinstance(end, str))
+            return next(messages for end, messages in (attempt() for _ in range(5)) if isinstance(end, str))
 
         served()  # sets the model up
         messages = served()
         assert messages == 4  # greeting, Welcome, Prepare, Accepted
-        ends = [attempt(fault, side, at)[0] for side, at in itertools.product(("client", "server"), range(messages))]
+        ends = [attempt(fault, side, at)[0] for side, at in itertools.product(SIDES, range(messages))]
         failed = [end for end in ends if isinstance(end, CometError)]
         assert all(isinstance(error, PeerError | RandomnessError) for error in failed)
         assert failed
         assert served() == messages
-        dealer.close()
-        thread.join(20)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
-    identities: Identities, model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
+    identities: Identities, tiny_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     """In the messages before a preparation, at its beginning, halfway, and when both commit."""
-    patience = 2.0 if fault == "stall" else 20.0
-    monkeypatch.setattr("comet_mpc.offline.pair.source._STALL_SECONDS", patience)
-    monkeypatch.setattr("support.faulty_channel.IMPATIENT", patience / 2)  # a stall takes 2.5 times that
-    allowed = ServiceLimits(stall_seconds=patience, step_seconds=patience, preparations=1)
-    service = Deployment(model, PairSource(), identities["server"], tmp_path / "state", allowed)
+    step = 2 * PATIENCE
+    monkeypatch.setattr("comet_mpc.offline.pair.source._STALL_SECONDS", step)
+    share_base_transfers(monkeypatch)
+    service = local_service(
+        tiny_model, PAIR, identities["server"], tmp_path / "state", stall_seconds=PATIENCE, step_seconds=step,
+        preparations=1,
+    )  # fmt: skip
     plan = service.programs.plan(1, 16)
 
-    def attempt(fault: Fault | None = None, side: str = "", at: int = -1) -> tuple[object, list[FaultyChannel]]:
-        client = NearClient(service, identities, tmp_path / "cache", fault, side, at)
-        end = prepared(client)
-        with service.provider._place():  # type: ignore[attr-defined] # the only one was given back
-            pass
-        assert client._model is not None
-        stores = client._model.store, service.store
+    def attempt(fault: Fault | None = None, side: Side = "client", at: int = -1) -> tuple[str | CometError, int]:
+        client = LocalClient(
+            service, identities["client"], tmp_path / "cache", fault=fault, side=side, at=at, connection=1,
+            hurried=fault == "stall",
+        )  # fmt: skip
+        end = client.try_to_prepare()
+        assert places_for_preparations(service) == 1  # the only one was given back
+        assert client.store is not None
+        stores = client.store, service.store
         mine, theirs = (store.list(plan.digest) for store in stores)
         assert mine == (() if isinstance(end, CometError) else (end,))
         assert set(mine) <= set(theirs)
@@ -270,18 +219,18 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
             assert not list(store.directory.glob(".*"))
             for name in names:
                 store.discard(name)
-        return end, client.messages
+        if fault == "stall" and at == messages // 2:  # whoever waits within a preparation waits for a step at most
+            other = (client.far if side == "client" else client.near)[1]
+            assert set(other.patience) == {step}
+        return end, client.near[1].messages
 
-    def served() -> int:
-        """Messages of a good preparation. An impatient service may need another go on a busy machine."""
-        return next(line.messages for end, (_, line) in (attempt() for _ in range(5)) if isinstance(end, str))
-
-    messages = served()
+    end, messages = attempt()
+    assert isinstance(end, str)
     places = (
         [3, messages // 2, messages - 1] if fault == "stall" else [*range(5), messages // 2, messages - 2, messages - 1]
     )
-    ends = [attempt(fault, side, at)[0] for side, at in itertools.product(("client", "server"), places)]
+    ends = [attempt(fault, side, at)[0] for side, at in itertools.product(SIDES, places)]
     failed = [end for end in ends if isinstance(end, CometError)]
     assert all(isinstance(error, PeerError | RandomnessError) for error in failed), failed
     assert len(failed) >= len(places)
-    assert served() == messages  # the next client
+    assert attempt()[1] == messages  # the next client

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -36,29 +33,26 @@ from comet_mpc.offline.rlwe.scheme import (
     respond,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, centred, choose_tiling
+from support.two_parties import both, outcome
+from support.waiting import PATIENCE
 
 SHAPE, WIDTH, BITS = (4, 6, 5), 56, 24
 TILING = choose_tiling(*SHAPE, WIDTH, BITS)
-SOON = 5.0
 RNG = np.random.default_rng(3)
 
 
-def against(honest: Callable[[Channel], object], attack: Callable[[Channel], object]) -> Exception:
-    """What the honest side raises. It must do so soon, and close its channel."""
-    own, other = memory_pair(timeout=30.0)
+def against(honest: Callable[[Channel], object], attack: Callable[[Channel], object]) -> PeerError:
+    """What the honest side raises. It does so at once: neither side waits until its patience ends."""
+    own, other = memory_pair(PATIENCE)
 
-    def wicked() -> None:
-        with contextlib.suppress(PeerError):
-            attack(other)
+    def defend() -> object:
+        with own:
+            return outcome(lambda: honest(own))
 
-    with ThreadPoolExecutor(2) as pool:
-        start = time.monotonic()
-        wicked_side, honest_side = pool.submit(wicked), pool.submit(honest, own)
-        error = honest_side.exception(timeout=SOON)
-        assert time.monotonic() - start < SOON
-        own.close()
-        wicked_side.result(timeout=SOON)
+    error, theirs = both(defend, lambda: outcome(lambda: attack(other)))
     assert isinstance(error, PeerError)
+    assert not isinstance(error, PeerTimeout)
+    assert not isinstance(theirs, PeerTimeout)
     return error
 
 
@@ -142,11 +136,8 @@ def test_an_upload_of_zeros_is_a_valid_one_and_gets_a_uniform_answer() -> None:
         channel.exchange([data], 0)
         answers.append(bytes(channel.exchange([], TILING.response_bytes)))
 
-    own, other = memory_pair(timeout=30.0)
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.submit(serve, own), pool.submit(attack, other)
-        first.result(timeout=SOON)
-        second.result(timeout=SOON)
+    own, other = memory_pair()
+    both(lambda: serve(own), lambda: attack(other))
     assert len(answers[-1]) == TILING.response_bytes
     assert len(set(answers[-1])) > 200
 
@@ -190,7 +181,7 @@ def test_keys_for_packing_that_are_none(keys: bytes, kind: type[PeerError]) -> N
 
 
 def test_a_silent_peer_is_given_up() -> None:
-    own, other = memory_pair(timeout=0.3)
+    own, other = memory_pair(timeout=0.1)
     with pytest.raises(PeerTimeout):
         ask(own)
     assert own.closed
@@ -293,15 +284,19 @@ def read_bits(data: Bytes, width: int, positions: Residues, kept: int) -> Words:
 def test_answers_to_one_upload_have_nothing_in_common() -> None:
     """Without fresh encryptions of zero, C1 of the answer to (0, c1) would be W·c1, for a c1 that the client knows."""
     data = new_seed() + bytes(TILING.upload_bytes - 16)
-    answers = []
-    for _ in range(2):
-        own, other = memory_pair(timeout=30.0)
-        with ThreadPoolExecutor(1) as pool:
-            server = pool.submit(serve, own)
+
+    def answer() -> Bytes:
+        own, other = memory_pair()
+
+        def upload() -> memoryview:
             greet_as_client(other)
             other.exchange([data], 0)
-            answers.append(np.frombuffer(other.exchange([], TILING.response_bytes), np.uint8).copy())
-            server.result()
+            return other.exchange([], TILING.response_bytes)
+
+        _, sent = both(lambda: serve(own), upload)
+        return np.frombuffer(sent, np.uint8)
+
+    answers = [answer() for _ in range(2)]
     assert abs(np.unpackbits(answers[0] ^ answers[1]).mean() - 0.5) < 0.01
     assert np.unpackbits(answers[0] ^ answers[0]).mean() == 0  # the control: an answer that was given twice
     assert WEIGHT_BITS == BITS

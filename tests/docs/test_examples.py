@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from comet_mpc import Client, ServedModel
-from comet_mpc.net.identity import make_test_set
-from support.documents import ROOT, TINY, Service
-from support.toy_model import make_checkpoint, twin_logits
+from support.documents import ROOT, Service
+from support.toy_model import twin_logits
 
 EXAMPLES = ROOT / "examples"
 
@@ -49,16 +48,14 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
         run("classify_csv", "127.0.0.1:1", tmp_path / "reviews.csv")
 
 
-def test_your_own_model_is_served(tmp_path: Path) -> None:
-    keys, checkpoint = tmp_path / "keys", make_checkpoint(tmp_path / "model", **TINY)
-    make_test_set(keys)
+def test_your_own_model_is_served(tmp_path: Path, keys: Path, tiny_checkpoint: Path) -> None:
     options = ["--listen", "127.0.0.1:0", "--keys", str(keys), "--state", str(tmp_path / "state")]
-    command = [sys.executable, str(EXAMPLES / "serve_your_own_model.py"), str(checkpoint), *options]
+    command = [sys.executable, str(EXAMPLES / "serve_your_own_model.py"), str(tiny_checkpoint), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             planned, serving = process.stdout.readline().split(), process.stdout.readline().split()
-            model, text = ServedModel.load(checkpoint), "the film is good"
+            model, text = ServedModel.load(tiny_checkpoint), "the film is good"
             with Client(serving[-1], keys=keys, cache=tmp_path / "cache", ready=0) as client:
                 (answer,) = client.classify([text])
         finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
+from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import LeakError, RangeError, RuleError
 from comet_mpc.functions.flooding import Flooding, constant_guess, flooded_guess_not_private
@@ -27,7 +27,6 @@ from comet_mpc.functions.inverse_sqrt import (
 )
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.table_rule import TableRule
-from support.homomorphic_parties import run_as_a_pair
 from support.two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]
@@ -194,10 +193,7 @@ def test_tables_prepared_by_the_parties_alone_do_the_same() -> None:
     rule = TableRule(1 / 16, 16.0)
     t = points(1 / 16, 16.0, 300)
     program = of_secret(t, 16.0, rule)
-    client, server = run_as_a_pair(program, {}, {})
-    assert client.values is not None
-    assert server.values is not None
-    real = decode(client.values + server.values, client.fraction, client.width)
+    real = together(run_two_parties(program, source="pair"))
     assert np.max(np.abs(real * np.sqrt(t) - 1.0)) <= rule.error + rule.rounding
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from comet_mpc.lab.bench.truncation import check_truncation
 from comet_mpc.lab.bench.workers import Crew
 from comet_mpc.models.transformer import EncoderShape
 from comet_mpc.units import human_bytes, human_seconds
+from support.waiting import PATIENCE, eventually
 
 ALL = [(operation, method) for operation, methods in OPERATIONS.items() for method in methods]
 
@@ -115,17 +115,15 @@ def test_an_interrupted_bench_leaves_no_process(number: int, tmp_path: Path) -> 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     children: set[int] = set()
-    until = time.monotonic() + 120
-    while len(children) < 4 and time.monotonic() < until:  # dealer, two parties, and Python's resource tracker
-        children |= _children(running.pid)
-        time.sleep(0.05)
-    assert len(children) >= 4
+
+    def all_started() -> bool:
+        children.update(_children(running.pid))
+        return len(children) >= 4  # dealer, two parties, and Python's resource tracker
+
+    eventually(all_started)
     running.send_signal(number)
-    assert running.wait(60) != 0
-    until = time.monotonic() + 60
-    while any(map(_alive, children)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(_alive, children))
+    assert running.wait(PATIENCE) != 0
+    eventually(lambda: not any(map(_alive, children)), "a process was left behind")
     assert number == signal.SIGKILL or not list(tmp_path.iterdir())
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from comet_mpc.errors import (
     WrongSize,
     WrongVersion,
 )
+from comet_mpc.net import sockets
 from comet_mpc.net.channel import (
     FRAME_HEADER,
     GREETING_LIMIT,
@@ -33,32 +34,18 @@ from comet_mpc.net.channel import (
     greet,
     memory_pair,
 )
-from comet_mpc.net.identity import Role, TlsIdentity, make_test_set
 from comet_mpc.net.sockets import TcpChannel, TlsChannel, connect, listen
 from comet_mpc.net.tls import secure
+from support.certificates import Identities
+from support.two_parties import both
+from support.waiting import Clock, eventually, once_blocked_in
 
 SHORT = 0.1
 LARGE = 32 << 20
 
-Identities = dict[Role, TlsIdentity]
-A = TypeVar("A")
-B = TypeVar("B")
-
-
-def both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Runs the two sides at once; an error of either is raised here."""
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.submit(first), pool.submit(second)
-        return one.result(), other.result()
-
 
 def header(length: int) -> bytes:
     return length.to_bytes(FRAME_HEADER, "little")
-
-
-@pytest.fixture(scope="module")
-def identities(tmp_path_factory: pytest.TempPathFactory) -> Identities:
-    return make_test_set(tmp_path_factory.mktemp("keys"))
 
 
 def open_pair(kind: str, identities: Identities, timeout: float = 20.0) -> tuple[Channel, Channel]:
@@ -249,20 +236,20 @@ def test_peer_closes_while_a_large_frame_is_sent(
     channel_and_socket: tuple[Channel, socket.socket],
 ) -> None:
     channel, peer = channel_and_socket
-    timer = threading.Timer(0.05, peer.close)
-    timer.start()
+    leaving = once_blocked_in("_transfer", peer.close)
     with pytest.raises(PeerClosed):
         channel.exchange([bytes(LARGE)], 0)
-    timer.join()
+    leaving.join()
 
 
 def test_a_silent_peer_times_out(pair: tuple[Channel, Channel]) -> None:
     here, _ = pair
     here.timeout = SHORT
-    start = time.monotonic()
-    with pytest.raises(PeerTimeout, match="0 of 8 header bytes"):
+    with pytest.raises(PeerTimeout, match="0 of 8 header bytes") as caught:
         here.exchange([b"x"], 10)
-    assert 0.9 * SHORT <= time.monotonic() - start < 5
+    waited = re.search(r"no progress for ([0-9.]+) s", str(caught.value))
+    assert waited is not None
+    assert float(waited[1]) >= 0.9 * SHORT
     with pytest.raises(PeerClosed):
         here.exchange([b"x"], 10)
 
@@ -276,28 +263,33 @@ def test_a_peer_that_stops_midway_times_out(channel_and_socket: tuple[Channel, s
     assert "secret" not in str(caught.value)
 
 
-def test_slow_progress_is_no_stall(channel_and_socket: tuple[Channel, socket.socket]) -> None:
+def test_slow_progress_is_no_stall(
+    channel_and_socket: tuple[Channel, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte whenever the patience is almost over."""
     channel, peer = channel_and_socket
-    channel.timeout = 1.0
+    clock = Clock()
+    monkeypatch.setattr(sockets, "time", clock)
 
     def trickle() -> None:
-        for byte in header(6) + b"slowly":
-            time.sleep(0.08)
+        for byte in header(6) + b"slow":
+            read = clock.readings + 2  # when it moved, and how long to wait now
             peer.sendall(bytes([byte]))
+            eventually(partial(clock.was_read, read))
+            clock.now += 0.9 * channel.timeout
+        peer.sendall(b"ly")
 
     got, _ = both(lambda: channel.exchange([], 6), trickle)
     assert got.tobytes() == b"slowly"
+    assert clock.now > 10 * channel.timeout
 
 
 def test_closing_wakes_the_own_thread(pair: tuple[Channel, Channel]) -> None:
     here, _ = pair
-    timer = threading.Timer(0.05, here.close)
-    timer.start()
-    start = time.monotonic()
+    closing = once_blocked_in("_transfer", here.close)
     with pytest.raises(PeerClosed):
         here.receive(10)
-    assert time.monotonic() - start < 5
-    timer.join()
+    closing.join()
 
 
 # The greeting.

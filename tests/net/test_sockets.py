@@ -5,44 +5,21 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
 
 from comet_mpc.errors import ConfigurationError, NotAuthenticated, PeerClosed, PeerError, PeerTimeout
 from comet_mpc.net.channel import Channel, greet
-from comet_mpc.net.identity import Role, TlsIdentity, make_test_set
+from comet_mpc.net.identity import TlsIdentity, make_test_set
 from comet_mpc.net.sockets import connect, listen
+from support.certificates import Identities
+from support.two_parties import both, outcome
+from support.waiting import PATIENCE, once_blocked_in
 
 SHORT = 0.1
-
-Identities = dict[Role, TlsIdentity]
-A = TypeVar("A")
-B = TypeVar("B")
-
-
-def both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Runs the two sides at once; an error of either is raised here."""
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.submit(first), pool.submit(second)
-        return one.result(), other.result()
-
-
-def outcome(action: Callable[[], object]) -> object:
-    """What the action returns, or the error it raises."""
-    try:
-        return action()
-    except PeerError as error:
-        return error
-
-
-@pytest.fixture(scope="module")
-def identities(tmp_path_factory: pytest.TempPathFactory) -> Identities:
-    return make_test_set(tmp_path_factory.mktemp("keys"))
 
 
 def open_pair(identities: Identities) -> tuple[Channel, Channel]:
@@ -75,16 +52,26 @@ def test_connecting_to_nobody() -> None:
         connect("no-such-host.invalid", 1)
 
 
-def test_connecting_waits_for_a_late_listener() -> None:
+def test_connecting_waits_for_a_late_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen("127.0.0.1", 0) as listener:
         address = listener.address
+    refused, dial = threading.Event(), socket.create_connection
+
+    def refused_at_first(*arguments: Any, **options: Any) -> socket.socket:
+        try:
+            return dial(*arguments, **options)
+        except ConnectionRefusedError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(socket, "create_connection", refused_at_first)
 
     def late() -> Channel:
-        time.sleep(SHORT)
+        assert refused.wait(PATIENCE)
         with listen(*address) as listener:
             return listener.accept(10)
 
-    here, there = both(late, lambda: connect(*address, retry_seconds=10))
+    here, there = both(late, lambda: connect(*address, retry_seconds=PATIENCE))
     with here, there:
         here.send(b"hello")
         assert there.receive(5) == b"hello"
@@ -101,11 +88,10 @@ def test_accept_times_out_and_goes_on() -> None:
 
 def test_closing_a_listener_wakes_accept() -> None:
     listener = listen("127.0.0.1", 0)
-    timer = threading.Timer(0.05, listener.close)
-    timer.start()
+    closing = once_blocked_in("accept", listener.close)
     with pytest.raises(PeerClosed, match="listener is closed"):
         listener.accept(20)
-    timer.join()
+    closing.join()
     with pytest.raises(PeerClosed, match="listener is closed"):
         listener.accept(20)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,34 +28,29 @@ from comet_mpc.errors import (
     RandomnessSpent,
 )
 from comet_mpc.net.channel import memory_pair
-from comet_mpc.net.identity import make_test_set
 from comet_mpc.offline.bundle import Bundle
-from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight
+from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import Ask, Seed, fetch_bundle, fetch_to_memory
 from comet_mpc.offline.dealer.server import Dealer
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
+from support.certificates import Identities
 from support.dealer_service import (
+    IMPATIENT,
     KEY,
     SMALL,
-    Identities,
-    both,
-    dealer_process,
     dial,
     fetch,
     fetch_both,
-    outcome,
     running_dealer,
+    waiting_parties,
 )
+from support.processes import dealer_process
+from support.two_parties import both, masked, opened, outcome
+from support.waiting import eventually
 
-Keys = tuple[Path, Identities]
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    directory = tmp_path_factory.mktemp("keys")
-    return directory, make_test_set(directory)
-
+LONELY = replace(IMPATIENT, partner_seconds=0.3)
+"""Limits of a dealer to whom only one party comes."""
 
 # A program with a bit of everything.
 
@@ -81,20 +76,17 @@ def everything(session: Session, weight: Weight) -> tuple[Share, Words | None]:
 
 
 def run_program(party: int, bundle: Bundle, channels: tuple[object, object]) -> Words | None:
-    weight = MODEL if party == SERVER else MODEL.public()
-    if party == CLIENT:
-        weight = Weight(MODEL.name, MODEL.shape, FRACTION, MODEL.gain, masked=mask_weight(KEY, MODEL))
-    source = DealtRandomness(bundle, {weight.name: weight})
+    weights = {"w": MODEL} if party == SERVER else masked({"w": MODEL}, KEY)
+    source = opened(bundle, {MODEL.name: weights["w"]})
     source.compute_ahead()
     channel = channels[party]
     session = PartySession(party, channel, source)  # type: ignore[arg-type]
-    _, revealed = everything(session, weight)
+    _, revealed = everything(session, weights["w"])
     assert source.remaining == 0
     return revealed
 
 
-def test_a_dealer_in_its_own_process_serves_a_whole_run(keys: Keys, tmp_path: Path) -> None:
-    directory, identities = keys
+def test_a_dealer_in_its_own_process_serves_a_whole_run(keys: Path, identities: Identities, tmp_path: Path) -> None:
     plan = plan_program(lambda session: everything(session, MODEL.public()))
     _, expected = run_twin(lambda session: everything(session, MODEL))
     stores = [BundleStore(tmp_path / str(party), party, DEALER) for party in (CLIENT, SERVER)]
@@ -114,7 +106,7 @@ def test_a_dealer_in_its_own_process_serves_a_whole_run(keys: Keys, tmp_path: Pa
         store.verify(name)
         return store.take(name, plan.digest, plan.correlations)
 
-    with dealer_process(directory) as (_, address):
+    with dealer_process(keys) as (_, address):
         client, server = both(lambda: prepare(CLIENT, address), lambda: prepare(SERVER, address))
     channels = memory_pair()
     result, nothing = both(lambda: run_program(CLIENT, client, channels), lambda: run_program(SERVER, server, channels))
@@ -134,9 +126,9 @@ def test_a_dealer_in_its_own_process_serves_a_whole_run(keys: Keys, tmp_path: Pa
 # The contract.
 
 
-def test_the_two_parts_belong_together(keys: Keys) -> None:
-    with running_dealer(keys[1]) as dealer:
-        client, server = fetch_both(dealer.address, keys[1])
+def test_the_two_parts_belong_together(identities: Identities) -> None:
+    with running_dealer(identities) as dealer:
+        client, server = fetch_both(dealer.address, identities)
     dealing = Dealing(SMALL, KEY, (client.seed, server.seed))
     assert isinstance(server.stored, io.BytesIO)
     assert server.stored.getvalue() == b"".join(dealing.corrections())
@@ -144,35 +136,35 @@ def test_the_two_parts_belong_together(keys: Keys) -> None:
     assert client.seed != server.seed
 
 
-def test_every_bundle_has_fresh_seeds(keys: Keys) -> None:
-    with running_dealer(keys[1]) as dealer:
-        pairs = [fetch_both(dealer.address, keys[1]) for _ in range(3)]
+def test_every_bundle_has_fresh_seeds(identities: Identities) -> None:
+    with running_dealer(identities) as dealer:
+        pairs = [fetch_both(dealer.address, identities) for _ in range(3)]
     assert len({bundle.seed for pair in pairs for bundle in pair}) == 6
 
 
-def test_a_bundle_is_dealt_once(keys: Keys) -> None:
+def test_a_bundle_is_dealt_once(identities: Identities) -> None:
     name = new_bundle_id()
-    with running_dealer(keys[1]) as dealer:
-        fetch_both(dealer.address, keys[1], bundle_id=name)
+    with running_dealer(identities) as dealer:
+        fetch_both(dealer.address, identities, bundle_id=name)
         for party in (CLIENT, SERVER):
             with pytest.raises(RandomnessSpent, match="another id"):
-                fetch(dealer.address, keys[1], party, name)
+                fetch(dealer.address, identities, party, name)
 
 
-def test_a_second_client_cannot_join_a_bundle(keys: Keys) -> None:
+def test_a_second_client_cannot_join_a_bundle(identities: Identities) -> None:
     name = new_bundle_id()
-    with running_dealer(keys[1]) as dealer:
-        found = both(*[lambda: outcome(lambda: fetch(dealer.address, keys[1], CLIENT, name))] * 2)
+    with running_dealer(identities, LONELY) as dealer:
+        found = both(*[lambda: outcome(lambda: fetch(dealer.address, identities, CLIENT, name))] * 2)
     assert {type(each) for each in found} == {RandomnessSpent, PeerTimeout}
 
 
-def test_parties_of_different_programs_are_both_told(keys: Keys) -> None:
+def test_parties_of_different_programs_are_both_told(identities: Identities) -> None:
     other: tuple[Correlation, ...] = (BitProducts(41, 64),)
     name = new_bundle_id()
-    with running_dealer(keys[1]) as dealer:
+    with running_dealer(identities) as dealer:
         client, server = both(
-            lambda: outcome(lambda: fetch(dealer.address, keys[1], CLIENT, name, SMALL)),
-            lambda: outcome(lambda: fetch(dealer.address, keys[1], SERVER, name, other)),
+            lambda: outcome(lambda: fetch(dealer.address, identities, CLIENT, name, SMALL)),
+            lambda: outcome(lambda: fetch(dealer.address, identities, SERVER, name, other)),
         )
     assert isinstance(client, ProtocolMismatch)
     assert isinstance(server, ProtocolMismatch)
@@ -180,17 +172,17 @@ def test_parties_of_different_programs_are_both_told(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("party", [CLIENT, SERVER])
-def test_a_party_whose_peer_never_comes_is_told_and_the_id_is_spent(keys: Keys, party: int) -> None:
+def test_a_party_whose_peer_never_comes_is_told_and_the_id_is_spent(identities: Identities, party: int) -> None:
     name = new_bundle_id()
-    with running_dealer(keys[1]) as dealer:
+    with running_dealer(identities, LONELY) as dealer:
         with pytest.raises(PeerTimeout, match="nothing was dealt"):
-            fetch(dealer.address, keys[1], party, name)
+            fetch(dealer.address, identities, party, name)
         with pytest.raises(RandomnessSpent):
-            fetch(dealer.address, keys[1], 1 - party, name)
+            fetch(dealer.address, identities, 1 - party, name)
 
 
-def test_the_memory_of_spent_ids_is_bounded(keys: Keys) -> None:
-    dealer = Dealer("127.0.0.1", 0, keys[1]["dealer"])
+def test_the_memory_of_spent_ids_is_bounded(identities: Identities) -> None:
+    dealer = Dealer("127.0.0.1", 0, identities["dealer"])
     object.__setattr__(dealer.limits, "remembered", 3)
     names = [new_bundle_id() for _ in range(5)]
     with dealer:
@@ -201,10 +193,10 @@ def test_the_memory_of_spent_ids_is_bounded(keys: Keys) -> None:
             dealer._spend(names[-1])
 
 
-def test_a_peer_without_a_dealers_certificate_is_not_trusted(keys: Keys) -> None:
-    impostor = {**keys[1], "dealer": keys[1]["server"]}
+def test_a_peer_without_a_dealers_certificate_is_not_trusted(identities: Identities) -> None:
+    impostor = {**identities, "dealer": identities["server"]}
     with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="no dealer"):
-        fetch(dealer.address, keys[1], CLIENT, new_bundle_id())
+        fetch(dealer.address, identities, CLIENT, new_bundle_id())
     with pytest.raises(NotAuthenticated, match="no dealer"):
         fetch_to_memory(memory_pair()[0], CLIENT, new_bundle_id(), SMALL)
 
@@ -215,9 +207,8 @@ def test_only_the_server_has_a_weight_key() -> None:
             fetch_to_memory(memory_pair()[0], party, new_bundle_id(), SMALL, key=key)
 
 
-def test_a_part_is_kept_only_when_the_other_party_has_its_own(keys: Keys, tmp_path: Path) -> None:
+def test_a_part_is_kept_only_when_the_other_party_has_its_own(identities: Identities, tmp_path: Path) -> None:
     """The client's disk fails after the server has received everything: neither keeps anything."""
-    identities = keys[1]
     name = new_bundle_id()
     stores = [BundleStore(tmp_path / str(party), party, DEALER) for party in (CLIENT, SERVER)]
 
@@ -240,35 +231,36 @@ def test_a_part_is_kept_only_when_the_other_party_has_its_own(keys: Keys, tmp_pa
     assert all(not any(store.directory.iterdir()) for store in stores)
 
 
-def test_many_pairs_at_once(keys: Keys) -> None:
-    with running_dealer(keys[1]) as dealer:
-        pairs = both(*[lambda: [fetch_both(dealer.address, keys[1]) for _ in range(4)]] * 2)
+def test_many_pairs_at_once(identities: Identities) -> None:
+    with running_dealer(identities) as dealer:
+        pairs = both(*[lambda: [fetch_both(dealer.address, identities) for _ in range(4)]] * 2)
     assert len({bundle.seed for pair in pairs[0] + pairs[1] for bundle in pair}) == 16
 
 
-def test_messages_and_logs_show_no_secret(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_and_logs_show_no_secret(identities: Identities, caplog: pytest.LogCaptureFixture) -> None:
     secret = b"sixteen secrets!"
     for message in (Ask("0" * 32, "1" * 64, 3, secret), Seed(secret, 0)):
         assert "secret" not in repr(message)
         assert "c2l4dGVlb" not in repr(message)
     caplog.set_level(logging.DEBUG)
-    with running_dealer(keys[1]) as dealer:
-        client, server = fetch_both(dealer.address, keys[1])
-        outcome(lambda: fetch(dealer.address, keys[1], CLIENT, "f" * 32))
+    with running_dealer(identities) as dealer:
+        client, server = fetch_both(dealer.address, identities)
+    with running_dealer(identities, LONELY) as dealer:
+        outcome(lambda: fetch(dealer.address, identities, CLIENT, "f" * 32))
     assert "client 'client'" in caplog.text
     for value in (client.seed, server.seed, KEY):
         assert value.hex() not in caplog.text
         assert repr(value) not in caplog.text
 
 
-def test_closing_ends_waiting_parties(keys: Keys) -> None:
-    with running_dealer(keys[1]) as dealer:
+def test_closing_ends_waiting_parties(identities: Identities) -> None:
+    with running_dealer(identities) as dealer:
 
         def close() -> None:
-            time.sleep(0.3)
+            eventually(lambda: waiting_parties(dealer))
             dealer.close()
 
-        found, _ = both(lambda: outcome(lambda: fetch(dealer.address, keys[1], CLIENT, new_bundle_id())), close)
+        found, _ = both(lambda: outcome(lambda: fetch(dealer.address, identities, CLIENT, new_bundle_id())), close)
     assert isinstance(found, PeerClosed)
 
 
@@ -295,9 +287,8 @@ def _peak(process_id: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
-def test_the_dealer_never_holds_more_than_a_piece(keys: Keys) -> None:
+def test_the_dealer_never_holds_more_than_a_piece(keys: Path, identities: Identities) -> None:
     """60 MB of corrections, fewer than 32 MB of growth; what arrives is what a dealing makes."""
-    directory, identities = keys
     count = 1_500_000
     program: tuple[Correlation, ...] = (
         Mask((count,), 64),
@@ -316,7 +307,7 @@ def test_the_dealer_never_holds_more_than_a_piece(keys: Keys) -> None:
         channel = dial(address, identities["server" if party == SERVER else "client"])
         fetch_bundle(channel, party, name, program, sink, key=KEY if party == SERVER else None)
 
-    with dealer_process(directory) as (process, address):
+    with dealer_process(keys) as (process, address):
         before = _peak(process.pid)
         both(lambda: run(CLIENT, address), lambda: run(SERVER, address))
         growth = _peak(process.pid) - before

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -30,8 +26,8 @@ from comet_mpc.offline.ot.extension import (
     set_up_traffic,
     set_up_transfers,
 )
+from support.two_parties import as_parties, outcome
 
-Result = TypeVar("Result")
 Bytes = npt.NDArray[np.uint8]
 
 ISAS = _native.transfer_isa_names()
@@ -52,23 +48,20 @@ def low(width: int) -> np.uint64:
     return np.uint64(2**width - 1)
 
 
-def both(work: Callable[[int], Result]) -> tuple[Result, Result]:
-    """The same function as the client and as the server, in two threads."""
-    with ThreadPoolExecutor(2) as pool:
-        client, server = (pool.submit(work, party) for party in (CLIENT, SERVER))
-        return client.result(), server.result()
-
-
 class Pair:
     """Two parties that are set up and connected."""
 
     def __init__(self, fold: int) -> None:
         self.fold = fold
-        self.ends: tuple[Channel, Channel] = memory_pair(20.0)
-        self.transfers: tuple[Transfers, Transfers] = both(lambda p: set_up_transfers(self.ends[p], p, fold))
+        self.ends: tuple[Channel, Channel] = memory_pair()
+        self.transfers: tuple[Transfers, Transfers] = as_parties(
+            lambda end, party: set_up_transfers(end, party, fold), self.ends
+        )
 
     def products(self, count: int, width: int, chunk: int = 512) -> tuple[tuple[Bytes, Words], tuple[Bytes, Words]]:
-        return both(lambda p: bit_products(self.ends[p], self.transfers[p], count, width, chunk=chunk))
+        return as_parties(
+            lambda end, party: bit_products(end, self.transfers[party], count, width, chunk=chunk), self.ends
+        )
 
 
 @pytest.fixture(scope="module", params=FOLDS)
@@ -318,8 +311,8 @@ def test_products_are_exact_at_every_width(pair: Pair, width: int) -> None:
 
 
 def test_set_up_costs_what_is_declared() -> None:
-    ends = memory_pair(20.0)
-    both(lambda p: set_up_transfers(ends[p], p))
+    ends = memory_pair()
+    as_parties(set_up_transfers, ends)
     assert ends[0].traffic == ends[1].traffic == set_up_traffic()
 
 
@@ -404,13 +397,13 @@ def test_truncation_with_these_products_is_exact(pair: Pair, width: int, shift: 
 def test_chosen_bits_times_chosen_words(pair: Pair, owner: int, count: int, width: int) -> None:
     words, bits = RNG.integers(0, 2**64, count, np.uint64), random_bytes((count + 7) // 8)
 
-    def work(party: int) -> Words:
-        end, transfers = pair.ends[party], pair.transfers[party]
+    def work(end: Channel, party: int) -> Words:
+        transfers = pair.transfers[party]
         if party == owner:
             return bit_times_word(end, transfers, count, width, bits=bits, chunk=256)
         return bit_times_word(end, transfers, count, width, words=words, chunk=256)
 
-    client, server = both(work)
+    client, server = as_parties(work, pair.ends)
     np.testing.assert_array_equal((client + server) & low(width), (unpacked(bits, count) * words) & low(width))
 
 
@@ -441,15 +434,11 @@ def test_numbers_that_make_no_sense_are_refused(pair: Pair) -> None:
 
 @pytest.mark.parametrize(("parties", "folds"), [((0, 1), (4, 8)), ((0, 0), (8, 8)), ((1, 1), (8, 8))])
 def test_two_sides_that_disagree_find_out_at_once(parties: tuple[int, int], folds: tuple[int, int]) -> None:
-    ends = memory_pair(20.0)
+    ends = memory_pair()
 
-    def work(side: int) -> Exception | None:
-        try:
-            set_up_transfers(ends[side], parties[side], folds[side])
-        except Exception as error:
-            return error
-        return None
+    def work(end: Channel, side: int) -> object:
+        return outcome(lambda: set_up_transfers(end, parties[side], folds[side]))
 
-    assert all(isinstance(error, ProtocolMismatch) for error in both(work))
+    assert all(isinstance(error, ProtocolMismatch) for error in as_parties(work, ends))
     assert ends[0].closed
     assert ends[1].closed

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -20,30 +19,14 @@ from comet_mpc.net.channel import memory_pair
 from comet_mpc.offline.ot import tables as table_transfer
 from comet_mpc.offline.ot.extension import Transfers, extension_bytes, set_up_transfers
 from comet_mpc.offline.ot.tables import give_words, read_words, table_traffic
-from support.two_parties import run_two_parties
+from support.two_parties import as_parties, both, outcome, run_two_parties
 
 RNG = np.random.default_rng(6)
 
 
-def both(client: Callable[[], object], server: Callable[[], object]) -> tuple[object, object]:
-    def outcome(work: Callable[[], object]) -> object:
-        try:
-            return work()
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.submit(outcome, client), pool.submit(outcome, server)
-        return first.result(), second.result()
-
-
 @pytest.fixture(scope="module")
 def transfers() -> tuple[Transfers, Transfers]:
-    ends = memory_pair(20.0)
-    client, server = both(*(lambda p=p: set_up_transfers(ends[p], p) for p in (CLIENT, SERVER)))
-    assert isinstance(client, Transfers)
-    assert isinstance(server, Transfers)
-    return client, server
+    return as_parties(set_up_transfers)
 
 
 @pytest.mark.parametrize("entries", [2, 4, 8, 16, 32, 64, 128, 256])
@@ -52,14 +35,11 @@ def test_the_reader_has_one_word_of_every_table(
     transfers: tuple[Transfers, Transfers], monkeypatch: pytest.MonkeyPatch, entries: int, count: int, reader: int
 ) -> None:
     monkeypatch.setattr(table_transfer, "CHUNK_ENTRIES", 128 * entries)
-    ends = memory_pair(20.0)
-    read, given_words = both(
+    ends = memory_pair()
+    (places, known), given_words = both(
         lambda: read_words(ends[reader], transfers[reader], count, entries),
         lambda: list(give_words(ends[1 - reader], transfers[1 - reader], count, entries)),
     )
-    assert isinstance(read, tuple)
-    assert isinstance(given_words, list)
-    places, known = read
     words = np.concatenate([np.empty((0, entries), np.uint64), *given_words])
     assert words.shape == (count, entries)
     np.testing.assert_array_equal(words[np.arange(count), places.astype(np.int64)], known)
@@ -84,16 +64,16 @@ def test_every_instruction_set_gives_the_same_words(index_bits: int) -> None:
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_messages_of_another_size_are_cut_off(transfers: tuple[Transfers, Transfers], change: int) -> None:
-    ends = memory_pair(20.0)
+    ends = memory_pair()
     error, _ = both(
-        lambda: list(give_words(ends[0], transfers[0], 10, 16)),
+        lambda: outcome(lambda: list(give_words(ends[0], transfers[0], 10, 16))),
         lambda: ends[1].exchange([bytes(extension_bytes(40) + change)], 0),
     )
     assert isinstance(error, WrongSize)
 
 
 def test_tables_that_make_no_sense_are_refused(transfers: tuple[Transfers, Transfers]) -> None:
-    end = memory_pair(20.0)[0]
+    end = memory_pair()[0]
     for entries in (0, 1, 3, 512):
         with pytest.raises(ShapeError):
             read_words(end, transfers[0], 4, entries)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -33,7 +30,6 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import (
     CometError,
     ForeignRandomness,
-    PeerClosed,
     PeerError,
     PeerTimeout,
     RandomnessError,
@@ -45,7 +41,10 @@ from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.offline.store import BundleStore, new_bundle_id
-from support.faulty_channel import IMPATIENT
+from support.faulty_channel import Fault, FaultyChannel
+from support.shared_transfers import share_base_transfers
+from support.two_parties import as_parties, outcome
+from support.waiting import PATIENCE
 
 PROGRAM: tuple[Correlation, ...] = (
     Mask((2, 3, 4), 40, 0, 40),
@@ -65,40 +64,7 @@ WEIGHTS = {
     for name, shape in (("w", (7, 4)), ("v", (4,)))
 }
 
-Fault = Literal["cut", "length", "garbage", "stall"]
-FAULTS: tuple[Fault, ...] = ("cut", "length", "garbage", "stall")
-
-
-class FaultyChannel(Channel):
-    """Another channel, with a fault in message number `at`; "hurry": it waits for the other side a short while only."""
-
-    def __init__(self, inner: Channel, fault: Fault | Literal["hurry"] | None = None, at: int = -1) -> None:
-        super().__init__(inner.timeout)
-        self._inner, self._fault, self._at = inner, fault, at
-        self.messages = 0
-
-    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
-        if self._fault == "hurry" and self._at <= self.messages <= self._at + 1:
-            deadline = min(deadline, time.monotonic() + IMPATIENT)
-        elif self.messages == self._at:
-            outgoing = self._strike(outgoing)
-        self.messages += 1
-        return self._inner._transfer(outgoing, sizes, deadline)
-
-    def _strike(self, outgoing: list[memoryview] | None) -> list[memoryview] | None:
-        match self._fault:
-            case "cut":
-                raise PeerClosed("the line was cut")
-            case "stall":
-                time.sleep(2.5 * IMPATIENT)
-            case "length":
-                return [memoryview(b"\xff" * (sum(map(len, outgoing or [])) + 1))]
-            case "garbage" if outgoing is not None:
-                return [memoryview(b"\xff" * sum(map(len, outgoing)))]
-        return outgoing
-
-    def _release(self) -> None:
-        self._inner.close()
+FAULTS: tuple[Fault, ...] = ("cut", "length", "noise", "stall")
 
 
 @dataclass(frozen=True)
@@ -109,7 +75,7 @@ class Pair:
 
     def prepare(
         self, name: str, fault: Fault | None = None, side: int = CLIENT, at: int = -1
-    ) -> tuple[list[object], list[FaultyChannel]]:
+    ) -> tuple[tuple[object, object], tuple[FaultyChannel, FaultyChannel]]:
         return self.run(lambda preparer, store: prepare_stored(preparer, name, PLAN, store), fault, side, at)
 
     def run(
@@ -118,28 +84,18 @@ class Pair:
         fault: Fault | None = None,
         side: int = CLIENT,
         at: int = -1,
-    ) -> tuple[list[object], list[FaultyChannel]]:
+    ) -> tuple[tuple[object, object], tuple[FaultyChannel, FaultyChannel]]:
         """What each side returns or raises; afterwards both have ended."""
-        ends = [
-            FaultyChannel(end, fault if party == side else "hurry" if fault == "stall" else None, at)
-            for party, end in enumerate(memory_pair(20.0))
-        ]
-        results: list[object] = [None, None]
+        hurry: Fault | None = "hurry" if fault == "stall" else None
+        mine, theirs = memory_pair(PATIENCE)
+        faults = (fault, hurry) if side == CLIENT else (hurry, fault)
+        ends = FaultyChannel(mine, faults[CLIENT], at), FaultyChannel(theirs, faults[SERVER], at)
 
-        def one(party: int) -> None:
-            preparer = Preparer(ends[party], party, PROGRAM, WEIGHTS if party == SERVER else None, threads=1)
-            try:
-                results[party] = work(preparer, self.stores[party])
-            except CometError as error:
-                results[party] = error
+        def one(end: Channel, party: int) -> object:
+            preparer = Preparer(end, party, PROGRAM, WEIGHTS if party == SERVER else None, threads=1)
+            return outcome(lambda: work(preparer, self.stores[party]))
 
-        threads = [threading.Thread(target=one, args=(party,), daemon=True) for party in (CLIENT, SERVER)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        return results, ends
+        return as_parties(one, ends), ends
 
     def stored(self) -> list[set[str]]:
         return [set(store.list(PLAN.digest)) for store in self.stores]
@@ -241,11 +197,14 @@ MESSAGES = 30
 
 @pytest.mark.parametrize("side", [CLIENT, SERVER])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_any_message_leaves_nothing_at_either_side(pair: Pair, fault: Fault, side: int) -> None:
+def test_a_fault_in_any_message_leaves_nothing_at_either_side(
+    pair: Pair, fault: Fault, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every message has every fault, at one side or, the one before and the one after it, at the other."""
+    share_base_transfers(monkeypatch)
     places = range((FAULTS.index(fault) // 2 + side) % 2, MESSAGES, 2)
 
-    def attempt(at: int) -> list[object]:
+    def attempt(at: int) -> tuple[object, object]:
         name = new_bundle_id()
         results, ends = pair.prepare(name, fault, side, at)
         client, server = (name in names for names in pair.stored())
@@ -256,13 +215,13 @@ def test_a_fault_in_any_message_leaves_nothing_at_either_side(pair: Pair, fault:
         assert client == (not isinstance(results[CLIENT], CometError)), at
         # Without an error the fault was none (a pause that nobody waited in, a byte too many after the last message) or
         # makes shares wrong: both believe in those.
-        assert errors or fault in ("garbage", "stall") or (fault == "length" and at == MESSAGES - 1), at
+        assert errors or fault in ("noise", "stall") or (fault == "length" and at == MESSAGES - 1), at
         for store in pair.stores:
             store.discard(name)
         return results
 
     with ThreadPoolExecutor(4 if fault == "stall" else 1) as pool:
-        results = [result for both in pool.map(attempt, places) for result in both]
+        results = [result for ended in pool.map(attempt, places) for result in ended]
     if fault == "stall":
         assert sum(isinstance(result, PeerTimeout) for result in results) > len(places) / 2
     assert not pair.files()

@@ -22,9 +22,8 @@ from comet_mpc.engine.correlations import (
     WeightScale,
 )
 from comet_mpc.engine.kernels import unpack_words
-from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
+from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
 from comet_mpc.engine.tables import pick
-from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import (
     ForeignRandomness,
     PeerClosed,
@@ -44,12 +43,12 @@ from comet_mpc.models.transformer import (
     input_rows,
     public_weights,
 )
-from comet_mpc.net.channel import Channel
+from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
-from support.homomorphic_parties import both, run_as_a_pair, same
+from support.two_parties import as_parties, equal, run_two_parties, together, twin_value
 
 RNG = np.random.default_rng(11)
 
@@ -96,7 +95,8 @@ def test_every_correlation_is_what_it_says() -> None:
             source.draw(program[0])
         return drawn
 
-    client, server, ends = both(work)
+    ends = memory_pair()
+    client, server = as_parties(work, ends)
     assert ends[CLIENT].traffic == preparation_traffic(program)
     masks = {
         index: (client[index][0] + (server[index][0] if server[index] else np.uint64(0))).reshape(entry.shape)
@@ -109,36 +109,36 @@ def test_every_correlation_is_what_it_says() -> None:
         match entry:
             case BitProducts(count=count, width=width):
                 bits = [np.unpackbits(part[0].view(np.uint8), bitorder="little")[:count] for part in (mine, theirs)]
-                assert same(mine[1] + theirs[1], (bits[0] & bits[1]).astype(np.uint64), width)
+                assert equal(mine[1] + theirs[1], (bits[0] & bits[1]).astype(np.uint64), width)
             case Monomials(masks=names, shape=shape, terms=terms):
                 for place, term in enumerate(terms):
                     expected = np.ones(shape, np.uint64)
                     for name, power in zip(names, term.powers, strict=True):
                         expected = expected * masks[name] ** np.uint64(power)
-                    assert same(mine[place] + theirs[place], expected.reshape(-1), term.width)
+                    assert equal(mine[place] + theirs[place], expected.reshape(-1), term.width)
             case TableTransfers(count=count, entries=entries, sizes=sizes):
                 places, own, pads = theirs[0], mine[: len(sizes)], mine[len(sizes) :]
                 assert places.max() < entries
                 for column, size in enumerate(sizes):
                     known = pick(pads[column].view(np.uint8), places, size)
-                    assert same(known - own[column], theirs[1 + column], 8 * size)
+                    assert equal(known - own[column], theirs[1 + column], 8 * size)
                     assert len(np.unique(unpack_words(pads[column].view(np.uint8), size, count * entries))) > entries
             case SquareSums(mask=mask, rows=rows, width=width):
                 rectangle = masks[mask].reshape(rows, -1)
-                assert same(mine[0] + theirs[0], (rectangle * rectangle).sum(axis=1, dtype=np.uint64), width)
+                assert equal(mine[0] + theirs[0], (rectangle * rectangle).sum(axis=1, dtype=np.uint64), width)
             case MatrixProduct(left=left, right=right, transposed=transposed, width=width):
                 factor = masks[right].transpose(0, 2, 1) if transposed else masks[right]
-                assert same(mine[0] + theirs[0], (masks[left] @ factor).reshape(-1), width)
+                assert equal(mine[0] + theirs[0], (masks[left] @ factor).reshape(-1), width)
             case WeightProduct(mask=mask, weight=name, outputs=outputs, width=width):
                 values = held[name].values
                 assert values is not None
                 expected = masks[mask] @ values.T.astype(np.int64).view(np.uint64)
-                assert same(mine[0].reshape(-1, outputs) + theirs[0].reshape(outputs, -1).T, expected, width)
+                assert equal(mine[0].reshape(-1, outputs) + theirs[0].reshape(outputs, -1).T, expected, width)
             case WeightScale(mask=mask, weight=name, width=width):
                 values = held[name].values
                 assert values is not None
                 expected = masks[mask] * values.astype(np.int64).view(np.uint64)
-                assert same(mine[0] + theirs[0], expected.reshape(-1), width)
+                assert equal(mine[0] + theirs[0], expected.reshape(-1), width)
 
 
 def test_an_activation_runs_without_a_dealer_and_equals_its_twin() -> None:
@@ -149,13 +149,8 @@ def test_an_activation_runs_without_a_dealer_and_equals_its_twin() -> None:
         x = session.private(CLIENT, values.shape, 16, 1.0, values if session.holds(CLIENT) else None)
         return smu(session, x, form, rule)
 
-    twin = program(TwinSession(), {})
-    client, server = run_as_a_pair(program, {}, {})
-    assert client.values is not None
-    assert server.values is not None
-    assert twin.values is not None
-    result = decode(client.values + server.values, client.fraction, client.width)
-    assert np.abs(result - decode(twin.values, twin.fraction, twin.width)).max() < 2.0**-8
+    result = together(run_two_parties(program, source="pair"))
+    assert np.abs(result - twin_value(program)).max() < 2.0**-8
 
 
 def test_a_classifier_runs_without_a_dealer_and_equals_its_twin() -> None:
@@ -163,6 +158,7 @@ def test_a_classifier_runs_without_a_dealer_and_equals_its_twin() -> None:
     rules = certified_rules(shape, 2, row_steps=6)
     rng = np.random.default_rng(1)
     held = encode_weights(shape, random_weights(shape, rng))
+    assert all(str(held[name].public()) == str(weight) for name, weight in public_weights(shape).items())
     rows = rng.standard_normal((1, 6, 16))
     rows = (rows - rows.mean(-1, keepdims=True)) / rows.std(-1, keepdims=True) * 0.999
 
@@ -172,20 +168,15 @@ def test_a_classifier_runs_without_a_dealer_and_equals_its_twin() -> None:
         mask = input_mask(session, np.ones((1, 6)) if known else None, (1, 6))
         return classify(session, x, mask, shape, rules, own)
 
-    twin = program(TwinSession(), held)
-    client, server = run_as_a_pair(program, held, public_weights(shape))
-    assert client.values is not None
-    assert server.values is not None
-    assert twin.values is not None
-    result = decode(client.values + server.values, client.fraction, client.width)
-    assert np.abs(result - decode(twin.values, twin.fraction, twin.width)).max() < 2.0**-7
+    result = together(run_two_parties(program, held, source="pair"))
+    assert np.abs(result - twin_value(program, held)).max() < 2.0**-7
 
 
 def test_randomness_for_another_program_is_refused() -> None:
     def work(channel: Channel, party: int) -> PairRandomness:
         return prepare_bundle(channel, party, [Mask((2,), 64, 0, 64)], threads=1)
 
-    source, _, _ = both(work)
+    source, _ = as_parties(work)
     with pytest.raises(ForeignRandomness):
         source.draw(Mask((3,), 64, 0, 64))
     assert "party=0" in repr(source)
@@ -197,7 +188,7 @@ def test_parties_with_different_programs_stop_before_anything_is_made() -> None:
             prepare_bundle(channel, party, [Mask((2 + party,), 64, 0, 64)])
         assert channel.closed
 
-    both(work)
+    as_parties(work)
 
 
 def test_a_fused_plan_is_refused() -> None:
@@ -205,7 +196,7 @@ def test_a_fused_plan_is_refused() -> None:
         with pytest.raises(RandomnessError, match="fused=False"):
             prepare_bundle(channel, party, [Mask((2,), 64, 12, 64)])
 
-    both(work)
+    as_parties(work)
 
 
 def test_a_server_without_the_weight_says_so() -> None:
@@ -220,7 +211,7 @@ def test_a_server_without_the_weight_says_so() -> None:
             with pytest.raises(Exception, match="closed"):
                 prepare_bundle(channel, party, program, threads=1)
 
-    both(work)
+    as_parties(work)
 
 
 def test_a_weight_above_the_public_bound_is_one_error_wherever_it_occurs() -> None:
@@ -244,4 +235,4 @@ def test_a_weight_above_the_public_bound_is_one_error_wherever_it_occurs() -> No
                 prepare_bundle(channel, party, program, held if party == SERVER else None, threads=1)
             channel.close()
 
-        both(work)
+        as_parties(work)

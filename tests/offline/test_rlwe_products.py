@@ -12,7 +12,7 @@ from comet_mpc.engine.correlations import (
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.net.channel import FRAME_HEADER, Channel
+from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.ot.extension import set_up_transfers
 from comet_mpc.offline.pair.arrangement import packing_pays
 from comet_mpc.offline.rlwe.packing import PackingKeys
@@ -20,7 +20,14 @@ from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Tiling, centred, choose_tiling
-from support.homomorphic_parties import both, random_words, same
+from support.two_parties import as_parties, equal
+
+RNG = np.random.default_rng(11)
+
+
+def random_words(*shape: int) -> Words:
+    return RNG.integers(0, 2**64, shape, dtype=np.uint64)
+
 
 # Matrix products ---------------------------------------------------------------------------------------------
 
@@ -54,10 +61,11 @@ def test_matrix_products_are_exact_and_cost_what_was_said(
         mine = {"x": x} if party == CLIENT else {"y": y}
         return matrix_products(engine, shape, width, bits, batch=batch, **mine)
 
-    client, server, ends = both(work)
+    ends = memory_pair()
+    client, server = as_parties(work, ends)
     expected = x @ y.view(np.uint64).transpose(0, 2, 1)
-    assert same(client + server, expected, width)
-    assert not same(client, expected, width)
+    assert equal(client + server, expected, width)
+    assert not equal(client, expected, width)
     tiling = choose_tiling(rows, inputs, outputs, width, bits)
     traffic = ends[CLIENT].traffic
     assert traffic.sent == KEYS + batch * (tiling.upload_bytes + FRAME_HEADER)
@@ -108,8 +116,9 @@ def test_packed_products_are_exact_and_cost_what_was_said(shape: tuple[int, int,
         mine = {"x": x} if party == CLIENT else {"y": y}
         return matrix_products(engine, shape, width, bits, **mine)
 
-    client, server, ends = both(work)
-    assert same(client + server, x @ y.view(np.uint64).transpose(0, 2, 1), width)
+    ends = memory_pair()
+    client, server = as_parties(work, ends)
+    assert equal(client + server, x @ y.view(np.uint64).transpose(0, 2, 1), width)
     tiling = choose_tiling(rows, inputs, outputs, width, bits, packed=True)
     keys = KEYS + PackingKeys.SIZE + FRAME_HEADER
     assert ends[CLIENT].traffic.sent == keys + tiling.upload_bytes + FRAME_HEADER
@@ -156,7 +165,7 @@ def test_a_factor_above_the_public_bound_never_leaves_the_server() -> None:
                 matrix_products(engine, (1, 1, 1), 64, 8, y=np.zeros((1, 2, 1), np.int64))
             assert channel.traffic.sent == SEED
 
-    both(work)
+    as_parties(work)
 
 
 # Element by element ------------------------------------------------------------------------------------------
@@ -185,12 +194,12 @@ def test_sums_of_products_are_exact(width: int, server_bits: int, count: int, su
         mine = {"left": left} if party == CLIENT else {"right": right}
         return slot_sums(engine, transfers, plan, count, width, **mine)
 
-    client, server, _ = both(work)
+    client, server = as_parties(work)
     expected = [
         sum((left[place] * factor for place, factor in zip(entry, factors, strict=True)), np.zeros(count, np.int64))
         for entry, factors in zip(sums, right, strict=True)
     ]
-    assert same(client + server, np.stack(expected).view(np.uint64), width)
+    assert equal(client + server, np.stack(expected).view(np.uint64), width)
 
 
 def test_narrower_rings_cost_less() -> None:

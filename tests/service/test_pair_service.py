@@ -6,14 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,56 +19,26 @@ from typer.testing import CliRunner
 from comet_mpc.cli import service
 from comet_mpc.errors import ConfigurationError, PeerClosed, PeerError, ProtocolMismatch, RandomnessSpent, ServerBusy
 from comet_mpc.models.served import ServedModel
-from comet_mpc.net.channel import Channel
-from comet_mpc.net.identity import TlsIdentity, make_test_set
-from comet_mpc.net.sockets import connect
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.client import Client
-from comet_mpc.service.messages import Accepted, GetWeights, Prepare, Welcome, expect, introduce, say
+from comet_mpc.service.messages import Accepted, GetWeights, Prepare, expect, say
 from comet_mpc.service.programs import Programs
-from support.server_process import ServerProcess, server_process
-from support.toy_model import make_checkpoint, twin_logits
+from support.clients import always_the_same_bundle, bundles_ready, only_what_is_stored, settled
+from support.processes import World, running_world, server_process
+from support.two_parties import both
+from support.waiting import PATIENCE, eventually
 
-TINY: dict[str, Any] = {"layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 2}
 LIMITS = {"stall_seconds": 20.0, "step_seconds": 20.0, "idle_seconds": 30.0, "ready": 2, "batch": 2, "preparations": 2}
 TEXT = "the film is good"
 
 
-@dataclass(frozen=True)
-class World:
-    keys: Path
-    checkpoint: Path
-    model: ServedModel
-    programs: Programs
-    state: Path
-    server: ServerProcess
-
-    def client(self, cache: Path, **options: Any) -> Client:
-        return Client(self.server.address, keys=self.keys, cache=cache, **{"ready": 0, **options})
-
-    def channel(self, port: int | None = None) -> Channel:
-        identity = TlsIdentity(self.keys / "client.pem", self.keys / "client.key", self.keys / "authority.pem")
-        channel = connect("127.0.0.1", port or self.server.port, identity.client_context(), 20.0)
-        introduce(channel, "client")
-        expect(channel, Welcome)
-        return channel
-
-    def right(self, logits: tuple[float, ...], text: str = TEXT) -> bool:
-        expected = twin_logits(self.model, self.model.encode([text]))[0]
-        return bool(np.max(np.abs(np.array(logits) - expected)) < 0.02)
-
-
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    directory = tmp_path_factory.mktemp("pair")
-    keys = directory / "keys"
-    make_test_set(keys)
-    checkpoint = make_checkpoint(directory / "model", **TINY, row_steps=6)
-    model, state = ServedModel.load(checkpoint), directory / "state"
-    with server_process(keys, checkpoint, None, state, limits=LIMITS, workers=5) as server:
-        yield World(keys, checkpoint, model, Programs(model, PAIR), state, server)
+def world(tmp_path_factory: pytest.TempPathFactory, keys: Path, tiny_checkpoint: Path) -> Iterator[World]:
+    state = tmp_path_factory.mktemp("pair")
+    with running_world(keys, tiny_checkpoint, state, with_dealer=False, limits=LIMITS, workers=5) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -80,24 +46,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def only_what_is_stored(client: Client) -> None:
-    assert client._pool is not None
-    client._pool.prepare = None  # type: ignore[assignment, method-assign]
-
-
 def planned_bytes(programs: Programs, batch: int = 1, *, first: bool = True) -> int:
     traffic = preparation_traffic(programs.plan(batch, 16).correlations, first=first)
     return traffic.sent + traffic.received
 
 
-def test_the_bundled_model_answers_at_the_planned_cost_and_its_weights_stay_at_home(tmp_path: Path) -> None:
+def test_the_bundled_model_answers_at_the_planned_cost_and_its_weights_stay_at_home(keys: Path, tmp_path: Path) -> None:
     with as_file(files("comet_mpc") / "data" / "demo_model") as checkpoint:
-        make_test_set(tmp_path / "keys")
         model = ServedModel.load(checkpoint)
         programs, text = Programs(model, PAIR), "a warm and funny film"
         with (
-            server_process(tmp_path / "keys", checkpoint, None, tmp_path / "state", workers=2) as server,
-            Client(server.address, keys=tmp_path / "keys", cache=tmp_path / "cache", ready=0) as client,
+            server_process(keys, checkpoint, None, tmp_path / "state", workers=2) as server,
+            Client(server.address, keys=keys, cache=tmp_path / "cache", ready=0) as client,
         ):
             assert client.source == "pair"
             (prediction,) = client.classify([text])
@@ -120,7 +80,7 @@ def test_bundles_on_one_connection_share_their_keys_and_a_pool_survives_a_restar
             planned_bytes(world.programs),
             planned_bytes(world.programs, first=False),
         ]
-        assert all(world.right(one.logits) for one in found)
+        assert all(world.right(one.logits, TEXT) for one in found)
         with pytest.raises(TypeError):  # nothing is left, and nothing comes back
             client.classify([TEXT])
     with world.client(tmp_path) as client:
@@ -139,33 +99,30 @@ with Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=0) as client
 
 def test_a_client_killed_halfway_and_a_server_restarted_leave_whole_bundles_only(world: World, tmp_path: Path) -> None:
     cache, state = tmp_path / "cache", tmp_path / "state"
-    with server_process(world.keys, world.checkpoint, None, state, limits=LIMITS, workers=2) as server:
+    with world.another_server(state, limits=LIMITS, workers=2) as server:
         arguments = [sys.executable, "-c", _KILLED, server.address, str(world.keys), str(cache)]
-        assert subprocess.run(arguments, check=False, timeout=60).returncode == 9
-        until = time.monotonic() + 20
-        while not any(event["event"].startswith("a client was not served") for event in server.events()):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        assert subprocess.run(arguments, check=False, timeout=PATIENCE).returncode == 9
+        server.logged("a client was not served")
         server.process.send_signal(signal.SIGKILL)
-        server.process.wait(20)
+        server.process.wait(PATIENCE)
     (stored,) = state.glob("bundles-*")
     left = [path.name for path in stored.iterdir()]
     assert len(left) == 1
     assert left == [path.name for path in cache.glob("*/bundles/*")]
     hasty = {**LIMITS, "preparation_seconds": 1.0}
-    with server_process(world.keys, world.checkpoint, None, state, limits=hasty, workers=2) as server:
-        with Client(server.address, keys=world.keys, cache=cache, ready=0) as client:
+    with world.another_server(state, limits=hasty, workers=2) as server:
+        with world.client(cache, server) as client:
             only_what_is_stored(client)
-            assert world.right(client.classify([TEXT])[0].logits)
+            assert world.right(client.classify([TEXT])[0].logits, TEXT)
         assert not list(stored.iterdir())
         assert not list(cache.glob("*/bundles/*"))
-        with world.channel(server.port) as channel:  # a deadline for all of it, besides the one for every step
+        with world.welcomed(server) as channel:  # a deadline for all of it, besides the one for every step
             say(channel, Prepare(new_bundle_id(), 1, 16, world.programs.plan(1, 16).digest))
             expect(channel, Accepted)
             channel.receive(32)
             with pytest.raises(PeerClosed):
                 channel.receive(1)
-        assert any("took too long" in event["event"] for event in server.events())
+        server.logged("took too long")
 
 
 def test_a_bundle_that_the_server_has_lost_is_replaced(world: World, tmp_path: Path) -> None:
@@ -175,20 +132,17 @@ def test_a_bundle_that_the_server_has_lost_is_replaced(world: World, tmp_path: P
         (kept,) = world.state.glob(f"bundles-*/{name}")
         kept.unlink()
         (prediction,) = client.classify([TEXT])
-        assert world.right(prediction.logits)
-        assert client._pool is not None
-        assert client._pool.count(1, 16) == 0
+        assert world.right(prediction.logits, TEXT)
+        assert bundles_ready(client) == 0
 
 
 def test_queries_go_on_while_randomness_is_prepared_for_two_clients(world: World, tmp_path: Path) -> None:
     def work(seat: int) -> bool:
         with world.client(tmp_path / str(seat), ready=2) as client:
             found = [client.classify([TEXT])[0] for _ in range(2)]
-            assert client._pool is not None
-            assert client._pool.settle(60)
-            assert client._pool.failure is None
-            assert client._pool.count(1, 16) == 2
-            return all(world.right(one.logits) for one in found)
+            assert settled(client)
+            assert bundles_ready(client) == 2
+            return all(world.right(one.logits, TEXT) for one in found)
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(work, range(2)))
@@ -197,30 +151,40 @@ def test_queries_go_on_while_randomness_is_prepared_for_two_clients(world: World
 def test_a_server_of_one_worker_prepares_and_answers_in_turn(world: World, tmp_path: Path) -> None:
     """The client's connection for queries, idle meanwhile, gives way to the one on which the bundle is prepared."""
     limits = {"stall_seconds": 20.0, "step_seconds": 20.0}
-    with server_process(world.keys, world.checkpoint, None, tmp_path / "state", limits=limits, workers=1) as server:
+    with world.another_server(tmp_path / "state", limits=limits, workers=1) as server:
         for name in ("first", "second"):
-            with Client(server.address, keys=world.keys, cache=tmp_path / name, ready=0) as client:
+            with world.client(tmp_path / name, server) as client:
                 (prediction,) = client.classify([TEXT])
-                assert world.right(prediction.logits)
+                assert world.right(prediction.logits, TEXT)
+
+
+def busy(world: World) -> int:
+    """How often a client was told to come again."""
+    return sum(event.get("error") == "ServerBusy" for event in world.server.events())
 
 
 def test_a_preparation_too_many_is_refused_and_waited_for(world: World, tmp_path: Path) -> None:
     plan = world.programs.plan(1, 16)
-    with world.channel() as first, world.channel() as second, world.channel() as third:
+    with world.welcomed() as first, world.welcomed() as second, world.welcomed() as third:
         for channel in (first, second):
             say(channel, Prepare(new_bundle_id(), 1, 16, plan.digest))
             expect(channel, Accepted)
         say(third, Prepare(new_bundle_id(), 1, 16, plan.digest))
         with pytest.raises(ServerBusy, match="being prepared"):
             expect(third, Accepted)
-        threading.Timer(1.0, first.close).start()
+        refused = eventually(lambda: busy(world))
+
+        def make_room() -> None:
+            eventually(lambda: busy(world) > refused)
+            first.close()
+
         with world.client(tmp_path) as client:
-            assert client.prepare(1) == 1
+            assert both(lambda: client.prepare(1), make_room) == (1, None)
 
 
 def test_a_client_that_breaks_off_or_asks_for_nonsense_harms_nobody(world: World, cache: Path) -> None:
     plan = world.programs.plan(1, 16)
-    with world.channel() as channel:
+    with world.welcomed() as channel:
         for digest, batch in (("0" * 64, 1), (plan.digest, 3)):
             say(channel, Prepare(new_bundle_id(), batch, 16, digest))
             with pytest.raises((ProtocolMismatch, ValueError)):
@@ -235,7 +199,7 @@ def test_a_client_that_breaks_off_or_asks_for_nonsense_harms_nobody(world: World
         with pytest.raises(PeerClosed):
             channel.receive(1)
     with world.client(cache) as client:
-        assert world.right(client.classify([TEXT])[0].logits)
+        assert world.right(client.classify([TEXT])[0].logits, TEXT)
 
 
 def test_whoever_insists_on_another_source_is_told(world: World, cache: Path) -> None:
@@ -258,7 +222,7 @@ def test_the_commands_know_both_sources(world: World, tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["query", *common, TEXT, "--json", "--source", "pair"])
     (entry,) = json.loads(found.stdout)
     assert entry["cost"]["source"] == "pair"
-    assert world.right(tuple(entry["logits"]))
+    assert world.right(tuple(entry["logits"]), TEXT)
     assert isinstance(CliRunner().invoke(app, ["query", *common, TEXT, "--source", "dealer"]).exception, PeerError)
     for wrong in (["--source", "pair", "--dealer", "127.0.0.1:1"], ["--source", "dealer"]):
         refused = CliRunner().invoke(app, ["serve", str(world.checkpoint), *wrong])
@@ -268,9 +232,7 @@ def test_the_commands_know_both_sources(world: World, tmp_path: Path) -> None:
 def test_a_bundle_runs_once(world: World, tmp_path: Path) -> None:
     with world.client(tmp_path) as client:
         client.prepare(1)
-        assert client._pool is not None
-        bundle = client._pool.take(1, 16, 10.0)
-        client._pool.take = lambda *_: bundle  # type: ignore[method-assign]
+        always_the_same_bundle(client)
         client.classify([TEXT])
         with pytest.raises(RandomnessSpent):
             client.classify([TEXT])

@@ -19,7 +19,6 @@ from typing import Any
 
 __all__ = [
     "ROOT",
-    "TINY",
     "Block",
     "Page",
     "Runner",
@@ -35,12 +34,6 @@ __all__ = [
 ROOT = Path(__file__).parents[2]
 _REDIRECT = Path(__file__).parent / "redirect"
 _SECONDS = 120
-
-TINY: dict[str, Any] = {
-    "layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "positions": 16, "steps": 2, "row_steps": 6,
-}  # fmt: skip
-"""The model of `make_checkpoint` that tests of documents ask, where the document does not say which."""
-
 _FLAGS = {"python": {"no-run", "server"}, "sh": {"no-run"}, "text": {"output"}}
 _FENCE = re.compile(r"^(\s*)```(.*)$")
 

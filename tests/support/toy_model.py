@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,23 @@ from comet_mpc.models.checkpoint import (
 )
 from comet_mpc.models.served import PublicModel, Query, ServedModel
 
-__all__ = ["WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
+__all__ = ["TINY", "WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
 
 WORDS = (
     *("the", "a", "film", "plot", "actor", "is", "was", "not", "very", "good", "bad"),
     *("dull", "bright", "slow", "warm", "cold", "long", "short", "and", "but", "or", "with"),
 )
+TINY: dict[str, Any] = {
+    "layers": 1,
+    "hidden": 8,
+    "heads": 1,
+    "intermediate": 8,
+    "positions": 16,
+    "steps": 2,
+    "row_steps": 6,
+}
+"""Options of `make_checkpoint` for the smallest model, where what it computes does not matter."""
+
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _PADDING = {"bert": 0, "roberta": 1, "mpnet": 1}
 

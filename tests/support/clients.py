@@ -1,0 +1,255 @@
+"""Clients to look into, and one that talks to a service in this process over lines with a fault.
+
+What tests know of the insides of `Client` and `Deployment` is here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from comet_mpc.engine.share import CLIENT
+from comet_mpc.errors import CometError
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.channel import Channel, Traffic, memory_pair
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.dealer.bundles import Dealing, mask_weight
+from comet_mpc.offline.source import Order, Source, Supplier
+from comet_mpc.offline.sources import DEALER, DealerSource
+from comet_mpc.offline.store import BundleStore
+from comet_mpc.service.bundle_pool import BundlePool
+from comet_mpc.service.client import Client
+from comet_mpc.service.conversation import Conversation
+from comet_mpc.service.deployment import Deployment, ServiceLimits
+from comet_mpc.service.messages import Welcome
+from comet_mpc.service.prediction import Prediction
+from support.faulty_channel import Fault, FaultyChannel
+from support.waiting import PATIENCE
+
+__all__ = [
+    "LocalClient",
+    "RecordingService",
+    "Side",
+    "after_rounds",
+    "always_the_same_bundle",
+    "begin_conversation",
+    "bundles_ready",
+    "local_service",
+    "only_what_is_stored",
+    "places_for_preparations",
+    "set_up_bytes",
+    "settled",
+]
+
+Side = Literal["client", "server"]
+
+
+# Any client -----------------------------------------------------------------------------------------------------
+
+
+def only_what_is_stored(client: Client) -> None:
+    """From now on the client can prepare nothing."""
+    assert client._pool is not None
+    client._pool.prepare = None  # type: ignore[assignment, method-assign]
+
+
+def bundles_ready(client: Client, batch: int = 1, bucket: int = 16) -> int:
+    assert client._pool is not None
+    return client._pool.count(batch, bucket)
+
+
+def settled(client: Client) -> bool:
+    """Waits until nothing is prepared in the background any more; whether all of it succeeded."""
+    assert client._pool is not None
+    return client._pool.settle(PATIENCE) and client._pool.failure is None
+
+
+def set_up_bytes(client: Client) -> int:
+    """What the client has downloaded."""
+    return client._setup[0]
+
+
+def always_the_same_bundle(client: Client, batch: int = 1, bucket: int = 16) -> None:
+    """From now on the client takes one bundle for every run."""
+    assert client._pool is not None
+    bundle = client._pool.take(batch, bucket, PATIENCE)
+    client._pool.take = lambda *_: bundle  # type: ignore[method-assign]
+
+
+def after_rounds(client: Client, rounds: int, action: Callable[[], object]) -> None:
+    """Does something once, in the middle of the client's next run."""
+    channel = client._connection._channel
+    assert channel is not None
+    until = channel.traffic.rounds + rounds
+
+    def watch(traffic: Traffic) -> None:
+        if traffic.rounds >= until:
+            channel.watcher = None
+            action()
+
+    channel.watcher = watch
+
+
+# A service in this process --------------------------------------------------------------------------------------
+
+
+def local_service(model: ServedModel, source: Source, identity: TlsIdentity, state: Path, **limits: Any) -> Deployment:
+    return Deployment(model, source, identity, state, ServiceLimits(**limits))
+
+
+def places_for_preparations(service: Deployment) -> int:
+    """How many preparations may begin now."""
+    provider: Any = service.provider
+    if service.source.has_third_party:
+        return int(provider._places._value)
+    with provider._place():
+        return 1
+
+
+def begin_conversation(service: Deployment, channel: Channel) -> threading.Thread:
+    """The server's side of one connection, in a thread of its own."""
+    thread = threading.Thread(target=Conversation(service, channel, require_client=False).serve, daemon=True)
+    thread.start()
+    return thread
+
+
+class RecordingService(Deployment):
+    """Notes which bundles were consumed, and deals them itself."""
+
+    def __init__(self, model: ServedModel, identity: TlsIdentity, state: Path, stall: float = PATIENCE) -> None:
+        super().__init__(model, DealerSource(("127.0.0.1", 1)), identity, state, ServiceLimits(stall_seconds=stall))
+        self.consumed: list[str] = []
+        self._dealt: tuple[bytes, bytes, bytes] | None = None
+        take = self.store.take
+
+        def recorded(bundle_id: str, digest: str, correlations: Any) -> Bundle:
+            bundle = take(bundle_id, digest, correlations)
+            self.consumed.append(bundle_id)
+            return bundle
+
+        self.store.take = recorded  # type: ignore[method-assign]
+
+    def deal(self, order: Order, client: BundleStore | None = None) -> None:
+        """What a dealer would do, under fresh names: one part goes into this store, the other into the client's.
+
+        The masks are always the same, to save time; what is checked here is that no name is used twice.
+        """
+        plan, name = order.plan, order.bundle_id
+        if self._dealt is None:
+            dealing = Dealing(plan.correlations, self.key)
+            self._dealt = dealing.client_seed, dealing.server_seed, b"".join(dealing.corrections())
+        client_seed, server_seed, corrections = self._dealt
+        with self.store.add(name, plan.digest, server_seed) as writer:
+            writer.write(corrections)
+        if client is not None:
+            client.add(name, plan.digest, client_seed).commit()
+
+
+class LocalSupplier(Supplier):
+    """Bundles without a dealer's process, one after the other."""
+
+    def __init__(self, service: RecordingService) -> None:
+        self._service = service
+
+    def prepare(self, order: Order, store: BundleStore) -> None:
+        self._service.deal(order, store)
+
+
+class LocalClient(Client):
+    """Talks to conversations in this process.
+
+    fault, side, at   who strikes in which message of the connection
+    connection        the number of the faulty connection
+    hurried           the other side gives up soon in that message
+    """
+
+    def __init__(
+        self,
+        service: Deployment,
+        identity: TlsIdentity,
+        cache: Path,
+        *,
+        timeout: float = PATIENCE,
+        fault: Fault | None = None,
+        side: Side = "client",
+        at: int = -1,
+        connection: int = 0,
+        hurried: bool = False,
+    ) -> None:
+        super().__init__("127.0.0.1:1", identity=identity, cache=cache, ready=0, timeout=timeout)
+        self._service = service
+        self._connection.reach = self._reach  # type: ignore[method-assign]
+        self._faulty = connection
+        other: Side = "server" if side == "client" else "client"
+        self._strikes: dict[Side, tuple[Fault | None, int]] = {
+            side: (fault, at),
+            other: ("hurry" if hurried else None, at),
+        }
+        self.near: list[FaultyChannel] = []
+        self.far: list[FaultyChannel] = []
+        self._threads: list[threading.Thread] = []
+
+    def _reach(self) -> Channel:
+        mine, theirs = memory_pair(self._connection.timeout)
+        strikes = self._strikes if len(self.near) == self._faulty else {}
+        near = FaultyChannel(mine, *strikes.get("client", (None, -1)), role="server")
+        far = FaultyChannel(theirs, *strikes.get("server", (None, -1)))
+        self.near.append(near)
+        self.far.append(far)
+        self._threads.append(begin_conversation(self._service, far))
+        return near
+
+    def _set_up(self, channel: Channel, source: Source, welcome: Welcome) -> None:
+        super()._set_up(channel, source, welcome)
+        if isinstance(self._service, RecordingService):
+            assert self._pool is not None
+            self._pool._supplier = LocalSupplier(self._service)
+
+    @property
+    def store(self) -> BundleStore | None:
+        """Where its bundles are, once it is set up."""
+        return None if self._model is None else self._model.store
+
+    def adopt(self, other: LocalClient, service: RecordingService) -> None:
+        """The model as the other client has set it up, with a store of its own."""
+        assert other._model is not None
+        weights = dict(other._model.weights)
+        if service is not other._service:  # another secret, other masks
+            for name, weight in other._model.weights.items():
+                if weight.masked is not None:
+                    weights[name] = dataclasses.replace(weight, masked=mask_weight(service.key, service.weights[name]))
+        store = BundleStore(self._cache / "bundles", CLIENT, DEALER)
+        self._model = dataclasses.replace(other._model, weights=weights, store=store)
+        self._pool = BundlePool(self._model, 0, LocalSupplier(service))
+        self._connection._welcome = service.welcome
+        self._connection._fingerprint = service.welcome.fingerprint
+
+    def try_to_classify(self, text: str) -> list[Prediction] | CometError:
+        """One classification; afterwards both sides have come to an end."""
+        try:
+            return self.classify([text])
+        except CometError as error:
+            return error
+        finally:
+            self._end()
+
+    def try_to_prepare(self, batch: int = 1, bucket: int = 16) -> str | CometError:
+        """The name of a new bundle; afterwards both sides have come to an end."""
+        try:
+            self.connect()
+            assert self._pool is not None
+            return self._pool.prepare(batch, bucket)
+        except CometError as error:
+            return error
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.close()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()

@@ -1,0 +1,203 @@
+"""Servers and dealers to test against, as processes of their own, and all that belongs to one on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.channel import Channel
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.sockets import TlsChannel, connect
+from comet_mpc.offline.sources import DEALER, PAIR
+from comet_mpc.service.client import Client
+from comet_mpc.service.messages import Welcome, expect, introduce
+from comet_mpc.service.programs import Programs
+from support.toy_model import twin_logits
+from support.waiting import PATIENCE, eventually
+
+__all__ = ["ServerProcess", "World", "dealer_process", "running_world", "send_raw", "server_process"]
+
+TWIN_BOUND = 0.02
+"""Logits of the protocol and of its twin: rounding of 7 row steps at 16 bits, carried through two layers."""
+
+_DEALER = """
+import sys
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.offline.dealer.server import run_dealer
+identity = TlsIdentity.find(sys.argv[1], "dealer")
+run_dealer("127.0.0.1", 0, identity, started=lambda address: print(address[1], flush=True))
+"""
+
+_SERVER = """
+import json, sys
+from pathlib import Path
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.service import server as module
+from comet_mpc.offline.sources import DealerSource, PairSource
+from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.service.metrics import log_as_json
+from comet_mpc.service.server import Server
+options = json.loads(sys.argv[1])
+limits = ServiceLimits(**options.pop("limits"))
+dealer = options.pop("dealer")
+module._HANDSHAKE_SECONDS = options.pop("handshake_seconds", module._HANDSHAKE_SECONDS)
+log_as_json()
+server = Server(
+    ServedModel.load(Path(options.pop("model"))), ("127.0.0.1", options.pop("port")),
+    PairSource() if dealer is None else DealerSource(("127.0.0.1", dealer)),
+    TlsIdentity.find(options.pop("keys"), "server"), Path(options.pop("state")),
+    metrics=("127.0.0.1", 0), limits=limits, **options,
+)
+server.serve_forever(lambda: print(server.address[1], server.metrics_address[1], flush=True))
+"""
+
+
+@contextlib.contextmanager
+def _process(program: str, argument: str, **pipes: Any) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that is ended, in an orderly way if it can be."""
+    process = subprocess.Popen([sys.executable, "-c", program, argument], stdout=subprocess.PIPE, text=True, **pipes)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+@contextlib.contextmanager
+def dealer_process(keys: Path) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
+    """A dealer with its usual limits, and where it listens."""
+    with _process(_DEALER, str(keys)) as process:
+        assert process.stdout is not None
+        yield process, ("127.0.0.1", int(process.stdout.readline()))
+
+
+class ServerProcess:
+    """The process, where it listens, and its log."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert process.stdout is not None
+        ports = process.stdout.readline().split()
+        if not ports:
+            process.wait(PATIENCE)
+            self._reader.join(PATIENCE)
+            raise AssertionError("the server did not start: " + "".join(self.log)[-2000:])
+        self.address = f"127.0.0.1:{ports[0]}"
+        self.port = int(ports[0])
+        self.metrics = f"http://127.0.0.1:{ports[1]}/metrics"
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(self.process.stderr)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every line of the log is a JSON object."""
+        return [json.loads(line) for line in list(self.log)]
+
+    def logged(self, text: str, **fields: object) -> dict[str, Any]:
+        """The first event with that text and these fields, as soon as there is one."""
+
+        def found() -> dict[str, Any] | None:
+            fitting = (event for event in self.events() if text in event["event"])
+            return next((event for event in fitting if fields.items() <= event.items()), None)
+
+        event = eventually(found, f"the server never said {text!r} {fields}")
+        assert event is not None
+        return event
+
+
+@contextlib.contextmanager
+def server_process(
+    keys: Path,
+    model: Path,
+    dealer: int | None,
+    state: Path,
+    *,
+    port: int = 0,
+    limits: dict[str, Any] | None = None,
+    **more: Any,
+) -> Iterator[ServerProcess]:
+    """A server that prepares its randomness with its clients, unless it has a dealer (at that port)."""
+    options = {"keys": str(keys), "model": str(model), "dealer": dealer, "state": str(state), "port": port}
+    argument = json.dumps({**options, "limits": limits or {}, **more})
+    with _process(_SERVER, argument, stderr=subprocess.PIPE) as process:
+        yield ServerProcess(process)
+
+
+@dataclass(frozen=True)
+class World:
+    """A server with its model, its dealer if it has one, and what clients need."""
+
+    keys: Path
+    checkpoint: Path
+    model: ServedModel
+    programs: Programs
+    state: Path
+    dealer: int | None
+    server: ServerProcess
+
+    def client(self, cache: Path, server: ServerProcess | None = None, **options: Any) -> Client:
+        """One that prepares nothing ahead, unless told otherwise."""
+        address = (server or self.server).address
+        return Client(address, **{"keys": self.keys, "cache": cache, "ready": 0, **options})
+
+    def dial(self, server: ServerProcess | None = None, name: str = "client") -> Channel:
+        context = TlsIdentity.find(self.keys, name).client_context()
+        return connect("127.0.0.1", (server or self.server).port, context, PATIENCE)
+
+    def welcomed(self, server: ServerProcess | None = None) -> Channel:
+        """A connection after the greeting, for requests that no client would make."""
+        channel = self.dial(server)
+        introduce(channel, "client")
+        expect(channel, Welcome)
+        return channel
+
+    @contextlib.contextmanager
+    def another_server(self, state: Path, **options: Any) -> Iterator[ServerProcess]:
+        """One more server of the same model, with the same dealer."""
+        with server_process(self.keys, self.checkpoint, self.dealer, state, **options) as server:
+            yield server
+
+    def right(self, logits: tuple[float, ...], text: str | tuple[str, str]) -> bool:
+        """Whether these are the logits that the protocol's twin has."""
+        expected = twin_logits(self.model, self.model.encode([text]))[0]
+        return bool(np.max(np.abs(np.array(logits) - expected)) < TWIN_BOUND)
+
+
+@contextlib.contextmanager
+def running_world(
+    keys: Path, checkpoint: Path, state: Path, *, with_dealer: bool, limits: dict[str, Any], **more: Any
+) -> Iterator[World]:
+    model = ServedModel.load(checkpoint)
+    with contextlib.ExitStack() as stack:
+        dealer = stack.enter_context(dealer_process(keys))[1][1] if with_dealer else None
+        server = stack.enter_context(server_process(keys, checkpoint, dealer, state, limits=limits, **more))
+        yield World(keys, checkpoint, model, Programs(model, DEALER if with_dealer else PAIR), state, dealer, server)
+
+
+def send_raw(channel: Channel, data: bytes) -> None:
+    """Bytes that are no frame, over TLS."""
+    assert isinstance(channel, TlsChannel)
+    channel._tls.seal(bytearray(data))
+    channel._socket.setblocking(True)
+    channel._socket.sendall(channel._tls.collect())
