@@ -29,8 +29,10 @@ from comet_mpc.models.checkpoint import (  # noqa: E402
 from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
 from comet_mpc.models.tasks import TASKS  # noqa: E402
-from comet_mpc.train.loop import Encoded, Recipe, _distance, evaluate, finetune, observe, predict, quantiles  # noqa: E402
-from comet_mpc.train.model import UnifiedModel, inverse_sqrt, newton_rule, other_rules, smu  # noqa: E402
+from comet_mpc.train.batches import Encoded, evaluate, observe, predict, quantiles  # noqa: E402
+from comet_mpc.train.loop import Recipe, _distance, finetune  # noqa: E402
+from comet_mpc.train.model import UnifiedModel  # noqa: E402
+from comet_mpc.train.steps import inverse_sqrt, newton_rule, other_rules, smu  # noqa: E402
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher  # noqa: E402
 from support.small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from support.toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
