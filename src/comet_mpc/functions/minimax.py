@@ -69,7 +69,7 @@ class MinimaxRule:
     start_bound: float
     steps: tuple[CubicStep, ...]
     gain: float
-    """The rule gives gain/sqrt(t): a public constant of what comes next, folded in for free."""
+    """The rule gives gain/sqrt(t): a public constant of what comes next, included for free."""
     root_bound: float
     """|τ·ŷ| at the end, for every t from the floor to the stable top."""
 

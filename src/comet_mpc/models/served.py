@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -329,15 +329,8 @@ class ServedModel(PublicModel):
         return dict(self.fixed)
 
     def public(self) -> PublicModel:
-        return PublicModel(
-            fingerprint=self.fingerprint,
-            config=self.config,
-            value_bounds=self.value_bounds,
-            logit_bound=self.logit_bound,
-            tokenizer=self.tokenizer,
-            embeddings=self.public_tables(),
-            private_embeddings=self.private_embeddings,
-        )
+        known = {field.name: getattr(self, field.name) for field in fields(PublicModel)}
+        return PublicModel(**known | {"embeddings": self.public_tables()})
 
     def plain_logits(self, query: Query, *, exact: bool = False) -> Reals:
         """The model in the clear, in real arithmetic: through the rules of the protocol, or with exact functions."""
