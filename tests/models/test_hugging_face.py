@@ -104,7 +104,7 @@ def test_foreign_missing_and_misshapen_tensors_are_named(tmp_path: Path, changes
         ({"problem_type": "multi_label_classification"}, "several labels"),
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "3 labels, the classifier has 2 outputs"),
         ({"id2label": {"0": "a", "1": "a"}}, "'a' twice"),
-        ({"id2label": {"a": "0", "b": "1"}}, "from 0 on"),
+        ({"id2label": {"a": "0", "b": "1"}}, "labels from 0"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"num_hidden_layers": 0}, "layers"),
         ({"num_attention_heads": 5}, "not a multiple"),

@@ -320,7 +320,7 @@ def test_a_finished_run_is_not_run_again_and_another_is_refused(tmp_path: Path) 
     before = (tmp_path / "model.safetensors").read_bytes()
     assert not (tmp_path / "state.pt").exists()
     assert finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append) == first
-    assert "finished run of 2 steps" in lines[-1]
+    assert "finished after 2 steps" in lines[-1]
     assert (tmp_path / "model.safetensors").read_bytes() == before
     with pytest.raises(ConfigurationError, match=r"other settings \(rate, training data\)"):
         finetune(config, tensors, task, toy_data(16), data, tmp_path, replace(recipe, rate=1e-3), say=lines.append)

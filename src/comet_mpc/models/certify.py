@@ -220,7 +220,7 @@ def _check_length(name: str, rule: MinimaxRule) -> None:
     """What every bound relies on: a LayerNorm's result is at most SLACK longer than √d."""
     if overshoot(rule) - 1.0 > SLACK:
         raise CheckpointError(
-            f"{name}: its rule may be {overshoot(rule) - 1.0:.2%} too large, allowed is {SLACK:.2%}: use more row steps"
+            f"{name}: its rule may be too large by {overshoot(rule) - 1.0:.2%}, more than {SLACK:.2%}: use more row steps"
         )
 
 
@@ -309,10 +309,10 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
         if rule.high < high * (1.0 - 1e-9):
             raise CheckpointError(
                 f"{name}: the interval's top is {rule.high:g}, but the weights allow {high:g}: "
-                "`comet calibrate` certifies the checkpoint anew"
+                "run `comet calibrate` to certify the checkpoint again"
             )
         if rule.low > low * (1.0 + 1e-9):
-            raise CheckpointError(f"{name}: the interval's low end {rule.low:g} is above what occurs")
+            raise CheckpointError(f"{name}: the interval begins at {rule.low:g}, but smaller values occur")
     _check_scores(config.sites["norms"].rule, config.encoder.hidden // config.encoder.heads)
     for i in range(config.encoder.layers):
         if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:

@@ -108,7 +108,7 @@ def tokenizer_json(directory: Path) -> bytes:
         made = need("transformers").AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         return bytes(made.backend_tokenizer.to_str().encode())
     except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{directory}: no tokenizer can be made of its files: {error}") from error
+        raise CheckpointError(f"{directory}: its files do not make a tokenizer: {error}") from error
 
 
 def _weights(directory: Path, read_pickled: ReadPickled | None) -> Tensors:
@@ -162,7 +162,7 @@ def _labels(path: Path, foreign: Mapping[str, Any], outputs: int | None) -> tupl
     try:
         labels = tuple(str(names[str(i)]) for i in range(len(names)))
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: id2label does not number its labels from 0 on") from error
+        raise CheckpointError(f"{path}: id2label does not number its labels from 0") from error
     if len(labels) != outputs:
         raise CheckpointError(f"{path}: id2label has {len(labels)} labels, the classifier has {outputs} outputs")
     twice = [name for name, count in Counter(labels).items() if count > 1]
@@ -184,7 +184,7 @@ def _check_kind(path: Path, foreign: Mapping[str, Any]) -> None:
     heads = ("Model", "ForSequenceClassification", "ForMaskedLM", "ForPreTraining")
     for kind in foreign.get("architectures") or ():
         if not str(kind).endswith(heads):
-            raise CheckpointError(f"{path}: the model is a {kind}: encoders and sequence classifiers are read")
+            raise CheckpointError(f"{path}: the model is a {kind}, expected an encoder or a sequence classifier")
     if foreign.get("problem_type") == "multi_label_classification":
         raise CheckpointError(f"{path}: the classifier gives several labels at once, expected one label per text")
 

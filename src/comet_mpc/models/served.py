@@ -145,7 +145,7 @@ class PublicModel:
         )
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
-            raise CheckpointError("the model's public package has embedding tables of other shapes than it says")
+            raise CheckpointError("the model's public package has embedding tables whose shapes differ from its description")
         return model
 
     # The program -----------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class PublicModel:
         needed = next(size for size in self.buckets() if size >= max(lengths))
         bucket = bucket or needed
         if bucket < needed:
-            raise ShapeError(f"a text needs the bucket of {needed} tokens, asked for was {bucket}")
+            raise ShapeError(f"a text needs a bucket of {needed} tokens, got one of {bucket}")
         ids = np.full((len(texts), bucket), self.config.encoder.padding, np.int64)
         types = np.zeros_like(ids)
         mask = np.zeros(ids.shape)

@@ -266,7 +266,7 @@ class _Run:
         if not math.isfinite(value):
             raise NotFinite(
                 f"the {what} is {value} at step {self.progress.step}: stopped. {self.out} keeps the best checkpoint "
-                "so far, if there is one; train anew into another directory with a smaller rate"
+                "so far, if there is one; train again in another directory, with a smaller rate"
             )
 
     def evaluate(self) -> dict[str, float]:
@@ -342,7 +342,7 @@ def finetune(
     run = _Run(model, task, train, dev, out, recipe, teacher, tokenizer, settings)
     before = run.finished()
     if before is not None:
-        say(f"{out} is a finished run of {before['steps']} steps, best {before['best']:.2f}: not trained again")
+        say(f"{out} holds this run, finished after {before['steps']} steps with {before['best']:.2f} at best: not trained again")
         return before
     if run.resume():
         say(f"resumed at step {run.progress.step} of {run.steps}")

@@ -40,7 +40,7 @@ def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: 
         intervals = {name: (rule.low, rule.high) for name, rule in sites.items()}
     if not intervals:
         raise ConfigurationError(
-            "a rule and its steps are for models with smu whose intervals are known: "
+            "another rule or number of steps needs a model with smu whose intervals are known: "
             "this one is unmodified, or needs `comet calibrate` first"
         )
     if kind == "newton":
