@@ -39,13 +39,7 @@ from comet_mpc.models.bounds import (
     output_norm_top,
     power_of_two_above,
 )
-from comet_mpc.models.checkpoint import (
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    Site,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Site, tensor_shapes
 
 __all__ = [
     "Weights",
@@ -220,7 +214,7 @@ def _check_length(name: str, rule: MinimaxRule) -> None:
     """What every bound relies on: a LayerNorm's result is at most SLACK longer than √d."""
     if overshoot(rule) - 1.0 > SLACK:
         raise CheckpointError(
-            f"{name}: its rule may be too large by {overshoot(rule) - 1.0:.2%}, more than {SLACK:.2%}: use more row steps"
+            f"{name}: its rule errs by up to {overshoot(rule) - 1.0:.2%}, allowed are {SLACK:.2%}: use more row steps"
         )
 
 

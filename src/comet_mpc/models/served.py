@@ -145,7 +145,7 @@ class PublicModel:
         )
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
-            raise CheckpointError("the model's public package has embedding tables whose shapes differ from its description")
+            raise CheckpointError("the model's public package has embedding tables of the wrong shapes")
         return model
 
     # The program -----------------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ def finetune(
     run = _Run(model, task, train, dev, out, recipe, teacher, tokenizer, settings)
     before = run.finished()
     if before is not None:
-        say(f"{out} holds this run, finished after {before['steps']} steps with {before['best']:.2f} at best: not trained again")
+        say(f"{out} holds this run, finished after {before['steps']} steps, best {before['best']:.2f}: nothing to do")
         return before
     if run.resume():
         say(f"resumed at step {run.progress.step} of {run.steps}")
