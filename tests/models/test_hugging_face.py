@@ -104,7 +104,7 @@ def test_foreign_missing_and_misshapen_tensors_are_named(tmp_path: Path, changes
         ({"problem_type": "multi_label_classification"}, "several labels"),
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "3 labels, the classifier has 2 outputs"),
         ({"id2label": {"0": "a", "1": "a"}}, "'a' twice"),
-        ({"id2label": {"a": "0", "b": "1"}}, "from 0 on"),
+        ({"id2label": {"a": "0", "b": "1"}}, "labels from 0"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"num_hidden_layers": 0}, "layers"),
         ({"num_attention_heads": 5}, "not a multiple"),
@@ -145,16 +145,20 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
 
 def test_pickled_weights_hold_numbers_only(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
+    from comet_mpc.train import read_pickled
+
     directory = write(tmp_path)
     wanted = load_hugging_face(directory)[1]
     stored = {name: torch.tensor(value) for name, value in load_file(directory / "model.safetensors").items()}
     (directory / "model.safetensors").unlink()
     torch.save({**stored, "bert.embeddings.position_ids": torch.arange(20)}, directory / "pytorch_model.bin")
-    found = load_hugging_face(directory)[1]
+    with pytest.raises(CheckpointError, match=r"in pytorch_model\.bin only"):
+        load_hugging_face(directory)
+    found = load_hugging_face(directory, read_pickled)[1]
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
     torch.save({"x": Path("code")}, directory / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin cannot be read"):
-        load_hugging_face(directory)
+        load_hugging_face(directory, read_pickled)
 
 
 def test_regressions_and_unnamed_labels() -> None:
@@ -209,7 +213,7 @@ def test_a_name_is_found_in_the_hubs_cache(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "tokenizer.json").exists()
     failed = unify(home, "somebody/not-there", tmp_path / "other")
     assert failed.returncode == 1
-    assert failed.stderr.startswith("comet: somebody/not-there is no directory here, and could not be had")
+    assert failed.stderr.startswith("comet: somebody/not-there is not a directory, and it could not be loaded")
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "other").exists()
 

@@ -126,7 +126,7 @@ def test_bad_texts_are_refused(model: ServedModel) -> None:
         model.encode(["good film", "   "])
     with pytest.raises(ConfigurationError, match="outside the vocabulary"):
         model.embed(np.array([[10_000]]), np.array([[0]]))
-    with pytest.raises(ShapeError, match="needs the bucket of 32"):
+    with pytest.raises(ShapeError, match="needs a bucket of 32"):
         model.encode(["film " * 20], 16)
 
 

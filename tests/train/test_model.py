@@ -29,8 +29,10 @@ from comet_mpc.models.checkpoint import (  # noqa: E402
 from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
 from comet_mpc.models.tasks import TASKS  # noqa: E402
-from comet_mpc.train.loop import Encoded, Recipe, _distance, evaluate, finetune, observe, predict, quantiles  # noqa: E402
-from comet_mpc.train.model import UnifiedModel, inverse_sqrt, newton_rule, other_rules, smu  # noqa: E402
+from comet_mpc.train.batches import Encoded, evaluate, observe, predict, quantiles  # noqa: E402
+from comet_mpc.train.loop import Recipe, _distance, finetune  # noqa: E402
+from comet_mpc.train.model import UnifiedModel  # noqa: E402
+from comet_mpc.train.steps import inverse_sqrt, newton_rule, other_rules, smu  # noqa: E402
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher  # noqa: E402
 from support.small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from support.toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
@@ -318,7 +320,7 @@ def test_a_finished_run_is_not_run_again_and_another_is_refused(tmp_path: Path) 
     before = (tmp_path / "model.safetensors").read_bytes()
     assert not (tmp_path / "state.pt").exists()
     assert finetune(config, tensors, task, data, data, tmp_path, recipe, say=lines.append) == first
-    assert "finished run of 2 steps" in lines[-1]
+    assert "finished after 2 steps" in lines[-1]
     assert (tmp_path / "model.safetensors").read_bytes() == before
     with pytest.raises(ConfigurationError, match=r"other settings \(rate, training data\)"):
         finetune(config, tensors, task, toy_data(16), data, tmp_path, replace(recipe, rate=1e-3), say=lines.append)

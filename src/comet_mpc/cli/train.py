@@ -151,7 +151,7 @@ def _load_any(directory: Path) -> tuple[CometConfig, dict[str, Any]]:
     content = directory / "config.json"
     if content.exists() and b'"comet"' in content.read_bytes():
         return load_checkpoint(directory)
-    config, tensors, _ = load_hugging_face(directory)
+    config, tensors, _ = load_hugging_face(directory, lambda path: need("comet_mpc.train").read_pickled(path))
     return config, tensors
 
 
@@ -165,7 +165,7 @@ def _examples(config: CometConfig, data: Path, task: Task, split: str, limit: in
 
 def _rows(model: Path, config: CometConfig, data: Path, task: Task, split: str, limit: int | None, length: int) -> Any:
     examples = _examples(config, data, task, split, limit)
-    training = need("comet_mpc.train.loop")
+    training = need("comet_mpc.train")
     longest = min(length or config.length or task.length, config.encoder.longest)
     rows = training.encode(training.make_tokenizer(tokenizer_json(model)), examples, longest)
     if rows.truncated:
@@ -188,7 +188,7 @@ def calibrate(
     """Sets intervals: tops proved from the weights, low ends (and what was seen) from data."""
     drawing = None
     if picture is not None:
-        drawing = need("comet_mpc.train.plot")
+        drawing = need("comet_mpc.train")
         if picture.suffix not in (".png", ".svg", ".pdf"):
             raise ConfigurationError(f"{picture}: a picture is a .png, .svg or .pdf")
     config, tensors = load_checkpoint(model)
@@ -207,7 +207,7 @@ def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = _M
     """The configuration with calibrated intervals, and what was seen. Certificates are proved before it is returned."""
     if "smu" not in (config.activation.kind, config.attention.kind):
         raise ConfigurationError("nothing to calibrate: the model is unmodified (see `comet unify`)")
-    training, unified = need("comet_mpc.train.loop"), need("comet_mpc.train.model")
+    training = unified = need("comet_mpc.train")
     with bar("calibrating") as tick:
         net = unified.UnifiedModel.from_tensors(config, tensors).use("exact")
         values = training.observe(net, rows, tick=tick)
@@ -283,7 +283,7 @@ def finetune(
     result: Json = None,
 ) -> None:
     """Fine-tunes through the very steps that are served; keeps the best checkpoint, calibrated, and says its cost."""
-    training = need("comet_mpc.train.loop")
+    training = need("comet_mpc.train")
     config, tensors = load_checkpoint(model)
     chosen = _task(task, data, config)
     train, dev = (
@@ -349,12 +349,12 @@ def _tutor(teacher: Path, config: CometConfig) -> Any:
         )
     if theirs.encoder.vocabulary != config.encoder.vocabulary:
         raise ConfigurationError(f"{teacher} has another vocabulary: teacher and student read the same tokens")
-    return need("comet_mpc.train.model").UnifiedModel.from_tensors(theirs, tensors)
+    return need("comet_mpc.train").UnifiedModel.from_tensors(theirs, tensors)
 
 
 def _finish(out: Path, train: Any, dev: Any, task: Task) -> dict[str, float]:
     """Calibrates the best checkpoint if it is not yet; its scores as it stands now."""
-    training, unified = need("comet_mpc.train.loop"), need("comet_mpc.train.model")
+    training = unified = need("comet_mpc.train")
     config, tensors = load_checkpoint(out)
     smu = "smu" in (config.activation.kind, config.attention.kind)
     if smu and not any(site.seen for site in config.sites.values()):
@@ -419,7 +419,7 @@ def evaluate(
         return
     if "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
-    training, unified = need("comet_mpc.train.loop"), need("comet_mpc.train.model")
+    training = unified = need("comet_mpc.train")
     if config.certified:
         check_ranges(config, tensors)
     rows = _rows(model, config, data, chosen, "dev", limit, 0)

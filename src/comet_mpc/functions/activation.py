@@ -17,11 +17,12 @@ from comet_mpc.functions.inverse_sqrt import (
     make_rule,
     open_argument,
     overshoot,
+    plain_inverse_sqrt,
     square_root,
 )
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 
-__all__ = ["Smu", "argument_interval", "smu", "smu_rule", "tanh_like", "tanh_like_rule"]
+__all__ = ["Smu", "argument_interval", "smu", "smu_rule", "tanh_like", "tanh_like_rule", "times_real"]
 
 X, T, Y = variables("x t y")
 
@@ -48,11 +49,12 @@ class Smu:
     def factor(self) -> float:
         return (1.0 - self.alpha) if self.paper_factor else (1.0 - self.alpha) ** 2
 
-    def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """In real arithmetic."""
+    def __call__(self, x: npt.ArrayLike, rule: InverseSqrtRule | None = None) -> npt.NDArray[np.float64]:
+        """In real arithmetic: by a rule, or exactly."""
         real = np.asarray(x, dtype=np.float64)
         t = self.factor * real**2 + np.square(self.mu)
-        return np.asarray(0.5 * (1.0 + self.alpha) * real + 0.5 * np.sqrt(t))
+        root = np.sqrt(t) if rule is None else t * plain_inverse_sqrt(t, rule)
+        return np.asarray(0.5 * (1.0 + self.alpha) * real + 0.5 * root)
 
 
 def argument_interval(form: Smu, bound: float) -> tuple[float, float]:
@@ -71,7 +73,7 @@ def smu_rule(form: Smu, bound: float, steps: int, *, name: str = "minimax", emph
     return make_rule(name, low, high, steps, root=True, beside=beside, emphasis=emphasis, floor=0.9 * low)
 
 
-def _times_real(x: Share, factor: float) -> Share:
+def times_real(x: Share, factor: float) -> Share:
     """x times a public real: exact for a power of two, else with _SPARE more fraction bits."""
     mantissa, exponent = np.frexp(factor)
     if mantissa == 0.5:
@@ -103,7 +105,7 @@ def smu(session: Session, x: Share, form: Smu, rule: InverseSqrtRule, *, fractio
             y = session.reopen(inverse_sqrt(session, t, rule), rule.fraction_y)
             t_opened = session.reopen(t, 16)
             root = session.evaluate(T * Y, {"t": t_opened, "y": y}, bound=4.0 * np.sqrt(top))
-        half = _times_real(x, 0.5 * (1.0 + form.alpha))
+        half = times_real(x, 0.5 * (1.0 + form.alpha))
         whole = max(half.fraction, root.fraction + 1)
         result = half.lift(whole) + root.times_power(-1).lift(whole)
         return session.truncate_to(result, fraction, width)

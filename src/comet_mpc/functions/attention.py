@@ -20,8 +20,8 @@ from comet_mpc.engine import Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ShapeError
-from comet_mpc.functions.activation import Smu, smu, smu_rule
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
+from comet_mpc.functions.activation import Smu, smu, smu_rule, times_real
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
 
 __all__ = [
     "LARGEST_ACTIVATED",
@@ -33,6 +33,8 @@ __all__ = [
     "paper_form",
     "plain_attention",
 ]
+
+Reals = npt.NDArray[np.float64]
 
 S, M, N, Y = variables("s m n y")
 
@@ -133,28 +135,31 @@ def paper_form(
 
 
 def plain_attention(
-    q: npt.NDArray[np.float64],
-    k: npt.NDArray[np.float64],
-    v: npt.NDArray[np.float64],
+    q: Reals,
+    k: Reals,
+    v: Reals,
     form: AttentionForm,
-    thresholds: npt.NDArray[np.float64] | None = None,
-    mask: npt.NDArray[np.float64] | None = None,
-) -> npt.NDArray[np.float64]:
-    """The same in real arithmetic, with exact functions. Shapes (heads, n, d); mask (n,).
-
-    thresholds  (heads,), or (heads, n, n) with a relative position bias
-    """
+    thresholds: Reals | None = None,
+    mask: Reals | None = None,
+    *,
+    exact: bool = True,
+) -> Reals:
+    """The same in real arithmetic, with exact functions or by the form's rules. Shapes as for `attention`, but
+    thresholds may be (heads,)."""
+    scores, norms, denominators = (None if exact else rule for rule in (form.scores, form.norms, form.denominators))
     if form.cosine:
-        q, k = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (q, k))
-        scores = q @ k.swapaxes(-1, -2)
+        q, k = (z * plain_inverse_sqrt((z**2).sum(axis=-1, keepdims=True), norms) for z in (q, k))
     else:
-        scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+        q = q / math.sqrt(q.shape[-1])
+    s = q @ k.swapaxes(-1, -2)
     if thresholds is not None:
-        scores = scores - (thresholds[:, None, None] if thresholds.ndim == 1 else thresholds)
-    r = form.smu(scores / form.score_scale) ** form.power
+        s = s - (thresholds[:, None, None] if thresholds.ndim == 1 else thresholds)
+    r = form.smu(s / form.score_scale, scores) ** form.power
     if mask is not None:
-        r = r * mask
-    return np.asarray((r @ v) / (r.sum(axis=-1, keepdims=True) + form.floor))
+        r = r * mask[..., None, None, :]
+    scale = 2.0 ** math.ceil(math.log2(q.shape[-2]))
+    root = plain_inverse_sqrt((r.sum(axis=-1, keepdims=True) + form.floor) / scale, denominators)
+    return np.asarray(r @ v / scale * root**2)
 
 
 def attention(
@@ -188,7 +193,8 @@ def attention(
         scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
         if thresholds is not None:
             scores = scores - thresholds.lift(scores.fraction)
-        scaled = _shrunk(scores.bounded(form.score_bound * (1.0 + 2.0**-8)), form.score_scale)
+        top = form.score_bound * (1.0 + 2.0**-8)
+        scaled = times_real(scores.bounded(top), 1.0 / form.score_scale).bounded(top / form.score_scale)
         s = session.truncate_to(scaled, _SCORE)
         squared = ring_width(form.power * _ACTIVATED, _R_TOP)
         activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared).bounded(
@@ -199,14 +205,6 @@ def attention(
         total = r.sum(keep=True)
         product = session.matmul(r_opened, v_opened, bound=n * _R_TOP * v.bound)
         return _divide(session, product, total, n, v.bound, form, fraction, width)
-
-
-def _shrunk(share: Share, bound: float) -> Share:
-    """share / bound, for a bound that is a power of two for free."""
-    mantissa, exponent = math.frexp(bound)
-    if mantissa == 0.5:
-        return share.times_power(1 - exponent)
-    return share.times(round(2**_SPARE / bound)).times_power(-_SPARE).bounded(share.bound / bound)
 
 
 def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:

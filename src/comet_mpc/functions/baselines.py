@@ -12,6 +12,7 @@ ICLR 2023), section 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,6 +45,9 @@ _TANH = 16
 _TANH_TERMS = 32
 _TANH_WIDTH = 6.0
 _ROW_STEPS = 7
+
+_Weigh = Callable[..., Share]
+"""`softmax` or `quad2`."""
 
 
 def _require(session: Session, what: str, bound: float, limit: float) -> None:
@@ -137,30 +141,30 @@ def _scores(session: Session, q: Share, k: Share, score_bound: float, fraction: 
     return session.truncate_to(scores, fraction).bounded(score_bound)
 
 
-def _context(session: Session, p: Share, v: Share, fraction: int) -> Share:
-    """p·v for rows of p that add up to 1."""
-    limit = 1.1 * v.bound
-    width = ring_width(p.fraction + v.fraction, limit)
-    product = session.matmul(*session.open(p.narrow(width), v.narrow(width)), bound=limit)
-    return session.truncate_to(product, fraction)
+def _attention(
+    session: Session, weigh: _Weigh, q: Share, k: Share, v: Share, score_bound: float, mask: Share | None, fraction: int
+) -> Share:
+    """weigh(q·kᵀ/√d)·v, where rows of weights add up to 1."""
+    with session.part("attention"):
+        p = weigh(session, _scores(session, q, k, score_bound), score_bound=score_bound, mask=mask)
+        limit = 1.1 * v.bound
+        width = ring_width(p.fraction + v.fraction, limit)
+        product = session.matmul(*session.open(p.narrow(width), v.narrow(width)), bound=limit)
+        return session.truncate_to(product, fraction)
 
 
 def softmax_attention(
     session: Session, q: Share, k: Share, v: Share, *, score_bound: float, mask: Share | None = None, fraction: int = 12
 ) -> Share:
     """softmax(q·kᵀ/√d)·v for q, k, v of shape (heads, n, d), by `softmax`. |q·k/√d| <= score_bound is a claim."""
-    with session.part("attention"):
-        p = softmax(session, _scores(session, q, k, score_bound), score_bound=score_bound, mask=mask)
-        return _context(session, p, v, fraction)
+    return _attention(session, softmax, q, k, v, score_bound, mask, fraction)
 
 
 def quad2_attention(
     session: Session, q: Share, k: Share, v: Share, *, score_bound: float, mask: Share | None = None, fraction: int = 12
 ) -> Share:
     """2Quad(q·kᵀ/√d)·v for q, k, v of shape (heads, n, d), by `quad2`. |q·k/√d| <= score_bound is a claim."""
-    with session.part("attention"):
-        p = quad2(session, _scores(session, q, k, score_bound), score_bound=score_bound, mask=mask)
-        return _context(session, p, v, fraction)
+    return _attention(session, quad2, q, k, v, score_bound, mask, fraction)
 
 
 def quad(session: Session, x: Share, *, fraction: int = 12) -> Share:

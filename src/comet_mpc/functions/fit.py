@@ -63,7 +63,7 @@ def _exchange(matrix: Reals, aim: Reals) -> Reals:
         rising = change > _SMALLEST_PIVOT
         leaves = int(np.argmin(np.where(rising, shares / np.where(rising, change, 1.0), np.inf)))
         reference[leaves], signs[leaves] = worst, sign
-    raise RuleError(f"no minimax coefficients found in {_EXCHANGES} exchanges")
+    raise RuleError(f"no minimax coefficients found after {_EXCHANGES} exchanges")
 
 
 @lru_cache(maxsize=256)

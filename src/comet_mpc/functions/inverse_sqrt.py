@@ -16,6 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from comet_mpc.engine import Opened, Session, Truncate
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.share import Share, concatenate, ring_width
@@ -33,8 +36,11 @@ __all__ = [
     "make_rule",
     "open_argument",
     "overshoot",
+    "plain_inverse_sqrt",
     "square_root",
 ]
+
+Reals = npt.NDArray[np.float64]
 
 T, Y, P, Q, B, Z, H, D = variables("t y p q b z h d")
 
@@ -110,6 +116,11 @@ def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule) -> Share:
         if isinstance(rule, TableRule):
             return _by_tables(session, t, rule)
         return _last(session, open_argument(session, t, rule), rule, root=False)
+
+
+def plain_inverse_sqrt(t: Reals, rule: InverseSqrtRule | None) -> Reals:
+    """In real arithmetic: by a minimax rule; without one, or by another rule, exactly."""
+    return rule(t) if isinstance(rule, MinimaxRule) else np.asarray(1.0 / np.sqrt(t))
 
 
 def overshoot(rule: InverseSqrtRule) -> float:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
+
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import SERVER, WORD, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
+from comet_mpc.functions.minimax import MinimaxRule
 
-__all__ = ["layer_norm", "layer_norm_rule", "scale_and_shift", "shrink_factor"]
+__all__ = ["layer_norm", "layer_norm_rule", "plain_layer_norm", "scale_and_shift", "shrink_factor"]
+
+Reals = npt.NDArray[np.float64]
 
 V, Y = variables("v y")
 
@@ -58,6 +64,16 @@ def layer_norm(
         y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y)
         result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
         return session.truncate_to(result, fraction, width)
+
+
+def plain_layer_norm(x: Reals, rule: InverseSqrtRule | None = None, *, epsilon: float = 1e-12) -> Reals:
+    """The same in real arithmetic, by a rule of `layer_norm_rule`, or exactly."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True) + epsilon
+    if not isinstance(rule, MinimaxRule):
+        return np.asarray(centred / np.sqrt(variance))
+    shrink = shrink_factor(x.shape[-1])
+    return np.asarray(centred * shrink * rule(variance * shrink**3))
 
 
 def scale_and_shift(session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None) -> Share:

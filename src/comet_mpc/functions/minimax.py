@@ -69,7 +69,7 @@ class MinimaxRule:
     start_bound: float
     steps: tuple[CubicStep, ...]
     gain: float
-    """The rule gives gain/sqrt(t): a public constant of what comes next, folded in for free."""
+    """The rule gives gain/sqrt(t): a public constant of what comes next, included for free."""
     root_bound: float
     """|τ·ŷ| at the end, for every t from the floor to the stable top."""
 
@@ -100,9 +100,9 @@ class MinimaxRule:
         """
         sizes = (self.fraction_t, self.fraction_y, self.start_fraction, *(step.fraction for step in self.steps))
         if not 0.0 <= self.floor <= self.low < self.high < math.inf or not 0.5 <= self.gain <= 2.0:
-            raise RuleError(f"the interval [{self.low:g}, {self.high:g}] or the gain {self.gain:g} cannot be")
+            raise RuleError(f"the interval [{self.low:g}, {self.high:g}] or the gain {self.gain:g} is not valid")
         if self.exponent % 2 or not self.start or not all(1 <= size <= _LIMIT for size in sizes):
-            raise RuleError("a rule's exponent or fraction bits cannot be")
+            raise RuleError("a rule's exponent or fraction bits are not valid")
         tau = _from_floor(self.floor, self.low, self.high, 2.0**-self.exponent)
         with np.errstate(over="ignore", invalid="ignore"):
             trace = self._trace(tau)

@@ -39,15 +39,10 @@ from comet_mpc.models.bounds import (
     output_norm_top,
     power_of_two_above,
 )
-from comet_mpc.models.checkpoint import (
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    Site,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Site, tensor_shapes
 
 __all__ = [
+    "Weights",
     "calibrated",
     "certify",
     "check_ranges",
@@ -124,7 +119,7 @@ def norm_sites(config: CometConfig) -> list[str]:
     return ["embeddings.norm", *(f"layers.{i}.{part}" for i in range(config.encoder.layers) for part in parts)]
 
 
-class _Weights:
+class Weights:
     """Tensors by name, in double precision."""
 
     def __init__(self, tensors: Tensors) -> None:
@@ -145,7 +140,7 @@ def variance_tops(
     config: CometConfig, tensors: Tensors, activation: MinimaxRule, denominators: MinimaxRule
 ) -> dict[str, float]:
     """The largest variance before every LayerNorm, for every input, by these rules."""
-    e, weights = config.encoder, _Weights(tensors)
+    e, weights = config.encoder, Weights(tensors)
     tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
     tops = {"embeddings.norm": embedding_norm_top(tables)}
     weight_error = (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
@@ -179,7 +174,7 @@ def _interval_tops(
 
 def _pooler_top(config: CometConfig, tensors: Tensors) -> float:
     """|x| at most, with room for rounding."""
-    weights = _Weights(tensors)
+    weights = Weights(tensors)
     bounds = activation_bounds(*weights.pair("pooler"), *weights.before(config.encoder.layers))
     return power_of_two_above(_MARGIN * float(np.max(bounds)) + 2.0**-5)
 
@@ -219,7 +214,7 @@ def _check_length(name: str, rule: MinimaxRule) -> None:
     """What every bound relies on: a LayerNorm's result is at most SLACK longer than √d."""
     if overshoot(rule) - 1.0 > SLACK:
         raise CheckpointError(
-            f"{name}: its rule may be {overshoot(rule) - 1.0:.2%} too large, allowed is {SLACK:.2%}: use more row steps"
+            f"{name}: its rule errs by up to {overshoot(rule) - 1.0:.2%}, allowed are {SLACK:.2%}: use more row steps"
         )
 
 
@@ -308,10 +303,10 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
         if rule.high < high * (1.0 - 1e-9):
             raise CheckpointError(
                 f"{name}: the interval's top is {rule.high:g}, but the weights allow {high:g}: "
-                "`comet calibrate` certifies the checkpoint anew"
+                "run `comet calibrate` to certify the checkpoint again"
             )
         if rule.low > low * (1.0 + 1e-9):
-            raise CheckpointError(f"{name}: the interval's low end {rule.low:g} is above what occurs")
+            raise CheckpointError(f"{name}: the interval begins at {rule.low:g}, but smaller values occur")
     _check_scores(config.sites["norms"].rule, config.encoder.hidden // config.encoder.heads)
     for i in range(config.encoder.layers):
         if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
@@ -335,7 +330,7 @@ def _intervals_in_force(config: CometConfig, tensors: Tensors) -> dict[str, tupl
 
 def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals]:
     """W₁/B, b₁/B and W₂·B: what the server serves, so that the protocol sees every neuron in [-1, 1]."""
-    weights = _Weights(tensors)
+    weights = Weights(tensors)
     (w1, b1), w2 = weights.pair(f"layers.{layer}.up"), weights[f"layers.{layer}.down.weight"]
     bound = activation_bounds(w1, b1, *weights.pair(f"layers.{layer}.attention_norm"))
     return w1 / bound[:, None], b1 / bound, w2 * bound
@@ -343,7 +338,7 @@ def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Real
 
 def normalised_queries(tensors: Tensors, layer: int, part: str, heads: int) -> tuple[Reals, Reals]:
     """W/B and b/B of `query` or `key`, B the head's bound: every row of every head has a norm of at most 1."""
-    weights = _Weights(tensors)
+    weights = Weights(tensors)
     w, b = weights.pair(f"layers.{layer}.{part}")
     bound = np.repeat(head_bounds(w, b, *weights.before(layer), heads), len(w) // heads)
     return w / bound[:, None], b / bound
@@ -394,7 +389,7 @@ def in_form(
 
 def _score_bounds(tensors: Tensors, layer: int, heads: int) -> Reals:
     """|q·k|/√d per head, for every input."""
-    weights = _Weights(tensors)
+    weights = Weights(tensors)
     pairs = [weights.pair(f"layers.{layer}.{part}") for part in ("query", "key")]
     q, k = (head_bounds(*pair, *weights.before(layer), heads) for pair in pairs)
     return np.asarray(q * k / math.sqrt(len(pairs[0][1]) / heads))

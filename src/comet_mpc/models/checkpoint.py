@@ -231,7 +231,7 @@ def read_tensors(path: Path) -> Tensors:
             if not (name.endswith(_SCALE) and kinds.get(name.removesuffix(_SCALE)) == "I8"):
                 tensors[name] = raw[name].astype(np.float32)
         elif kind != "I64":  # Hugging Face stores position ids
-            raise CheckpointError(f"{path}: {name} has type {kind}; float32, float16 or int8 with scales are read")
+            raise CheckpointError(f"{path}: {name} has type {kind}, expected float32, float16, or int8 with scales")
     check_finite(path, tensors)
     return tensors
 
@@ -248,7 +248,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected an object")
+        raise CheckpointError(f"{path}: expected a JSON object")
     return content
 
 
@@ -283,7 +283,7 @@ def save_checkpoint(
     for name in expected:
         value = np.asarray(tensors[name], dtype=np.float32, order="C")
         if not np.all(np.isfinite(value)):
-            raise CheckpointError(f"{name} has values that are not finite: not saved")
+            raise CheckpointError(f"{name} has values that are not finite: nothing was saved")
         if name in int8:
             scale = np.maximum(np.abs(value).max(axis=1) / 127.0, 1e-8).astype(np.float32)
             stored[name] = np.rint(value / scale[:, None]).astype(np.int8)

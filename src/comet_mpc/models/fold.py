@@ -15,9 +15,11 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Weight
 from comet_mpc.errors import CheckpointError
-from comet_mpc.functions.activation import Smu
-from comet_mpc.models.bounds import SLACK, activation_bounds, power_of_two_above
-from comet_mpc.models.certify import normalised_neurons, normalised_queries
+from comet_mpc.functions.attention import plain_attention
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, plain_inverse_sqrt
+from comet_mpc.functions.layer_norm import plain_layer_norm
+from comet_mpc.models.bounds import activation_bounds, head_bounds, power_of_two_above
+from comet_mpc.models.certify import Weights, normalised_neurons, normalised_queries
 from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.transformer import EncoderRules, EncoderShape, position_buckets
 
@@ -28,11 +30,7 @@ Reals = npt.NDArray[np.float64]
 
 def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
     """Folded weights, and public bounds of attention's values and of the logits."""
-    e = config.encoder
-
-    def get(name: str) -> tuple[Reals, Reals]:
-        return tensors[name + ".weight"].astype(np.float64), tensors[name + ".bias"].astype(np.float64)
-
+    e, get = config.encoder, Weights(tensors).pair
     folded: dict[str, Reals] = {}
     value_bounds = []
     gamma, beta = get("embeddings.norm")
@@ -69,7 +67,7 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
 
 def _thresholds(config: CometConfig, tensors: Tensors, layer: int) -> Reals:
     """(heads, 1); with relative positions (heads, buckets), their bias taken off. In the certified form they are
-    clamped, so that scores keep their range whatever the bias is: `unified` trains the same."""
+    clamped, so that scores keep their range whatever the bias is: `train.model` trains the same."""
     e = config.encoder
     thresholds = np.zeros((e.heads, max(1, e.buckets)))
     if e.buckets:
@@ -87,39 +85,30 @@ def neuron_scale(config: CometConfig, layer: int) -> float:
 def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, Weight]) -> None:
     """Proves the bounds again for the weights as they are served, rounded to fixed point.
 
-    n has norm √d·(1 + SLACK) at most and mean zero; coordinates of queries and keys are rounded once more.
+    γ and β are in the weights, so n itself is what they are applied to; coordinates of queries and keys are rounded
+    once more.
     """
     d = shape.hidden
-    size = math.sqrt(d) * (1.0 + SLACK)
+    ones, zeros = np.ones(d), np.zeros(d)
 
-    def real(name: str) -> Reals:
-        weight = fixed[name]
-        assert weight.values is not None
-        return np.asarray(weight.values * 2.0**-weight.fraction)
+    def real(name: str) -> tuple[Reals, Reals]:
+        weights = fixed[name + ".weight"], fixed[name + ".bias"]
+        matrix, bias = (np.asarray(w.values, np.float64) * 2.0**-w.fraction for w in weights)
+        return matrix, bias
 
-    def centred(matrix: Reals) -> Reals:
-        return np.asarray(matrix - matrix.mean(axis=-1, keepdims=True))
+    def check(where: str, matrix: Reals, bias: Reals, limit: float) -> None:
+        if float(np.max(activation_bounds(matrix, bias, ones, zeros))) > limit:
+            raise CheckpointError(f"{where} may leave its certified range once it is rounded to fixed point")
 
     for i in range(shape.layers):
-        layer = f"layer.{i}."
-        weight, bias = real(layer + "qkv.weight"), real(layer + "qkv.bias")
-        limits = {"value": (weight[2 * d :], bias[2 * d :], rules.layers[i].value_bound)}
-        limits["up"] = (real(layer + "up.weight"), real(layer + "up.bias"), 1.0 + 2.0**-8 - 2.0**-12)
-        for name, (rows, shift, limit) in limits.items():
-            if float(np.max(np.linalg.norm(centred(rows), axis=1) * size + np.abs(shift))) > limit:
-                raise CheckpointError(f"layer {i}: rounded to fixed point, {name} may leave its certified range")
-        head = d // shape.heads
-        limit = rules.layers[i].query_bound - math.sqrt(head) * 2.0**-13
-        for start in range(0, 2 * d, head):
-            rows, shift = weight[start : start + head], bias[start : start + head]
-            if float(np.linalg.norm(centred(rows), 2)) * size + float(np.linalg.norm(shift)) > limit:
-                raise CheckpointError(f"layer {i}: rounded to fixed point, a query or key may leave its range")
-    bound = math.sqrt(rules.pooler.high - 1.0)
-    if (
-        float(np.max(np.linalg.norm(centred(real("pooler.weight")), axis=1) * size + np.abs(real("pooler.bias"))))
-        > bound
-    ):
-        raise CheckpointError("rounded to fixed point, the pooler may leave its certified range")
+        own, layer = rules.layers[i], f"layer.{i}."
+        matrix, bias = real(layer + "qkv")
+        check(f"layer {i}: value", matrix[2 * d :], bias[2 * d :], own.value_bound)
+        check(f"layer {i}: up", *real(layer + "up"), 1.0 + 2.0**-8 - 2.0**-12)
+        limit = own.query_bound - math.sqrt(d // shape.heads) * 2.0**-13
+        if np.max(head_bounds(matrix[: 2 * d], bias[: 2 * d], ones, zeros, 2 * shape.heads)) > limit:
+            raise CheckpointError(f"layer {i}: a query or key may leave its range once it is rounded to fixed point")
+    check("the pooler", *real("pooler"), math.sqrt(rules.pooler.high - 1.0))
 
 
 def plain_states(
@@ -127,7 +116,7 @@ def plain_states(
     mask: Reals,
     shape: EncoderShape,
     rules: EncoderRules,
-    w: Mapping[str, Reals],
+    weights: Mapping[str, Reals],
     *,
     exact: bool = False,
 ) -> list[Reals]:
@@ -135,51 +124,28 @@ def plain_states(
 
     The normalised rows after every layer, then the logits.
     """
-
-    def root(rule: object, t: Reals) -> Reals:
-        """1/sqrt(t)."""
-        return np.asarray(1.0 / np.sqrt(t) if exact or not callable(rule) else rule(t))
-
-    def norm(x: Reals, rule: object) -> Reals:
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = (centred**2).mean(axis=-1, keepdims=True) + rules.epsilon
-        if exact or not callable(rule):
-            return np.asarray(centred / np.sqrt(variance))
-        shrink = shape.hidden / 2 ** math.ceil(math.log2(shape.hidden))
-        return np.asarray(centred * shrink * rule(variance * shrink**3))
-
-    def smu(x: Reals, form: Smu, rule: object) -> Reals:
-        t = form.factor * x**2 + np.square(form.mu)
-        return np.asarray(0.5 * (1.0 + form.alpha) * x + 0.5 * t * root(rule, t))
+    batch, tokens, d = rows.shape
+    places = position_buckets(tokens, shape.buckets)
 
     def linear(x: Reals, name: str) -> Reals:
-        return np.asarray(x @ w[name + ".weight"].T + w[name + ".bias"])
+        return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
 
-    d = shape.hidden
-    batch, tokens, _ = rows.shape
-    places = position_buckets(tokens, shape.buckets)
+    def rule_of(rule: InverseSqrtRule) -> InverseSqrtRule | None:
+        return None if exact else rule
+
     states = []
-    for i in range(shape.layers):
-        layer, own, form = f"layer.{i}.", rules.layers[i], rules.layers[i].attention
-        qkv = (
-            linear(rows, layer + "qkv")
-            .reshape(batch, tokens, 3, shape.heads, d // shape.heads)
-            .transpose(2, 0, 3, 1, 4)
-        )
-        q, k, v = qkv
-        if form.cosine:
-            q, k = (z * root(form.norms, (z**2).sum(axis=-1, keepdims=True)) for z in (q, k))
-        else:
-            q = q / math.sqrt(q.shape[-1])
-        scores = (q @ k.swapaxes(-1, -2) - w[layer + "threshold"][:, places]) / form.score_scale
-        r = smu(scores, form.smu, form.scores) ** form.power * mask[:, None, None, :]
-        scale = 2.0 ** math.ceil(math.log2(tokens))
-        reciprocal = root(form.denominators, (r.sum(axis=-1, keepdims=True) + form.floor) / scale)
-        context = (r @ v / scale * reciprocal**2).transpose(0, 2, 1, 3).reshape(rows.shape)
-        rows = norm(linear(context, layer + "output") + w[layer + "first.gamma"] * rows, own.variances[0])
-        active = smu(linear(rows, layer + "up"), own.activation, own.activation_rule)
-        rows = norm(linear(active, layer + "down") + w[layer + "second.gamma"] * rows, own.variances[1])
+    for i, own in enumerate(rules.layers):
+        layer, (first, second) = f"layer.{i}.", map(rule_of, own.variances)
+        qkv = linear(rows, layer + "qkv").reshape(batch, tokens, 3, shape.heads, d // shape.heads)
+        q, k, v = qkv.transpose(2, 0, 3, 1, 4)
+        thresholds = weights[layer + "threshold"][:, places]
+        context = plain_attention(q, k, v, own.attention, thresholds, mask, exact=exact)
+        output = linear(context.transpose(0, 2, 1, 3).reshape(rows.shape), layer + "output")
+        rows = plain_layer_norm(output + weights[layer + "first.gamma"] * rows, first, epsilon=rules.epsilon)
+        active = own.activation(linear(rows, layer + "up"), rule_of(own.activation_rule))
+        down = linear(active, layer + "down")
+        rows = plain_layer_norm(down + weights[layer + "second.gamma"] * rows, second, epsilon=rules.epsilon)
         states.append(rows)
     pooled = linear(rows[:, 0], "pooler")
-    squashed = pooled * root(rules.pooler, 1.0 + pooled**2)
+    squashed = pooled * plain_inverse_sqrt(1.0 + pooled**2, rule_of(rules.pooler))
     return [*states, linear(squashed, "classifier")]

@@ -1,19 +1,18 @@
 """BERT, RoBERTa and MPNet as Hugging Face stores them: from a directory, or by name from the hub and its cache.
 
 Encoders and sequence classifiers are read, every key and shape accounted for. Weights are safetensors, in one file or
-several, or an older `pytorch_model.bin` (needs torch, which reads nothing but numbers from it).
+several, or an older `pytorch_model.bin`, which the caller brings a reader for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.checkpoint import (
@@ -23,13 +22,14 @@ from comet_mpc.models.checkpoint import (
     Encoder,
     Tensors,
     account_for,
-    check_finite,
     read_json,
     read_tensors,
     tensor_shapes,
 )
 
 __all__ = ["fetch", "load_hugging_face", "need", "tokenizer_json"]
+
+ReadPickled = Callable[[Path], Tensors]
 
 _PREFIX = {"bert": "bert.", "roberta": "roberta.", "mpnet": "mpnet."}
 _PRETRAINING = {"bert": "cls.", "roberta": "lm_head.", "mpnet": "lm_head."}
@@ -64,7 +64,7 @@ _OTHERS = ("config.json", "tokenizer*", "vocab.*", "merges.txt", "special_tokens
 
 
 def need(name: str) -> Any:
-    """A module of the extra [train], imported late: it may be absent."""
+    """A package of the extra [train], imported when it is needed: it may be absent."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -91,7 +91,7 @@ def fetch(name: str) -> Path:
     except Exception as error:  # many kinds: no such model, not allowed, no network, nothing in the cache
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{name} is no directory here, and could not be had from the Hugging Face hub or its cache "
+            f"{name} is not a directory, and it could not be loaded from the Hugging Face hub or its cache "
             f"({type(error).__name__}: {reason}): check the name and the network, or give a directory"
         ) from error
     return found
@@ -108,29 +108,19 @@ def tokenizer_json(directory: Path) -> bytes:
         made = need("transformers").AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         return bytes(made.backend_tokenizer.to_str().encode())
     except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{directory}: no tokenizer can be made of its files: {error}") from error
+        raise CheckpointError(f"{directory}: its files do not make a tokenizer: {error}") from error
 
 
-def _pickled(path: Path) -> Tensors:
-    torch = need("torch")
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        floats = {name: value for name, value in found.items() if value.is_floating_point()}
-        tensors: Tensors = {name: np.array(value.float().numpy(), np.float32) for name, value in floats.items()}
-    except Exception as error:  # torch has no type of its own for a damaged or dangerous file
-        raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    check_finite(path, tensors)
-    return tensors
-
-
-def _weights(directory: Path) -> Tensors:
+def _weights(directory: Path, read_pickled: ReadPickled | None) -> Tensors:
     if (directory / _WEIGHTS).exists():
         return read_tensors(directory / _WEIGHTS)
     if (directory / _SHARDS).exists():
         names = read_json(directory / _SHARDS).get("weight_map", {}).values()
         return {name: value for part in sorted(set(names)) for name, value in read_tensors(directory / part).items()}
     if (directory / _PICKLED).exists():
-        return _pickled(directory / _PICKLED)
+        if read_pickled is None:
+            raise CheckpointError(f"{directory} has its weights in {_PICKLED} only: convert them to {_WEIGHTS}")
+        return read_pickled(directory / _PICKLED)
     raise CheckpointError(f"{directory} has no weights: neither {_WEIGHTS} nor {_PICKLED}")
 
 
@@ -172,7 +162,7 @@ def _labels(path: Path, foreign: Mapping[str, Any], outputs: int | None) -> tupl
     try:
         labels = tuple(str(names[str(i)]) for i in range(len(names)))
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: id2label does not number its labels from 0 on") from error
+        raise CheckpointError(f"{path}: id2label does not number its labels from 0") from error
     if len(labels) != outputs:
         raise CheckpointError(f"{path}: id2label has {len(labels)} labels, the classifier has {outputs} outputs")
     twice = [name for name, count in Counter(labels).items() if count > 1]
@@ -194,7 +184,7 @@ def _check_kind(path: Path, foreign: Mapping[str, Any]) -> None:
     heads = ("Model", "ForSequenceClassification", "ForMaskedLM", "ForPreTraining")
     for kind in foreign.get("architectures") or ():
         if not str(kind).endswith(heads):
-            raise CheckpointError(f"{path}: the model is a {kind}: encoders and sequence classifiers are read")
+            raise CheckpointError(f"{path}: the model is a {kind}, expected an encoder or a sequence classifier")
     if foreign.get("problem_type") == "multi_label_classification":
         raise CheckpointError(f"{path}: the classifier gives several labels at once, expected one label per text")
 
@@ -224,17 +214,19 @@ def _encoder(path: Path, foreign: Mapping[str, Any], labels: tuple[str, ...]) ->
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def load_hugging_face(directory: Path) -> tuple[CometConfig, Tensors, tuple[str, ...]]:
-    """An encoder or a sequence classifier in its unmodified form; and the names of head tensors it has not got.
+def load_hugging_face(
+    directory: Path, read_pickled: ReadPickled | None = None
+) -> tuple[CometConfig, Tensors, tuple[str, ...]]:
+    """An encoder or a sequence classifier in its unmodified form; and the names of the head's tensors that it lacks.
 
-    Those must be made anew and trained.
+    Those must be made anew and trained. read_pickled: for old files of weights (`train.read_pickled`).
     """
     directory = Path(directory)
     path = directory / "config.json"
     foreign = read_json(path)
     _check_kind(path, foreign)
     architecture = foreign["model_type"]
-    bare = _bare(_weights(directory), architecture)
+    bare = _bare(_weights(directory, read_pickled), architecture)
     head = bare.get(_foreign_name("classifier.weight", architecture))
     encoder = _encoder(path, foreign, _labels(path, foreign, None if head is None else len(head)))
     config = CometConfig(

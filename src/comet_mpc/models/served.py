@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -145,7 +145,7 @@ class PublicModel:
         )
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
-            raise CheckpointError("the model's public package has embedding tables of other shapes than it says")
+            raise CheckpointError("the model's public package has embedding tables of the wrong shapes")
         return model
 
     # The program -----------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class PublicModel:
         needed = next(size for size in self.buckets() if size >= max(lengths))
         bucket = bucket or needed
         if bucket < needed:
-            raise ShapeError(f"a text needs the bucket of {needed} tokens, asked for was {bucket}")
+            raise ShapeError(f"a text needs a bucket of {needed} tokens, got one of {bucket}")
         ids = np.full((len(texts), bucket), self.config.encoder.padding, np.int64)
         types = np.zeros_like(ids)
         mask = np.zeros(ids.shape)
@@ -329,15 +329,8 @@ class ServedModel(PublicModel):
         return dict(self.fixed)
 
     def public(self) -> PublicModel:
-        return PublicModel(
-            fingerprint=self.fingerprint,
-            config=self.config,
-            value_bounds=self.value_bounds,
-            logit_bound=self.logit_bound,
-            tokenizer=self.tokenizer,
-            embeddings=self.public_tables(),
-            private_embeddings=self.private_embeddings,
-        )
+        known = {field.name: getattr(self, field.name) for field in fields(PublicModel)}
+        return PublicModel(**known | {"embeddings": self.public_tables()})
 
     def plain_logits(self, query: Query, *, exact: bool = False) -> Reals:
         """The model in the clear, in real arithmetic: through the rules of the protocol, or with exact functions."""

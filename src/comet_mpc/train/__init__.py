@@ -1,1 +1,54 @@
-"""Fine-tuning through the very steps that are served. The only package that imports torch (extra `[train]`)."""
+"""Fine-tuning through the very steps that are served. The only package that imports torch (extra `[train]`).
+
+steps       1/sqrt and smu in torch, by the protocol's own steps or by others
+model       BERT, RoBERTa and MPNet with a classifier, in every form that Comet knows
+batches     tokenised texts, and what a model makes of them: logits, scores, arguments of its inverse square roots
+warm_start  a start near the teacher, in closed form
+loop        fine-tuning, which resumes where it was broken off
+plot        a picture of those arguments beside their intervals
+pickled     weights from an old pytorch_model.bin
+"""
+
+from comet_mpc.errors import ConfigurationError
+
+try:
+    from comet_mpc.train.batches import (
+        Encoded,
+        encode,
+        evaluate,
+        first_rows,
+        make_tokenizer,
+        observe,
+        predict,
+        quantiles,
+    )
+    from comet_mpc.train.loop import Recipe, finetune, load_model
+    from comet_mpc.train.model import Mode, UnifiedModel
+    from comet_mpc.train.pickled import read_pickled
+    from comet_mpc.train.plot import draw
+    from comet_mpc.train.steps import other_rules
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.startswith("comet_mpc"):
+        raise
+    raise ConfigurationError(
+        f"training needs {error.name}, which is not installed: pip install 'comet-mpc[train]'"
+    ) from error
+
+__all__ = [
+    "Encoded",
+    "Mode",
+    "Recipe",
+    "UnifiedModel",
+    "draw",
+    "encode",
+    "evaluate",
+    "finetune",
+    "first_rows",
+    "load_model",
+    "make_tokenizer",
+    "observe",
+    "other_rules",
+    "predict",
+    "quantiles",
+    "read_pickled",
+]

@@ -1,4 +1,4 @@
-"""Fine-tuning and evaluation of the plain model. Needs torch.
+"""Fine-tuning of the plain model.
 
 Training goes through what will be served: activations and scores by the protocol's coefficients (`mode="steps"`), the
 task's loss, optionally a teacher's logits and hidden states, and for forms that are not certified a penalty on
@@ -22,31 +22,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.files import atomic_write
 from comet_mpc.models.certify import calibrated
 from comet_mpc.models.checkpoint import CometConfig, fingerprint, load_checkpoint, save_checkpoint
-from comet_mpc.models.tasks import Example, Task
+from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick
+from comet_mpc.train.batches import Batch, Encoded, first_rows, observe, predict, quantiles, silent
 from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
 __all__ = [
-    "Batch",
-    "Encoded",
     "Recipe",
-    "encode",
-    "evaluate",
     "finetune",
-    "first_rows",
     "load_model",
-    "make_tokenizer",
-    "observe",
-    "predict",
-    "quantiles",
 ]
 
 
@@ -80,39 +71,9 @@ class Recipe:
     threshold_rate: float = 30.0
     """Factor of the rate for attention's thresholds, which start at 0 and must cover a range of about 1."""
     fit: bool = True
-    """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`fitting`)."""
+    """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`warm_start`)."""
     token_dropout: float = 0.0
     """Part of the tokens (never the first) that training hides."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Tokenised examples."""
-
-    ids: list[list[int]]
-    types: list[list[int]]
-    labels: npt.NDArray[np.float32]
-    truncated: int
-    """How many texts were longer than the model takes, and cut."""
-    wanted: npt.NDArray[np.float32] | None = None
-    """A teacher's logits, if they were computed beforehand (a small student's teacher takes most of the time)."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def first_rows(data: Encoded, count: int) -> Encoded:
-    wanted = None if data.wanted is None else data.wanted[:count]
-    return replace(data, ids=data.ids[:count], types=data.types[:count], labels=data.labels[:count], wanted=wanted)
-
-
-@dataclass(frozen=True)
-class Batch:
-    ids: Tensor
-    mask: Tensor
-    types: Tensor
-    labels: Tensor
-    wanted: Tensor | None = None
 
 
 @dataclass
@@ -121,99 +82,6 @@ class _Progress:
     best: float = -math.inf
     history: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
-
-
-def make_tokenizer(content: bytes) -> Tokenizer:
-    """From a tokenizer.json."""
-    tokenizer = Tokenizer.from_str(content.decode())
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def encode(tokenizer: Tokenizer, examples: list[Example], length: int) -> Encoded:
-    """Token ids, each text cut after `length` tokens."""
-    texts = [e.first if e.second is None else (e.first, e.second) for e in examples]
-    tokenizer.no_truncation()
-    truncated = sum(len(found.ids) > length for found in tokenizer.encode_batch(texts))
-    tokenizer.enable_truncation(length)
-    found = tokenizer.encode_batch(texts)
-    labels = np.array([e.label for e in examples], dtype=np.float32)
-    return Encoded([f.ids for f in found], [f.type_ids for f in found], labels, truncated)
-
-
-def _batch(data: Encoded, rows: list[int], padding: int) -> Batch:
-    longest = max(len(data.ids[row]) for row in rows)
-
-    def padded(lists: list[list[int]], filler: int) -> Tensor:
-        return torch.tensor([lists[row] + [filler] * (longest - len(lists[row])) for row in rows])
-
-    mask = torch.tensor([[1] * len(data.ids[row]) + [0] * (longest - len(data.ids[row])) for row in rows])
-    wanted = None if data.wanted is None else torch.tensor(data.wanted[rows])
-    return Batch(padded(data.ids, padding), mask, padded(data.types, 0), torch.tensor(data.labels[rows]), wanted)
-
-
-def _epoch(data: Encoded, size: int, generator: np.random.Generator) -> list[list[int]]:
-    """Shuffled batches of texts of similar length."""
-    order = generator.permutation(len(data))
-    pool = 32 * size
-    batches = []
-    for at in range(0, len(order), pool):
-        rows = sorted(order[at : at + pool].tolist(), key=lambda row: len(data.ids[row]))
-        batches += [rows[i : i + size] for i in range(0, len(rows), size)]
-    return [batches[i] for i in generator.permutation(len(batches))]
-
-
-def _silent(done: int, total: int, note: str) -> None:
-    """A Tick that tells nobody."""
-
-
-def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = _silent) -> npt.NDArray[np.float64]:
-    """Logits of all examples, in their order, in the model's present mode."""
-    padding, was = model.config.encoder.padding, model.training
-    order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
-    out = np.empty((len(data), len(model.config.encoder.labels)))
-    model.eval()
-    tick(0, len(order), "")
-    with torch.no_grad():
-        for at in range(0, len(order), size):
-            rows = order[at : at + size]
-            batch = _batch(data, rows, padding)
-            out[rows] = model(batch.ids, batch.mask, _types(model, batch))[0].double().numpy()
-            tick(min(at + size, len(order)), len(order), "")
-    model.train(was)
-    return out
-
-
-def observe(
-    model: UnifiedModel, data: Encoded, *, most: int = 20_000, tick: Tick = _silent
-) -> dict[str, npt.NDArray[np.float64]]:
-    """What every inverse square root is taken of, site by site: a sample per batch, its extremes always included."""
-    seen: dict[str, list[npt.NDArray[np.float64]]] = {}
-
-    def look(site: str, t: Tensor) -> None:
-        flat = t.detach().double().numpy().reshape(-1)
-        kept = flat[:: max(1, len(flat) // most)]
-        seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
-
-    model.probe = look
-    predict(model, data, tick=tick)
-    model.probe = None
-    return {site: np.concatenate(parts) for site, parts in seen.items()}
-
-
-def quantiles(values: dict[str, npt.NDArray[np.float64]]) -> dict[str, tuple[float, ...]]:
-    """Smallest, 1 %, median, 99 % and largest, site by site."""
-    return {
-        site: tuple(float(q) for q in np.quantile(found, (0, 0.01, 0.5, 0.99, 1))) for site, found in values.items()
-    }
-
-
-def evaluate(model: UnifiedModel, data: Encoded, task: Task) -> dict[str, float]:
-    return task.score(predict(model, data), data.labels)
-
-
-def _types(model: UnifiedModel, batch: Batch) -> Tensor | None:
-    return batch.types if model.config.encoder.architecture == "bert" else None
 
 
 def _task_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -247,13 +115,13 @@ def _loss(model: UnifiedModel, teacher: UnifiedModel | None, batch: Batch, task:
             excess.append(F.relu(largest / (0.9 * model.config.sites[site].rule.high) - 1.0).mean())
 
     model.probe = watch if model.config.sites and not model.config.certifiable and recipe.penalty else None
-    logits, hidden = model(batch.ids, batch.mask, _types(model, batch))
+    logits, hidden = model(*batch.inputs)
     model.probe = None
     loss = recipe.task_weight * _task_loss(logits, batch.labels, task)
     wanted, states = batch.wanted, hidden
     if teacher is not None:
         with torch.no_grad():
-            wanted, states = teacher(batch.ids, batch.mask, _types(teacher, batch))
+            wanted, states = teacher(*batch.inputs)
     if wanted is not None:
         if task.regression:
             loss = loss + recipe.logit_weight * F.mse_loss(logits, wanted)
@@ -368,9 +236,9 @@ class _Run:
         if teacher is None or not self.recipe.fit or not can_fit(model, teacher):
             return False
         batches, tokens = [], 0
-        for rows in _epoch(self.train, self.recipe.batch, np.random.default_rng(self.recipe.seed)):
-            batch = _batch(self.train, rows, model.config.encoder.padding)
-            batches.append((batch.ids, batch.mask, _types(model, batch)))
+        for rows in self.train.shuffled(self.recipe.batch, np.random.default_rng(self.recipe.seed)):
+            batch = self.train.batch(rows, model)
+            batches.append(batch.inputs)
             tokens += int(batch.mask.sum())
             if tokens >= _FIT_TOKENS:
                 break
@@ -382,7 +250,7 @@ class _Run:
         recipe, step = self.recipe, self.progress.step
         for group in self.optimiser.param_groups:
             group["lr"] = _rate(recipe, step, self.steps) * group["factor"]
-        batch = _batch(self.train, rows, self.model.config.encoder.padding)
+        batch = self.train.batch(rows, self.model)
         batch = _hide(batch, recipe.token_dropout) if recipe.token_dropout else batch
         loss = _loss(self.model, self.teacher, batch, self.task, recipe)
         self._check_finite("loss", loss.item())
@@ -398,7 +266,7 @@ class _Run:
         if not math.isfinite(value):
             raise NotFinite(
                 f"the {what} is {value} at step {self.progress.step}: stopped. {self.out} keeps the best checkpoint "
-                "so far, if there is one; train anew into another directory with a smaller rate"
+                "so far, if there is one; train again in another directory, with a smaller rate"
             )
 
     def evaluate(self) -> dict[str, float]:
@@ -459,7 +327,7 @@ def finetune(
     teacher: UnifiedModel | None = None,
     tokenizer: bytes = b"",
     say: Callable[[str], None] = print,
-    tick: Tick = _silent,
+    tick: Tick = silent,
 ) -> dict[str, Any]:
     """Trains, evaluates as it is served, and keeps the best checkpoint in `out`.
 
@@ -474,7 +342,7 @@ def finetune(
     run = _Run(model, task, train, dev, out, recipe, teacher, tokenizer, settings)
     before = run.finished()
     if before is not None:
-        say(f"{out} is a finished run of {before['steps']} steps, best {before['best']:.2f}: not trained again")
+        say(f"{out} holds this run, finished after {before['steps']} steps, best {before['best']:.2f}: nothing to do")
         return before
     if run.resume():
         say(f"resumed at step {run.progress.step} of {run.steps}")
@@ -486,7 +354,7 @@ def finetune(
     model.train()
     while progress.step < run.steps:
         epoch, at = divmod(progress.step, run.per_epoch)
-        batches = _epoch(train, recipe.batch, np.random.default_rng([recipe.seed, epoch]))
+        batches = train.shuffled(recipe.batch, np.random.default_rng([recipe.seed, epoch]))
         for rows in batches[at : at + run.steps - progress.step]:
             running += (run.update(rows) - running) / min(progress.step - done, 50)
             progress.seconds = time.monotonic() - began

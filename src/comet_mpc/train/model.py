@@ -1,4 +1,4 @@
-"""The plain model: BERT, RoBERTa and MPNet with a classifier, in every form that Comet knows. Needs torch.
+"""The plain model: BERT, RoBERTa and MPNet with a classifier, in every form that Comet knows.
 
     activation  GeLU, or smu; normalised by what the weights prove about every neuron, or not
     attention   softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu and s = q·k/√d or cos(q, k) - threshold
@@ -26,130 +26,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from comet_mpc.errors import CheckpointError, ConfigurationError
-from comet_mpc.functions.activation import Smu, smu_rule
+from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.functions.minimax import CubicStep, MinimaxRule, minimax_rule
+from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.certify import certify, universal_rules
 from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
 from comet_mpc.models.transformer import position_buckets
+from comet_mpc.train.steps import inverse_sqrt, smu
 
-__all__ = ["Mode", "UnifiedModel", "inverse_sqrt", "newton_rule", "other_rules", "smu"]
+__all__ = ["Mode", "UnifiedModel"]
 
 Mode = Literal["exact", "steps", "served"]
 Probe = Callable[[str, Tensor], None]
 
 _SHORTEST = 16  # texts are served padded to powers of two from here on, and denominators divided by that length
-_PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
-_BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
-
-
-def newton_rule(constant: float, iterations: int, low: float, high: float) -> MinimaxRule:
-    """Plain Newton y <- y·(3/2 - t·y²/2) from a public constant, as a rule: what the paper's guess amounts to."""
-    step = CubicStep(1.5, 1, 43, math.inf)
-    return MinimaxRule(low, high, 0.0, 0, 14, 14, (constant,), 40, math.inf, (step,) * iterations, 1.0, math.inf)
-
-
-def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: int) -> dict[str, MinimaxRule]:
-    """Rules of activations and scores by another number of steps: an experiment, not certified.
-
-    Quantities of which there is one per row keep their rules.
-    """
-    mus = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
-    universal = config.certifiable
-    if universal:
-        intervals = {name: (mu**2, 1.0 + mu**2) for name, mu in mus.items()}
-    else:
-        sites = {name: site.rule for name, site in config.sites.items() if name.endswith(tuple(mus))}
-        intervals = {name: (rule.low, rule.high) for name, rule in sites.items()}
-    if not intervals:
-        raise ConfigurationError(
-            "a rule and its steps are for models with smu whose intervals are known: "
-            "this one is unmodified, or needs `comet calibrate` first"
-        )
-    if kind == "newton":
-        return {name: newton_rule(_PAPER_START, steps, *interval) for name, interval in intervals.items()}
-    if steps == 0:
-        ends = {name: (math.sqrt(low), math.sqrt(high)) for name, (low, high) in intervals.items()}
-        return {name: newton_rule(2.0 / sum(ends[name]), 0, *interval) for name, interval in intervals.items()}
-    if universal:
-        alphas = {"activation": config.activation.alpha, "scores": 0.0}
-        rules = {
-            name: smu_rule(Smu(mu, alphas[name]), 1.0 + 2.0**-8, steps, emphasis=config.emphasis)
-            for name, mu in mus.items()
-        }
-        return {name: rule for name, rule in rules.items() if isinstance(rule, MinimaxRule)}
-    return {
-        name: minimax_rule(*interval, steps, root=True, emphasis=config.emphasis)
-        for name, interval in intervals.items()
-    }
-
-
-def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:
-    """gain/sqrt(t) by the rule."""
-    tau = t * 2.0**-rule.exponent
-    y = torch.full_like(tau, rule.start[-1])
-    for coefficient in reversed(rule.start[:-1]):
-        y = y * tau + coefficient
-    for step in rule.steps:
-        y = step.a * y - 2.0**-step.shift * tau * y**3
-    return y * 2.0 ** (-rule.exponent // 2)
-
-
-class _SmuByRule(torch.autograd.Function):
-    """(1+α)/2·x + ½·sqrt(φ·x² + μ²) with the root t·y by a rule; the derivative is that of the steps themselves."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: MinimaxRule) -> Tensor:
-        flat = x.contiguous().view(-1)
-        wanted = ctx.needs_input_grad[0]
-        out = torch.empty_like(flat)
-        slope = torch.empty_like(flat) if wanted else None
-        factor, half, scale = (1.0 - alpha) ** 2, 0.5 * (1.0 + alpha), 2.0**-rule.exponent
-        outer = 0.5 * 2.0 ** (rule.exponent // 2)
-        for at in range(0, flat.numel(), _BLOCK):
-            part = flat[at : at + _BLOCK]
-            tau = part.square().mul_(factor * scale).add_(mu * mu * scale)
-            y = torch.full_like(tau, rule.start[-1])
-            dy = torch.zeros_like(tau)
-            for coefficient in reversed(rule.start[:-1]):
-                if wanted:
-                    dy.mul_(tau).add_(y)
-                y.mul_(tau).add_(coefficient)
-            for step in rule.steps:
-                b = 2.0**-step.shift
-                square = y * y
-                if wanted:
-                    change = (square * tau).mul_(-3.0 * b).add_(step.a).mul_(dy)
-                    dy = change.sub_(square * y, alpha=b)
-                y.mul_(square.mul_(tau).mul_(-b).add_(step.a))
-            torch.mul(tau, y, out=out[at : at + _BLOCK])
-            if slope is not None:
-                dy.mul_(tau).add_(y).mul_(part).mul_(2.0 * factor * scale * outer).add_(half)
-                slope[at : at + _BLOCK] = dy
-        out.mul_(outer).add_(flat, alpha=half)
-        if slope is not None:
-            ctx.save_for_backward(slope.view(x.shape))
-        return out.view(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (slope,) = ctx.saved_tensors
-        return grads[0] * slope, None, None, None
-
-
-def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: MinimaxRule | None = None) -> Tensor:
-    """The smooth maximum unit, exact or by a rule for t = φ·x² + μ². μ and α learn from either."""
-    if rule is not None:
-        if isinstance(mu, Tensor) or isinstance(alpha, Tensor):
-            t = (1.0 - alpha) ** 2 * x * x + mu * mu
-            return 0.5 * (1.0 + alpha) * x + 0.5 * t * inverse_sqrt(t, rule)
-        result: Tensor = _SmuByRule.apply(x, mu, alpha, rule)
-        return result
-    if isinstance(mu, float) and mu == 0.0 and isinstance(alpha, float):
-        return F.leaky_relu(x, alpha)
-    return 0.5 * (1.0 + alpha) * x + 0.5 * torch.sqrt((1.0 - alpha) ** 2 * x * x + mu * mu)
 
 
 class _Norm(nn.Module):
@@ -329,7 +220,7 @@ class UnifiedModel(nn.Module):
 
         `served` takes the configuration's sites, or certifies now; `rules` replace some. A model whose form is not
         certified has calibrated rules for activations and scores; row quantities stay exact unless `rules` names them,
-        since there a sum of approximate weights may fall below zero, where no rule holds (`research`).
+        since there a sum of approximate weights may fall below zero, where no rule holds (`lab.paper`).
         """
         config = self.config
         known = {name: site.rule for name, site in config.sites.items()}

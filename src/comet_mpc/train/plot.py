@@ -1,6 +1,6 @@
 """A picture of what every inverse square root is taken of, beside the interval it is certified or calibrated for.
 
-One panel per kind of site, one row per layer, t on a logarithmic axis. Needs matplotlib (extra [train]).
+One panel per kind of site, one row per layer, t on a logarithmic axis.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _legend(axis: Any, form: str) -> None:
 
 
 def draw(values: Mapping[str, Reals], config: CometConfig, path: Path, title: str) -> None:
-    """values: t by site, as `training.observe` gives them."""
+    """values: t by site, as `batches.observe` gives them."""
     panels = {kind: found for kind in _PANELS if (found := _rows(values, kind))}
     columns = min(4, len(panels) + 1)
     lines = -(-(len(panels) + 1) // columns)

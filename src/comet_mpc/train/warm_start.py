@@ -3,7 +3,7 @@
 Layer by layer, with the layers below already fitted, the matrices right after the new steps (after the attention and
 after the activations) are chosen by least squares, so that the sum that LayerNorm takes is the teacher's as far as a
 linear map can make it. Neurons on which the texts say little keep their weights. Thresholds of cosine attention start
-at the heads' mean cosines. Takes seconds. Needs torch.
+at the heads' mean cosines. Takes seconds.
 """
 
 from __future__ import annotations

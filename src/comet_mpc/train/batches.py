@@ -1,0 +1,155 @@
+"""Tokenised texts in batches, and what a model makes of them: logits, scores, arguments of its inverse square roots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from comet_mpc.models.tasks import Example, Task
+from comet_mpc.progress import Tick
+from comet_mpc.train.model import UnifiedModel
+
+__all__ = [
+    "Batch",
+    "Encoded",
+    "encode",
+    "evaluate",
+    "first_rows",
+    "make_tokenizer",
+    "observe",
+    "predict",
+    "quantiles",
+    "silent",
+]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised examples."""
+
+    ids: list[list[int]]
+    types: list[list[int]]
+    labels: npt.NDArray[np.float32]
+    truncated: int
+    """How many texts were longer than the model takes, and cut."""
+    wanted: npt.NDArray[np.float32] | None = None
+    """A teacher's logits, if they were computed beforehand (a small student's teacher takes most of the time)."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, rows: list[int], model: UnifiedModel) -> Batch:
+        """Some rows, padded to the longest of them."""
+        longest = max(len(self.ids[row]) for row in rows)
+
+        def padded(lists: list[list[int]], filler: int) -> Tensor:
+            return torch.tensor([lists[row] + [filler] * (longest - len(lists[row])) for row in rows])
+
+        encoder = model.config.encoder
+        return Batch(
+            ids=padded(self.ids, encoder.padding),
+            mask=torch.arange(longest).lt(torch.tensor([[len(self.ids[row])] for row in rows])).long(),
+            types=padded(self.types, 0) if encoder.architecture == "bert" else None,
+            labels=torch.tensor(self.labels[rows]),
+            wanted=None if self.wanted is None else torch.tensor(self.wanted[rows]),
+        )
+
+    def shuffled(self, size: int, generator: np.random.Generator) -> list[list[int]]:
+        """The rows of an epoch's batches, each of texts of similar length."""
+        order = generator.permutation(len(self))
+        pool = 32 * size
+        batches = []
+        for at in range(0, len(order), pool):
+            rows = sorted(order[at : at + pool].tolist(), key=lambda row: len(self.ids[row]))
+            batches += [rows[i : i + size] for i in range(0, len(rows), size)]
+        return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def first_rows(data: Encoded, count: int) -> Encoded:
+    wanted = None if data.wanted is None else data.wanted[:count]
+    return replace(data, ids=data.ids[:count], types=data.types[:count], labels=data.labels[:count], wanted=wanted)
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: Tensor
+    mask: Tensor
+    types: Tensor | None
+    labels: Tensor
+    wanted: Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What a model takes: ids, mask and types."""
+        return self.ids, self.mask, self.types
+
+
+def make_tokenizer(content: bytes) -> Tokenizer:
+    """From a tokenizer.json."""
+    tokenizer = Tokenizer.from_str(content.decode())
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, examples: list[Example], length: int) -> Encoded:
+    """Token ids, each text cut after `length` tokens."""
+    texts = [e.first if e.second is None else (e.first, e.second) for e in examples]
+    tokenizer.no_truncation()
+    truncated = sum(len(found.ids) > length for found in tokenizer.encode_batch(texts))
+    tokenizer.enable_truncation(length)
+    found = tokenizer.encode_batch(texts)
+    labels = np.array([e.label for e in examples], dtype=np.float32)
+    return Encoded([f.ids for f in found], [f.type_ids for f in found], labels, truncated)
+
+
+def silent(done: int, total: int, note: str) -> None:
+    """A Tick that tells nobody."""
+
+
+def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = silent) -> npt.NDArray[np.float64]:
+    """Logits of all examples, in their order, in the model's present mode."""
+    was = model.training
+    order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
+    out = np.empty((len(data), len(model.config.encoder.labels)))
+    model.eval()
+    tick(0, len(order), "")
+    with torch.no_grad():
+        for at in range(0, len(order), size):
+            rows = order[at : at + size]
+            out[rows] = model(*data.batch(rows, model).inputs)[0].double().numpy()
+            tick(min(at + size, len(order)), len(order), "")
+    model.train(was)
+    return out
+
+
+def observe(
+    model: UnifiedModel, data: Encoded, *, most: int = 20_000, tick: Tick = silent
+) -> dict[str, npt.NDArray[np.float64]]:
+    """What every inverse square root is taken of, site by site: a sample per batch, its extremes always included."""
+    seen: dict[str, list[npt.NDArray[np.float64]]] = {}
+
+    def look(site: str, t: Tensor) -> None:
+        flat = t.detach().double().numpy().reshape(-1)
+        kept = flat[:: max(1, len(flat) // most)]
+        seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
+
+    model.probe = look
+    predict(model, data, tick=tick)
+    model.probe = None
+    return {site: np.concatenate(parts) for site, parts in seen.items()}
+
+
+def quantiles(values: dict[str, npt.NDArray[np.float64]]) -> dict[str, tuple[float, ...]]:
+    """Smallest, 1 %, median, 99 % and largest, site by site."""
+    return {
+        site: tuple(float(q) for q in np.quantile(found, (0, 0.01, 0.5, 0.99, 1))) for site, found in values.items()
+    }
+
+
+def evaluate(model: UnifiedModel, data: Encoded, task: Task) -> dict[str, float]:
+    return task.score(predict(model, data), data.labels)
