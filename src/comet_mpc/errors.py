@@ -59,9 +59,10 @@ __all__ = [
 
 
 class CometError(Exception):
-    """The base class of every error in this package. Each can be sent between processes, whatever its constructor takes."""
+    """The base class of every error in this package."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: every error can be sent between processes, whatever its constructor takes."""
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 

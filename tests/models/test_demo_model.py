@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from comet_mpc.cli.main import app
 from comet_mpc.functions import fit
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.lab.twin_evaluation import evaluate_twin
+from comet_mpc.lab.evaluation import evaluate_twin
 from comet_mpc.models.served import PublicModel, ServedModel
 from comet_mpc.models.tasks import TASKS, Example, read_split
 

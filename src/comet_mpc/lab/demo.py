@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from comet_mpc.engine.party import SourceName
-from comet_mpc.lab.evaluation import local_service
+from comet_mpc.lab.service import local_service
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress

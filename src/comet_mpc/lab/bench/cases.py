@@ -105,18 +105,14 @@ def _unary(
     )
 
 
-# inverse_sqrt --------------------------------------------------------------------------------------------
-
-
 def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[float, float] = (1 / 16, 16.0)) -> Maker:
     def make(case: Case) -> Built:
-        steps = case.steps if name == "minimax" else iterations
+        steps = case.steps if iterations is None else iterations
         rule = make_rule(name, *interval, steps)
-        domain = f"t in [{interval[0]:g}, {interval[1]:g}]"
         return _unary(
             (case.tokens, INNER),
             interval,
-            domain,
+            f"t in [{interval[0]:g}, {interval[1]:g}]",
             lambda session, t: session.truncate_to(inverse_sqrt(session, t, rule), 14),
             lambda t: 1.0 / np.sqrt(t),
             fraction=16,
@@ -128,38 +124,36 @@ def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[floa
     return make
 
 
-# activation ----------------------------------------------------------------------------------------------
+def _activation(
+    apply: Callable[[Session, Share], Share],
+    bound: float,
+    reference: Callable[[Reals], Reals],
+    note: str = "",
+    *,
+    leaks: bool = False,
+    steps: int | None = None,
+) -> Maker:
+    domain = f"|x| <= {bound:g}{note}"
+    return lambda case: _unary(
+        (case.tokens, INNER), (-bound, bound), domain, apply, reference, leaks=leaks, steps=steps
+    )
 
 
-def _certified_activation(name: str, iterations: int | None = None) -> Maker:
+def _smu(name: str, iterations: int | None = None) -> Maker:
+    """The certified form, whose neurons are normalised, or the paper's."""
+    paper = name == "paper"
+    form, bound = (Smu(1 / 4), 3.0) if paper else (Smu(1 / 16), 1.0)
+
     def make(case: Case) -> Built:
-        form = Smu(1 / 16)
         steps = case.steps if iterations is None else iterations
-        rule = smu_rule(form, 1.0, steps, name=name)
-        return _unary(
-            (case.tokens, INNER),
-            (-1.0, 1.0),
-            "|x| <= 1, mu 1/16",
-            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
-            form,
-            steps=steps,
-        )
+        rule = smu_rule(form, bound, steps, name=name)
+
+        def apply(session: Session, x: Share) -> Share:
+            return smu(session, x, form, rule, fraction=_FRACTION)
+
+        return _activation(apply, bound, form, f", mu 1/{4 if paper else 16}", leaks=paper, steps=steps)(case)
 
     return make
-
-
-def _paper_activation(case: Case) -> Built:
-    form = Smu(1 / 4)
-    rule = make_rule("paper", 1 / 16, 9.0 + 1 / 16, 4)
-    return _unary(
-        (case.tokens, INNER),
-        (-3.0, 3.0),
-        "|x| <= 3, mu 1/4",
-        lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
-        form,
-        leaks=True,
-        steps=4,
-    )
 
 
 def _gelu(x: Reals) -> Reals:
@@ -168,15 +162,6 @@ def _gelu(x: Reals) -> Reals:
 
 def _gelu_of_tanh(x: Reals) -> Reals:
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))))
-
-
-def _peer_activation(
-    apply: Callable[[Session, Share], Share], bound: float, reference: Callable[[Reals], Reals]
-) -> Maker:
-    return lambda case: _unary((case.tokens, INNER), (-bound, bound), f"|x| <= {bound:g}", apply, reference)
-
-
-# attention -----------------------------------------------------------------------------------------------
 
 
 def _attention(
@@ -229,33 +214,19 @@ def _formed_attention(make_form: Callable[[int], AttentionForm], domain: str, *,
     return make
 
 
-def _weighted(weigh: Callable[[Reals], Reals]) -> Callable[[Reals, Reals, Reals, Reals], Reals]:
+def _baseline_attention(apply: Callable[..., Share], weigh: Callable[[Reals], Reals]) -> Maker:
+    """Attention whose weights are in proportion to `weigh` of the scores."""
+
     def exact(q: Reals, k: Reals, v: Reals, mask: Reals) -> Reals:
         weights = weigh(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) * mask
         return np.asarray(weights @ v / weights.sum(axis=-1, keepdims=True))
 
-    return exact
-
-
-def _softmax_attention(case: Case) -> Built:
-    return _attention(
+    return lambda case: _attention(
         case,
-        lambda session, q, k, v, m: baselines.softmax_attention(session, q, k, v, score_bound=_SCORES, mask=m),
-        _weighted(np.exp),
+        lambda session, q, k, v, m: apply(session, q, k, v, score_bound=_SCORES, mask=m),
+        exact,
         f"|q·k/√d| <= {_SCORES:g}",
     )
-
-
-def _quad2_attention(case: Case) -> Built:
-    return _attention(
-        case,
-        lambda session, q, k, v, m: baselines.quad2_attention(session, q, k, v, score_bound=_SCORES, mask=m),
-        _weighted(lambda scores: (scores + baselines.QUAD2_SHIFT) ** 2),
-        f"|q·k/√d| <= {_SCORES:g}",
-    )
-
-
-# The rest ------------------------------------------------------------------------------------------------
 
 
 def _layer_norm(name: str, steps: int) -> Maker:
@@ -319,17 +290,15 @@ def _pair(
 ) -> Built:
     """A product of two tensors of the client's, |x|, |y| <= 4; sums have `inner` terms."""
     width = ring_width(2 * fraction, 16.0 * inner)
+    named = dict(zip("xy", shapes, strict=True))
 
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
-        return {
-            name: _rounded(generator.uniform(-4.0, 4.0, shape), fraction)
-            for name, shape in zip("xy", shapes, strict=True)
-        }
+        return {name: _rounded(generator.uniform(-4.0, 4.0, shape), fraction) for name, shape in named.items()}
 
     def share(session: Session, values: Values) -> list[Share]:
         return [
             session.private(CLIENT, shape, fraction, 4.0, values.get(name)).narrow(width)
-            for name, shape in zip("xy", shapes, strict=True)
+            for name, shape in named.items()
         ]
 
     return Built(
@@ -349,12 +318,7 @@ def _matmul(case: Case) -> Built:
 
 def _multiply(case: Case) -> Built:
     shape = (case.tokens * 8192,)
-
-    def product(session: Session, x: Share, y: Share) -> Share:
-        left, right = session.open(x, y)
-        return session.product(left, right)
-
-    return _pair((shape, shape), 16, 1, product, np.multiply)
+    return _pair((shape, shape), 16, 1, lambda session, x, y: session.product(*session.open(x, y)), np.multiply)
 
 
 def _truncation(case: Case) -> Built:
@@ -383,20 +347,20 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "reference": _inverse_sqrt("reference", 8),
     },
     "activation": {
-        "minimax": _certified_activation("minimax"),
-        "table": _certified_activation("table", 1),
-        "paper": _paper_activation,
-        "gelu_tanh": _peer_activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
-        "gelu_erf": _peer_activation(baselines.gelu_erf, baselines.GELU_ERF_BOUND, _gelu),
-        "quad": _peer_activation(baselines.quad, 4.0, lambda x: np.asarray(0.125 * x**2 + 0.25 * x + 0.5)),
+        "minimax": _smu("minimax"),
+        "table": _smu("table", 1),
+        "paper": _smu("paper", 4),
+        "gelu_tanh": _activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
+        "gelu_erf": _activation(baselines.gelu_erf, baselines.GELU_ERF_BOUND, _gelu),
+        "quad": _activation(baselines.quad, 4.0, lambda x: np.asarray(0.125 * x**2 + 0.25 * x + 0.5)),
     },
     "attention": {
         "minimax": _formed_attention(certified_form, "|q|, |k| <= 1", unit=True),
         "paper_form": _formed_attention(
             lambda steps: paper_form(steps, mu=_SCORES / 16, score_bound=_SCORES), f"|q·k/√d| <= {_SCORES:g}"
         ),
-        "softmax": _softmax_attention,
-        "quad2": _quad2_attention,
+        "softmax": _baseline_attention(baselines.softmax_attention, np.exp),
+        "quad2": _baseline_attention(baselines.quad2_attention, lambda s: (s + baselines.QUAD2_SHIFT) ** 2),
     },
     "layer_norm": {
         "minimax": _layer_norm("minimax", _ROW_STEPS),
