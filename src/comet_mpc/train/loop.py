@@ -163,7 +163,7 @@ def _epoch(data: Encoded, size: int, generator: np.random.Generator) -> list[lis
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def _silent(done: int, total: int, note: str) -> None:
+def _silent(done: int, total: int, note: str = "") -> None:
     """A Tick that tells nobody."""
 
 

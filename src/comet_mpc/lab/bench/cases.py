@@ -84,20 +84,17 @@ def _unary(
 ) -> Built:
     """A function of one tensor, uniform (or log-uniform) in an interval."""
     low, high = interval
-    bound = max(abs(low), abs(high))
 
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
-        if logarithmic:
-            values = np.exp(generator.uniform(math.log(low), math.log(high), shape))
-        else:
-            values = generator.uniform(low, high, shape)
-        return {"x": np.clip(_rounded(values, fraction), low, high)}
+        ends = (math.log(low), math.log(high)) if logarithmic else interval
+        drawn = generator.uniform(*ends, shape)
+        return {"x": np.clip(_rounded(np.exp(drawn) if logarithmic else drawn, fraction), low, high)}
 
     return Built(
         shape,
         domain,
         draw,
-        lambda session, values: [session.private(CLIENT, shape, fraction, bound, values.get("x"))],
+        lambda session, values: [session.private(CLIENT, shape, fraction, max(-low, high), values.get("x"))],
         lambda session, shares, _: apply(session, shares[0]),
         lambda values, _: reference(values["x"]),
         leaks,
@@ -124,19 +121,8 @@ def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[floa
     return make
 
 
-def _activation(
-    apply: Callable[[Session, Share], Share],
-    bound: float,
-    reference: Callable[[Reals], Reals],
-    note: str = "",
-    *,
-    leaks: bool = False,
-    steps: int | None = None,
-) -> Maker:
-    domain = f"|x| <= {bound:g}{note}"
-    return lambda case: _unary(
-        (case.tokens, INNER), (-bound, bound), domain, apply, reference, leaks=leaks, steps=steps
-    )
+def _activation(apply: Callable[[Session, Share], Share], bound: float, reference: Callable[[Reals], Reals]) -> Maker:
+    return lambda case: _unary((case.tokens, INNER), (-bound, bound), f"|x| <= {bound:g}", apply, reference)
 
 
 def _smu(name: str, iterations: int | None = None) -> Maker:
@@ -147,11 +133,15 @@ def _smu(name: str, iterations: int | None = None) -> Maker:
     def make(case: Case) -> Built:
         steps = case.steps if iterations is None else iterations
         rule = smu_rule(form, bound, steps, name=name)
-
-        def apply(session: Session, x: Share) -> Share:
-            return smu(session, x, form, rule, fraction=_FRACTION)
-
-        return _activation(apply, bound, form, f", mu 1/{4 if paper else 16}", leaks=paper, steps=steps)(case)
+        return _unary(
+            (case.tokens, INNER),
+            (-bound, bound),
+            f"|x| <= {bound:g}, mu {'1/4' if paper else '1/16'}",
+            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
+            form,
+            leaks=paper,
+            steps=steps,
+        )
 
     return make
 
@@ -193,10 +183,15 @@ def _attention(
         shares = [session.private(CLIENT, shape, fractions[n], bounds[n], values.get(n)) for n in fractions]
         return [*shares, session.private(CLIENT, (case.tokens,), 0, 1.0, values.get("mask"))]
 
-    def exact(values: Values, _: Values) -> Reals:
-        return reference(values["q"], values["k"], values["v"], values["mask"])
-
-    return Built(shape, domain, draw, share, lambda session, shares, _: apply(session, *shares), exact, steps=steps)
+    return Built(
+        shape,
+        domain,
+        draw,
+        share,
+        lambda session, shares, _: apply(session, *shares),
+        lambda values, _: reference(*(values[name] for name in ("q", "k", "v", "mask"))),
+        steps=steps,
+    )
 
 
 def _formed_attention(make_form: Callable[[int], AttentionForm], domain: str, *, unit: bool = False) -> Maker:
@@ -318,7 +313,12 @@ def _matmul(case: Case) -> Built:
 
 def _multiply(case: Case) -> Built:
     shape = (case.tokens * 8192,)
-    return _pair((shape, shape), 16, 1, lambda session, x, y: session.product(*session.open(x, y)), np.multiply)
+
+    def product(session: Session, x: Share, y: Share) -> Share:
+        left, right = session.open(x, y)
+        return session.product(left, right)
+
+    return _pair((shape, shape), 16, 1, product, np.multiply)
 
 
 def _truncation(case: Case) -> Built:
@@ -379,7 +379,7 @@ def choose(operations: list[str], methods: list[str], *, tokens: int = 128, step
     for name in operations:
         if name not in OPERATIONS:
             raise ConfigurationError(f"unknown operation {name!r}: choose from {', '.join(OPERATIONS)}")
-    chosen = {name: OPERATIONS[name] for name in OPERATIONS if not operations or name in operations}
+    chosen = {name: makers for name, makers in OPERATIONS.items() if not operations or name in operations}
     known = list(dict.fromkeys(method for makers in chosen.values() for method in makers))
     for name in methods:
         if name not in known:
@@ -395,4 +395,5 @@ def choose(operations: list[str], methods: list[str], *, tokens: int = 128, step
 
 
 def build(case: Case) -> Built:
+    """The program of a case."""
     return OPERATIONS[case.operation][case.method](case)

@@ -51,7 +51,7 @@ class Seat:
         return TlsIdentity.find(self.keys, PARTY_ROLES[self.party])
 
     def meet(self, link: Link, program: str, *, tls: bool = False) -> Channel:
-        """A channel to the other party, which must run the same program. The client is told where the server listens."""
+        """A channel to the other party, which must run the same program. The client is told where to connect."""
         if self.party == SERVER:
             with listen(LOOPBACK, 0, self.identity.server_context(require_client=True) if tls else None) as listener:
                 link.tell(listener.address)
