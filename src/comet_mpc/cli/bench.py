@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, Source, Steps, find_shape
+from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, Source, Steps, find_shape, group
 from comet_mpc.cli.tables import model_tables, operations_table, profile_tables, report, truncation_table
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ConfigurationError
@@ -25,9 +25,7 @@ __all__ = ["bench"]
 
 Tokens = Annotated[int, typer.Option(min=2, max=1024, help="With --shape: tokens per text, padding included.")]
 
-bench = typer.Typer(
-    help="Measure time, traffic and errors on this machine.", no_args_is_help=True, add_completion=False
-)
+bench = group("Measure time, traffic and errors on this machine.")
 
 
 @bench.command()
@@ -84,7 +82,7 @@ def model(
 @bench.command()
 def profile(
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A Comet checkpoint. Else: the model that comes with Comet.")
+        Path | None, typer.Option(metavar="DIR", help="A Comet checkpoint. Default: the model that comes with Comet.")
     ] = None,
     shape: ShapeName = None,
     tokens: Tokens = 128,

@@ -17,10 +17,12 @@ __all__ = ["demo"]
 
 
 def demo(
-    text: Annotated[list[str] | None, typer.Argument(help="Sentences to classify. Else: three about films.")] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="Sentences to classify. Default: three about films.")] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A Comet checkpoint. Else: the model that comes with Comet (film reviews)."),
+        typer.Option(
+            metavar="DIR", help="A Comet checkpoint. Default: the model that comes with Comet (film reviews)."
+        ),
     ] = None,
     source: Source = "pair",
     json: JsonFlag = False,

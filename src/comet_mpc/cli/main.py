@@ -43,7 +43,7 @@ class _Lazy(TyperCommand):
         module, _, name = self._home.partition(".")
         found = getattr(import_module(f"comet_mpc.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False)
+            single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             single.command(self.name)(found)
             found = single
         return get_command(found).make_context(info_name, args, parent, **extra)
@@ -73,6 +73,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

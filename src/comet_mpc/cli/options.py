@@ -28,6 +28,7 @@ __all__ = [
     "Steps",
     "TaskName",
     "find_shape",
+    "group",
 ]
 
 DEALER_WARNING = (
@@ -48,10 +49,8 @@ JsonFile = Annotated[
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of tables.")]
 Batch = Annotated[int, typer.Option(min=1, max=1024, help="Texts that are classified at once.")]
-ShapeName = Annotated[
-    str | None, typer.Option(metavar="NAME", help=f"Random weights of this shape: {', '.join(SHAPES)}.")
-]
-Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: so many layers, not all of them.")]
+ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"A model of this shape: {', '.join(SHAPES)}.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: only this many layers.")]
 Steps = Annotated[
     int, typer.Option(min=1, max=16, help="With --shape: steps of each 1/sqrt. More are more exact and cost more.")
 ]
@@ -60,12 +59,19 @@ NetworkName = Annotated[
 ]
 TaskName = Annotated[
     str | None,
-    typer.Option("--task", metavar="NAME", help="A GLUE task: RTE, MRPC, STS-B, CoLA or SST-2. Else: your own data."),
+    typer.Option(
+        "--task", metavar="NAME", help="A GLUE task: RTE, MRPC, STS-B, CoLA or SST-2. Default: your own data."
+    ),
 ]
 Data = Annotated[
     Path, typer.Option("--data", metavar="DIR", help="Directory of train.tsv and dev.tsv, or of GLUE's tasks.")
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first rows, this many.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")]
+
+
+def group(summary: str) -> typer.Typer:
+    """A command that has commands of its own."""
+    return typer.Typer(help=summary, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 
 
 def find_shape(name: str, layers: int | None) -> EncoderShape:

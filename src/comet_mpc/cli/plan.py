@@ -47,7 +47,7 @@ def plan_shape(shape: EncoderShape, tokens: int, steps: int, batch: int = 1, *, 
 
 
 def plan(
-    model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint. Else: see --shape.")] = None,
+    model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint, or use --shape.")] = None,
     shape: ShapeName = None,
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens per text, padding included.")] = 128,
     batch: Batch = 1,

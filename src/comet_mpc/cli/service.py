@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from comet_mpc.cli.options import DEALER_WARNING, AnySource, JsonFlag, Keys
+from comet_mpc.cli.options import DEALER_WARNING, AnySource, JsonFlag, Keys, group
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.served import ServedModel
@@ -25,7 +25,7 @@ from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.metrics import log_as_json
 from comet_mpc.service.prediction import Prediction
 from comet_mpc.service.server import Server
-from comet_mpc.units import human_bytes
+from comet_mpc.units import counted, human_bytes
 
 __all__ = ["deal", "keys", "query", "serve"]
 
@@ -34,9 +34,7 @@ _log = logging.getLogger(__name__)
 _LONGEST = 60
 """Characters of a text that a table shows."""
 
-keys = typer.Typer(
-    help="Make certificates, with which the parties know each other.", no_args_is_help=True, add_completion=False
-)
+keys = group("Make certificates, with which the parties know each other.")
 
 
 def serve(
@@ -47,7 +45,7 @@ def serve(
     source: AnySource = None,
     dealer: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A dealer. Without one there is no third party. " + DEALER_WARNING),
+        typer.Option(metavar="HOST:PORT", help="A dealer, run by somebody else. Without one there is no third party."),
     ] = None,
     keys: Keys = Path("keys"),
     name: Annotated[str, typer.Option(help="This server's certificate in the directory of keys.")] = "server",
@@ -179,7 +177,9 @@ def query(
             min=0, help="Afterwards, prepare randomness for this many more queries of the same size. Needs no text."
         ),
     ] = 0,
-    model: Annotated[str, typer.Option(metavar="FINGERPRINT", help="Accept only the model with this one.")] = "",
+    model: Annotated[
+        str, typer.Option(metavar="FINGERPRINT", help="Accept only the model with this fingerprint.")
+    ] = "",
     batch: Annotated[int, typer.Option(min=1, help="The most texts to send at once.")] = 8,
     timeout: Annotated[float, typer.Option(help="Give up after so many seconds without progress.")] = 60.0,
     json: JsonFlag = False,
@@ -218,7 +218,7 @@ def query(
     if predictions:
         _show(texts, predictions)
     if ready:
-        typer.echo(f"randomness is ready for {prepared} more queries (source: {kind})")
+        typer.echo(f"randomness is ready for {counted(prepared, 'more query', 'more queries')} (source: {kind})")
 
 
 def _texts(given: list[str] | None, file: Path | None) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comet_mpc.files import atomic_write
-from comet_mpc.units import human_bytes, human_seconds
+from comet_mpc.units import counted, human_bytes, human_seconds
 
 if TYPE_CHECKING:  # a command that shows no measurement need not load what measures
     from comet_mpc.lab.bench.models import ModelRecord
@@ -96,7 +96,7 @@ def operations_table(records: Sequence[Record], width: int = 160) -> Group:
     for name in columns:
         made.add_column(name, justify="left" if name == "inputs" else "right", no_wrap=True)
     notes = [
-        "online, offline: bytes of both parties. CPU, memory: of the party that needs more.",
+        "online, offline: bytes of both parties. CPU, memory: the larger of the two.",
         "error, relative: compared with the exact function in float64.",
         "rounding: compared with the same approximation in the clear.",
     ]
@@ -104,7 +104,7 @@ def operations_table(records: Sequence[Record], width: int = 160) -> Group:
         members = sorted(group, key=lambda record: (record.online_bytes, record.method))
         made.add_row(f"[bold]{operation}[/bold] {'×'.join(map(str, members[0].shape))}")
         for record in members:
-            steps = f", {record.steps} steps" if record.steps is not None else ""
+            steps = f", {counted(record.steps, 'step')}" if record.steps is not None else ""
             warning = "" if record.private else " [red](not private)[/red]"
             made.add_row(f"  {record.method}{steps}{warning}", *(show(record) for show in columns.values()))
             if record.setup_bytes:
@@ -149,11 +149,12 @@ _TRUST = {
 def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
     """The answers, what was seen, and what it cost."""
     last = texts[-1]
-    processes = "and a server with a classifier: two" if last.source == "pair" else "a server and a dealer: three"
+    others = " and a server: two" if last.source == "pair" else ", a server and a dealer: three"
     agree = all((one.online_bytes, one.rounds) == (one.planned_online_bytes, one.planned_rounds) for one in texts)
     return [
-        f"\nA client with texts {processes} processes, connected by TLS 1.3.\nThe server does not learn the texts or "
-        "the answers, and the client does not learn the weights.\n",
+        f"\nA client{others} processes on this machine, connected by TLS 1.3.\n"
+        "The server does not learn the texts or the answers.\n"
+        "The client does not learn the weights.\n",
         table(
             "The answers, which only the client sees",
             ("text", "private", "", "in the clear", ""),
@@ -221,8 +222,8 @@ def model_tables(record: ModelRecord) -> list[Group]:
     )  # fmt: skip
     return [
         table(
-            f"{record.model}, {record.layers} layers, {record.batch} × {record.tokens} tokens, {record.steps} steps, "
-            f"{record.weights} weights, randomness from the {record.source}, {where}",
+            f"{record.model}, {counted(record.layers, 'layer')}, {record.batch} × {record.tokens} tokens, "
+            f"{counted(record.steps, 'step')}, {record.weights} weights, randomness from the {record.source}, {where}",
             ("", "measured", "planned"),
             rows,
         ),
@@ -259,8 +260,8 @@ def profile_tables(record: ProfileRecord) -> list[Group]:
     )  # fmt: skip
     return [
         table(
-            f"A query to {record.model}, {record.layers} layers, {record.tokens} tokens, over TLS on the loopback "
-            f"device: measured / needed = {record.ratio:.2f}",
+            f"A query to {record.model}, {counted(record.layers, 'layer')}, {record.tokens} tokens, over TLS on the "
+            f"loopback device: measured / needed = {record.ratio:.2f}",
             ("", "", "time"),
             ((what, how, _milliseconds(seconds)) for what, how, seconds in rows),
             left=2,

@@ -162,7 +162,7 @@ def run_demo(
         sizes = Counter(query.bucket for query in queries)
         offline_seconds = {bucket: _prepare(client, bucket, count) for bucket, count in sizes.items()}
         for text, query in zip(texts, queries, strict=True):
-            client.prepare(bucket=query.bucket)  # what of it can be done in memory
+            client.prepare(bucket=query.bucket)  # what can be done in memory
             seen.clear()
             (prediction,) = client.classify([text])
             plain = model.plain_logits(model.encode([text]))[0]
