@@ -194,18 +194,20 @@ def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = _M
 
 def _show_sites(config: CometConfig, values: dict[str, Any]) -> None:
     """Every range beside what was seen. A value below its range only costs accuracy."""
-    rows = []
-    for name, entry in config.sites.items():
-        rule, q = entry.rule, entry.seen or (math.nan,) * 5
-        found = np.concatenate([v for site, v in values.items() if name in (site, site.rsplit(".", 1)[-1])])
-        proof = "certified" if entry.certified_high else "seen"
-        numbers = (rule.low, rule.high, q[0], q[2], q[4])
-        rows.append(
-            (name, proof, *(f"{x:.2g}" for x in numbers), f"{np.mean(found < rule.low):.1%}", f"{rule.error:.1g}")
-        )
-    columns = ("site", "top", "from", "to", "least", "median", "most", "below", "error")
-    title = "Ranges, what was seen (least, median, most, and how much below the range), and the error of 1/sqrt"
-    Console().print(table(title, columns, rows, left=2), highlight=False)
+    columns = ("site", "from", "to", "least", "median", "most", "below", "error")
+    for certified, title in (
+        (True, "Ranges whose upper end is certified: it holds for every text"),
+        (False, "Ranges whose upper end comes from what was seen: some text may exceed it"),
+    ):
+        rows = []
+        for name, entry in config.sites.items():
+            if bool(entry.certified_high) == certified:
+                rule, q = entry.rule, entry.seen or (math.nan,) * 5
+                found = np.concatenate([v for site, v in values.items() if name in (site, site.rsplit(".", 1)[-1])])
+                numbers = (f"{x:.2g}" if abs(x) < 10 else f"{x:.0f}" for x in (rule.low, rule.high, q[0], q[2], q[4]))
+                rows.append((name, *numbers, f"{np.mean(found < rule.low):.1%}", f"{rule.error:.1g}"))
+        if rows:
+            Console().print(table(title, columns, rows), highlight=False)
 
 
 def finetune(
