@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, Source, Steps, find_shape, group
+from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape, group
 from comet_mpc.cli.tables import model_tables, operations_table, profile_tables, report, truncation_table
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ConfigurationError
@@ -19,6 +19,7 @@ from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.bench.profile import ProfileCase, profile_query
 from comet_mpc.lab.bench.truncation import SHIFTS, check_truncation
 from comet_mpc.lab.processes import Crew
+from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
 
 __all__ = ["bench"]
@@ -61,7 +62,7 @@ def model(
     batch: Batch = 1,
     layers: Layers = None,
     steps: Steps = 3,
-    source: Source = "dealer",
+    source: SourceName = DEALER.name,
     network: NetworkName = None,
     json: JsonFile = None,
 ) -> None:
@@ -72,7 +73,7 @@ def model(
     """
     name = shape or "bert-base"
     link = Network.parse(network) if network else None
-    case = ModelCase(name, find_shape(name, layers), tokens, steps, batch, link, source=source)
+    case = ModelCase(name, find_shape(name, layers), tokens, steps, batch, link, source=find_source(source).name)
     with bar(f"measuring {name}") as tick, Crew() as crew:
         tick(0, 0)
         record = measure_model(crew, case)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import JsonFlag, Source
+from comet_mpc.cli.options import JsonFlag, SourceName
 from comet_mpc.cli.tables import demo_tables, report
 from comet_mpc.lab.demo import SENTENCES, demo_model, run_demo
+from comet_mpc.offline.sources import PAIR, find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
 
@@ -24,7 +25,7 @@ def demo(
             metavar="DIR", help="A Comet checkpoint. Default: the model that comes with Comet (film reviews)."
         ),
     ] = None,
-    source: Source = "pair",
+    source: SourceName = PAIR.name,
     json: JsonFlag = False,
 ) -> None:
     """Try it: private predictions between a client and a server on this machine.
@@ -33,5 +34,5 @@ def demo(
     randomness.
     """
     with bar("preparing randomness", shown=human_bytes) as tick:
-        result = run_demo(demo_model(model), text or SENTENCES, source, tick)
+        result = run_demo(demo_model(model), text or SENTENCES, find_source(source), tick)
     report(result, Path("-") if json else None, *demo_tables(result))

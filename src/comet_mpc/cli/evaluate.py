@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record
-from comet_mpc.cli.options import Data, JsonFile, Limit, Source, TaskName
-from comet_mpc.engine.party import SourceName
+from comet_mpc.cli.options import Data, JsonFile, Limit, SourceName, TaskName
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
@@ -18,6 +17,8 @@ from comet_mpc.models.checkpoint import fingerprint
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes, human_seconds
 
@@ -49,7 +50,7 @@ def evaluate(
     secure: Annotated[
         bool, typer.Option("--secure", help="Inside the protocol, between processes on this machine. Needs no torch.")
     ] = False,
-    source: Source = "dealer",
+    source: SourceName = DEALER.name,
     twin: Annotated[
         bool, typer.Option("--twin", help="In fixed point, as served, but in the clear. Needs no torch.")
     ] = False,
@@ -74,7 +75,7 @@ def evaluate(
         if research:
             _research(model, chosen, rows, rule or "minimax", json)
         else:
-            _served(model, chosen, rows, source if secure else None, json)
+            _served(model, chosen, rows, find_source(source) if secure else None, json)
         return
     if "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
@@ -98,7 +99,7 @@ def evaluate(
     record(json, summary)
 
 
-def _served(model: Path, task: Task, examples: list[Example], source: SourceName | None, json: Path | None) -> None:
+def _served(model: Path, task: Task, examples: list[Example], source: Source | None, json: Path | None) -> None:
     """The model as it is served: inside the protocol, or without a source of randomness by the twin."""
     served, hidden = ServedModel.load(model), str(json) == "-"
     with bar("evaluating") as tick:

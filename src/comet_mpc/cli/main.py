@@ -39,14 +39,18 @@ class _Lazy(TyperCommand):
         super().__init__(name, short_help=summary)
         self._home = home
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def load(self) -> Any:
+        """The command itself."""
         module, _, name = self._home.partition(".")
         found = getattr(import_module(f"comet_mpc.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             single.command(self.name)(found)
             found = single
-        return get_command(found).make_context(info_name, args, parent, **extra)
+        return get_command(found)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.load().make_context(info_name, args, parent, **extra)
 
 
 class _Commands(TyperGroup):

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.engine.party import SourceName
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.transformer import SHAPES, EncoderShape
+from comet_mpc.offline.sources import SOURCES
 
 __all__ = [
     "DEALER_WARNING",
@@ -24,7 +24,7 @@ __all__ = [
     "Limit",
     "NetworkName",
     "ShapeName",
-    "Source",
+    "SourceName",
     "Steps",
     "TaskName",
     "find_shape",
@@ -36,10 +36,14 @@ DEALER_WARNING = (
     "a dealer run by the server's operator gives no privacy."
 )
 
-_SOURCE = "Who prepares the randomness: pair (client and server between themselves) or dealer (a third party)."
+_SOURCE = typer.Option(
+    "--source",
+    metavar="|".join(SOURCES),
+    help="Who prepares the randomness: pair (client and server between themselves) or dealer (a third party).",
+)
 
-Source = Annotated[SourceName, typer.Option(help=_SOURCE)]
-AnySource = Annotated[SourceName | None, typer.Option(help=_SOURCE)]
+SourceName = Annotated[str, _SOURCE]
+AnySource = Annotated[str | None, _SOURCE]
 Keys = Annotated[
     Path, typer.Option("--keys", metavar="DIR", help="Directory with authority.pem and this party's .pem and .key.")
 ]

@@ -11,10 +11,9 @@ import msgspec
 import typer
 from rich.console import Group
 
-from comet_mpc.cli.options import Batch, JsonFlag, Layers, NetworkName, ShapeName, Source, Steps, find_shape
+from comet_mpc.cli.options import Batch, JsonFlag, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape
 from comet_mpc.cli.tables import report, table
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
-from comet_mpc.engine.party import SourceName
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.served import ServedModel
@@ -28,7 +27,8 @@ from comet_mpc.models.transformer import (
     public_weights,
 )
 from comet_mpc.net.channel import Traffic
-from comet_mpc.offline.pair.costs import preparation_parts
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["plan", "plan_shape"]
@@ -53,7 +53,7 @@ def plan(
     batch: Batch = 1,
     steps: Steps = 3,
     layers: Layers = None,
-    source: Source = "dealer",
+    source: SourceName = DEALER.name,
     network: NetworkName = None,
     json: JsonFlag = False,
 ) -> None:
@@ -61,19 +61,20 @@ def plan(
 
     Bytes, rounds, memory and an estimate of the time, by operation and by layer. Bytes and rounds are exact.
     """
+    kind = find_source(source)
     if model is None:
         if shape is None:
             raise ConfigurationError("name a checkpoint, or a shape with --shape")
         size, name = find_shape(shape, layers), shape
-        planned = plan_shape(size, tokens, steps, batch, fused=source == "dealer")
+        planned = plan_shape(size, tokens, steps, batch, fused=kind.fused)
     elif shape is not None:
         raise ConfigurationError("name a checkpoint or a shape, not both")
     else:
         served = ServedModel.load(model)
-        size, name, planned = served.shape, str(model), served.plan(batch, tokens, fused=source == "dealer")
+        size, name, planned = served.shape, str(model), served.plan(batch, tokens, fused=kind.fused)
     link = Network.parse(network) if network else None
     words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
-    parts = preparation_parts(planned.correlations) if source == "pair" else {}
+    parts = kind.parts(planned.correlations)
     summary: dict[str, Any] = {
         "model": name,
         "tokens": tokens,
@@ -83,32 +84,32 @@ def plan(
         "online_bytes": planned.online_bytes,
         "client_sends": planned.sent(0),
         "server_sends": planned.sent(1),
-        "offline_bytes": sum(part.sent + part.received for part in parts.values()) or planned.correction_bytes,
-        "setup_bytes": 8 * words if source == "dealer" else 0,
+        "offline_bytes": kind.offline_bytes(planned),
+        "setup_bytes": 8 * words if kind.masks_weights else 0,
         "memory_bytes": party_memory(planned, words),
         "compute_seconds": compute_seconds(planned),
         "network_seconds": link.seconds(planned) if link else None,
         "digest": planned.digest,
     }
     groups = {"operations": by_operation(planned), "layers": by_layer(planned)}
-    records = {group: [_as_json(cost, source) for cost in costs] for group, costs in groups.items()}
+    records = {group: [_as_json(cost, kind) for cost in costs] for group, costs in groups.items()}
     tables = [
-        _costs(f"{name}, {batch} × {tokens} tokens: by operation", groups["operations"], source),
-        _costs("By layer", groups["layers"], source),
+        _costs(f"{name}, {batch} × {tokens} tokens: by operation", groups["operations"], kind),
+        _costs("By layer", groups["layers"], kind),
         *([_preparation(parts)] if parts else []),
-        _in_words(summary, network),
+        _in_words(summary, kind, network),
     ]
     report(summary | records | ({"preparation": parts} if parts else {}), Path("-") if json else None, *tables)
 
 
-def _as_json(cost: Cost, source: SourceName) -> dict[str, Any]:
+def _as_json(cost: Cost, source: Source) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(cost)
-    if source == "pair":
+    if not source.has_third_party:
         del shown["offline_bytes"]
     return shown
 
 
-def _costs(title: str, costs: list[Cost], source: SourceName) -> Group:
+def _costs(title: str, costs: list[Cost], source: Source) -> Group:
     """A dealer sends its part for each operation; two parties prepare it for all together, so it has its own table."""
     columns: dict[str, Callable[[Cost], str]] = {
         "rounds": lambda cost: str(cost.rounds),
@@ -116,7 +117,7 @@ def _costs(title: str, costs: list[Cost], source: SourceName) -> Group:
         "offline MB": lambda cost: f"{cost.offline_bytes / 1e6:.2f}",
         "compute s": lambda cost: f"{cost.compute_seconds:.2f}",
     }
-    if source == "pair":
+    if not source.has_third_party:
         del columns["offline MB"]
     return table(title, ("", *columns), ((cost.name, *(show(cost) for show in columns.values())) for cost in costs))
 
@@ -126,13 +127,12 @@ def _preparation(parts: dict[str, Traffic]) -> Group:
     return table("Preparation by client and server", ("", "rounds", "client sends MB", "server sends MB"), rows)
 
 
-def _in_words(summary: dict[str, Any], network: str | None) -> str:
+def _in_words(summary: dict[str, Any], source: Source, network: str | None) -> str:
     size = {key: human_bytes(summary[f"{key}_bytes"]) for key in ("online", "offline", "setup", "memory")}
     client, server = (human_bytes(summary[f"{party}_sends"]) for party in ("client", "server"))
     lines = [
         f"[bold]{summary['rounds']} rounds, {size['online']} online[/bold] (client {client}, server {server})",
-        f"{size['offline']} offline, "
-        + ("between client and server" if summary["source"] == "pair" else "from the dealer to the server"),
+        f"{size['offline']} offline, {source.who}",
         *([f"{size['setup']} for set-up, once per client and model"] if summary["setup_bytes"] else []),
         f"about {size['memory']} of memory and {human_seconds(summary['compute_seconds'])} of compute for each party",
     ]

@@ -18,7 +18,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity, issue, make_authority
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.dealer.server import run_dealer
-from comet_mpc.offline.sources import DealerSource, PairSource
+from comet_mpc.offline.sources import DealerSource, PairSource, find_source
 from comet_mpc.progress import bar
 from comet_mpc.service.client import Client
 from comet_mpc.service.deployment import ServiceLimits
@@ -84,10 +84,10 @@ def serve(
     dealer is faster, but must be run by somebody who operates neither the server nor the client: a dealer run by the
     server's operator gives no privacy.
     """
-    if source == "pair" and dealer is not None:
-        raise ConfigurationError("--source pair works without a dealer: remove --dealer, or use --source dealer")
-    if source == "dealer" and dealer is None:
-        raise ConfigurationError("--source dealer needs --dealer HOST:PORT")
+    if source is not None and find_source(source).has_third_party and dealer is None:
+        raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
+    if source is not None and not find_source(source).has_third_party and dealer is not None:
+        raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
     log_as_json()
     server = Server(
         ServedModel.load(model, private_embeddings=private_embeddings),

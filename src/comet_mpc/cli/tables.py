@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comet_mpc.files import atomic_write
+from comet_mpc.offline.sources import find_source
 from comet_mpc.units import counted, human_bytes, human_seconds
 
 if TYPE_CHECKING:  # a command that shows no measurement need not load what measures
@@ -138,18 +139,11 @@ def truncation_table(records: Sequence[TruncationRecord]) -> Group:
     )
 
 
-_TRUST = {
-    "pair": "There was no third party: client and server prepared the randomness between themselves (offline). That "
-    "needs no text, so it can be done long before a query.",
-    "dealer": "The dealer ran on the same machine, for the demonstration only. A dealer knows every mask: run by "
-    "one of the parties, it gives no privacy.",
-}
-
-
 def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
     """The answers, what was seen, and what it cost."""
     last = texts[-1]
-    others = " and a server: two" if last.source == "pair" else ", a server and a dealer: three"
+    source = find_source(last.source)
+    others = ", a server and a dealer: three" if source.has_third_party else " and a server: two"
     agree = all((one.online_bytes, one.rounds) == (one.planned_online_bytes, one.planned_rounds) for one in texts)
     return [
         f"\nA client{others} processes on this machine, connected by TLS 1.3.\n"
@@ -190,7 +184,8 @@ def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
             left=0,
         ),
         f"Set-up, once per client and model: {human_bytes(last.setup_bytes)}, "
-        f"{human_seconds(last.setup_seconds)}.\n\n{_TRUST[last.source]}\n",
+        f"{human_seconds(last.setup_seconds)}.\n\n"
+        f"The randomness was prepared before (offline): that needs no text.\n{source.promise}\n",
     ]
 
 
@@ -202,13 +197,16 @@ def _both(show: Callable[[float], str], pair: Iterable[float]) -> str:
 def model_tables(record: ModelRecord) -> list[Group]:
     """A whole model: in all, and by operation."""
     where = f"over {record.network}" if record.network else "on the loopback device"
-    offline = "offline, from the dealer" if record.source == "dealer" else "offline, both parties"
     rows = (
         ("online, both parties", human_bytes(record.online_bytes), human_bytes(record.planned_online_bytes)),
         ("rounds", str(record.rounds), str(record.planned_rounds)),
         ("online time", human_seconds(record.seconds), ""),
         ("online CPU, client / server", _both(human_seconds, record.cpu_seconds), ""),
-        (offline, human_bytes(record.offline_bytes), human_bytes(record.planned_offline_bytes)),
+        (
+            f"offline, {find_source(record.source).who}",
+            human_bytes(record.offline_bytes),
+            human_bytes(record.planned_offline_bytes),
+        ),
         ("offline time", human_seconds(record.offline_seconds), ""),
         ("offline CPU, client / server", _both(human_seconds, record.offline_cpu_seconds), ""),
         ("set-up, once per client and model", human_bytes(record.setup_bytes), ""),

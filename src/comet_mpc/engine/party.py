@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +39,9 @@ from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, wor
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
 
-__all__ = ["Measured", "PartySession", "Source", "SourceName"]
+__all__ = ["Measured", "PartySession", "Source"]
 
 Packed = npt.NDArray[np.uint8]
-
-
-SourceName = Literal["dealer", "pair"]
-"""Who prepares the randomness: a third party, or the two parties between themselves."""
 
 
 class Source(Protocol):

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.party import SourceName
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.service import local_service
 from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.tasks import Example, Task
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.service.client import Client
 from comet_mpc.service.prediction import Prediction
 
@@ -75,7 +76,7 @@ def evaluate_securely(
     limit: int | None = None,
     task: Task | None = None,
     client: Client | None = None,
-    source: SourceName = "dealer",
+    source: Source = DEALER,
     batch: int = 4,
     group: int = 16,
     progress: Progress = silent,
@@ -95,7 +96,8 @@ def evaluate_securely(
     with contextlib.ExitStack() as stack:
         if client is None:
             address, keys, directory = stack.enter_context(local_service(model, source, batch=batch))
-            ready = 0 if source == "pair" else None  # in the background it would only compete with the queries
+            # without a third party it would only compete with the queries
+            ready = None if source.has_third_party else 0
             cache = directory / "cache"
             client = stack.enter_context(Client(address, keys=keys, cache=cache, batch=batch, ready=ready))
         for place in range(0, len(texts), group):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine.costs import Network
-from comet_mpc.engine.party import PartySession, SourceName
+from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
@@ -31,10 +31,9 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.offline.dealer.bundles import DealtRandomness
-from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
-from comet_mpc.offline.sources import DEALER
+from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
 __all__ = [
@@ -62,8 +61,8 @@ class ModelCase(msgspec.Struct, frozen=True):
     batch: int = 1
     network: Network | None = None
     seed: int = 0
-    source: SourceName = "dealer"
-    """Who prepares the randomness: a dealer, or the two parties themselves (pair)."""
+    source: str = DEALER.name
+    """Of randomness, by name."""
 
 
 class OperationCost(msgspec.Struct, frozen=True):
@@ -176,8 +175,8 @@ def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> S
 
 
 def plan_case(case: ModelCase) -> Plan:
-    fused = case.source == "dealer"
-    return plan_program(lambda session: run_case(case, session, public_weights(case.shape)), fused=fused)
+    public, source = public_weights(case.shape), find_source(case.source)
+    return plan_program(lambda session: run_case(case, session, public), fused=source.fused)
 
 
 def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
@@ -204,7 +203,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         rounds=sides[0].rounds,
         planned_rounds=plan.rounds,
         offline_bytes=sum(side.offline_bytes for side in sides),
-        planned_offline_bytes=_planned_offline(plan, case.source),
+        planned_offline_bytes=find_source(case.source).offline_bytes(plan),
         setup_bytes=sides[SERVER].setup_bytes,
         seconds=max(side.seconds for side in sides),
         offline_seconds=max(side.offline_seconds for side in sides),
@@ -215,13 +214,6 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         max_logit_difference=float(np.max(np.abs(np.array(sides[CLIENT].logits) - expected))),
         operations=_by_operation(sides[0], sides[1]),
     )
-
-
-def _planned_offline(plan: Plan, source: SourceName) -> int:
-    if source == "dealer":
-        return plan.correction_bytes
-    traffic = preparation_traffic(plan.correlations)
-    return traffic.sent + traffic.received
 
 
 def _by_operation(client: _Side, server: _Side) -> tuple[OperationCost, ...]:
@@ -251,18 +243,17 @@ def _by_operation(client: _Side, server: _Side) -> tuple[OperationCost, ...]:
 
 
 def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
-    plan = plan_case(case)
+    plan, kind = plan_case(case), find_source(case.source)
     with seat.meet(link, plan.digest) as channel:
         watch = Stopwatch()
         public = public_weights(case.shape)
         values = case_weights(case) if seat.party == SERVER else None
-        # a pair multiplies with the weights themselves, homomorphically
-        masked = masked_weights(public) if case.source == "dealer" else []
+        masked = masked_weights(public) if kind.masks_weights else []
         weights = set_up(channel, public, values, seat.key, masked)
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
         source, offline_bytes = _prepare(seat, channel, case, plan, weights, bundle_id)
         offline_seconds, offline_cpu = watch.lap()
-        session = PartySession(seat.party, channel, source, fused=case.source == "dealer")
+        session = PartySession(seat.party, channel, source, fused=kind.fused)
         channel.exchange([b"ready"], 5)
         before, watch = channel.traffic, Stopwatch()
         share = run_case(case, session, weights)
@@ -296,7 +287,7 @@ def _prepare(
     seat: Seat, channel: Channel, case: ModelCase, plan: Plan, weights: dict[str, Weight], bundle_id: str
 ) -> tuple[DealtRandomness | PairRandomness, int]:
     """This party's randomness, and the bytes that it cost: what it sent to the other party, or all with the dealer."""
-    if case.source == "pair":
+    if not find_source(case.source).has_third_party:
         before = channel.traffic
         pair = prepare_bundle(channel, seat.party, plan.correlations, weights)
         return pair, (channel.traffic - before).sent
