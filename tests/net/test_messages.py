@@ -18,6 +18,7 @@ TOLD_AS = {
     "ConfigurationError": "ConfigurationError",
     "ForeignRandomness": "ForeignRandomness",
     "LeakError": "PeerError",
+    "NobodyConnected": "PeerTimeout",
     "NotAuthenticated": "NotAuthenticated",
     "NotFinite": "PeerError",
     "PeerClosed": "PeerClosed",
