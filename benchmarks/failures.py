@@ -29,8 +29,6 @@ RUNS_PER_KEY = 25
 class Count(TypedDict):
     results: int
     wrong: int
-    noise: float
-    """The largest seen, in steps between messages; decryption fails at 0.5."""
 
 
 def slot_products(parties: Parties, width: int) -> tuple[Words, Words]:
@@ -61,7 +59,7 @@ def main() -> int:
     path: Path = arguments.json
     counts: dict[str, Count] = json.loads(path.read_text()) if path.exists() else {}
     for kind in KINDS:
-        counts.setdefault(kind, Count(results=0, wrong=0, noise=0.0))
+        counts.setdefault(kind, Count(results=0, wrong=0))
     parties: dict[str, Parties] = {}
     run = 0
     while unfinished := [kind for kind in KINDS if counts[kind]["results"] < arguments.results]:
@@ -73,7 +71,6 @@ def main() -> int:
             got, expected = multiply(parties[kind], width)
             count["results"] += expected.size
             count["wrong"] += int(np.count_nonzero((got - expected) << np.uint64(64 - width)))
-            count["noise"] = max(count["noise"], parties[kind].engines[CLIENT].noise)
             path.write_text(json.dumps(counts, indent=2) + "\n")
         run += 1
         seen = [f"{kind}: {count['results']} results, {count['wrong']} wrong" for kind, count in counts.items()]

@@ -42,7 +42,6 @@ class Row:
     server_seconds: float
     bytes_up: int
     bytes_down: int
-    noise: float
     """The largest seen, in steps between messages; decryption fails at 0.5."""
 
 
@@ -87,7 +86,6 @@ class Parties:
             server,
             traffic.sent // repeats,
             traffic.received // repeats,
-            self.engines[CLIENT].noise,
         )
 
 
@@ -148,7 +146,7 @@ def report(row: Row) -> Row:
         f"{row.what:42} {row.limbs:2} primes  client {row.client_seconds:6.3f} s  server {row.server_seconds:6.3f} s"
         f"  up {row.bytes_up / 1e6:7.3f} MB  down {row.bytes_down / 1e6:7.3f} MB"
         f"  per element {(row.client_seconds + row.server_seconds) / row.elements * 1e6:6.2f} us"
-        f" {(row.bytes_up + row.bytes_down) / row.elements:6.1f} B  noise {row.noise:.3f}",
+        f" {(row.bytes_up + row.bytes_down) / row.elements:6.1f} B",
         file=sys.stderr,
     )
     return row

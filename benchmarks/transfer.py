@@ -59,9 +59,11 @@ def kernels(rows: list[Row], fold: int, isa: str) -> None:
     keys, key = (np.frombuffer(rng.bytes(size), np.uint8) for size in ((128 // fold << fold) * 16, 16))
     bits, message = np.zeros(count // 8, np.uint8), np.zeros(extension_bytes(count, fold), np.uint8)
     zeros, ones = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+    planes, digests = np.zeros(16 * count, np.uint8), np.zeros(128 * 16, np.uint8)
     sides: dict[str, Callable[[], object]] = {
-        "receiver": lambda: _native.extend_receiver(keys, fold, key, 0, bits, message, zeros, 1, isa),
-        "sender": lambda: _native.extend_sender(keys, fold, key, 0, key, message, zeros, ones, 1, isa),
+        "receiver": lambda: _native.extend_receiver(keys, fold, key, 0, bits, message, zeros, 1, planes, isa),
+        "sender": lambda: _native.extend_sender(keys, fold, key, 0, key, message, zeros, ones, 1, planes, isa),
+        "check": lambda: _native.transfer_hash_planes(key, planes, digests, isa),
     }
     for what, call in sides.items():
         seconds = min(cpu_seconds(call) for _ in range(REPEATS))

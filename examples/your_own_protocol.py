@@ -68,7 +68,7 @@ def main() -> None:
         weights = {"points": points} if number == SERVER else None
         randomness = prepare_bundle(channel, number, plan.correlations, weights)  # offline, before there is a point
         before = channel.traffic
-        session = PartySession(number, channel, randomness, fused=False)
+        session = PartySession(number, channel, randomness)
         if number == SERVER:
             result = distances(session, points, squares, None)
         else:

@@ -15,9 +15,12 @@ using namespace rlwe;
 
 span<const i8, degree> small_polynomial(span<const i8> x) { return x.first<degree>(); }
 
-// Numbers of 128 bits come as pairs of words, the low one first.
-span<u128> pairs(span<u64> x) { return {reinterpret_cast<u128 *>(x.data()), x.size() / 2}; }
-span<const u128> pairs(span<const u64> x) { return {reinterpret_cast<const u128 *>(x.data()), x.size() / 2}; }
+// Fractions come as three words each, the lowest first.
+static_assert(sizeof(Fraction) == 3 * sizeof(u64));
+span<Fraction> fractions(span<u64> x) { return {reinterpret_cast<Fraction *>(x.data()), x.size() / 3}; }
+span<const Fraction> fractions(span<const u64> x) {
+    return {reinterpret_cast<const Fraction *>(x.data()), x.size() / 3};
+}
 
 void py_forward(const Basis &basis, span<const u32> x, span<u32> out, Isa isa) {
     for (size_t i = 0; i < basis.size(); ++i) forward(basis[i], polynomial(x, i), polynomial(out, i), isa);
@@ -67,24 +70,23 @@ void py_pack(const Basis &basis, u32 special, span<u32> ciphertexts, unsigned le
 }
 
 void py_respond(const Basis &basis, span<u32> ciphertext, span<const u32> public_key, span<const i8> ephemeral,
-                span<const i8> errors0, span<const i8> errors1, span<const u64> flood, unsigned flood_bits,
-                span<const u32> masks, span<const u32> positions, unsigned bits0, unsigned bits1, span<u8> out0,
-                span<u8> out1, Isa isa) {
-    const Blinding blinding{small_polynomial(ephemeral), errors0, small_polynomial(errors1), flood, flood_bits, masks};
-    respond(basis, ciphertext, public_key, blinding, {positions, bits0, bits1}, out0, out1, isa);
+                span<const i8> errors0, span<const i8> errors1, span<const u32> positions, unsigned bits, span<u8> sent,
+                span<u64> kept, Isa isa) {
+    const Blinding blinding{small_polynomial(ephemeral), errors0, small_polynomial(errors1)};
+    respond(basis, ciphertext, public_key, blinding, positions, bits, sent, fractions(kept), isa);
 }
 
-void py_phase(const Basis &basis, span<const u8> in0, span<const u8> in1, span<const u32> secret,
-              span<const u32> positions, unsigned bits0, unsigned bits1, span<u64> out, Isa isa) {
-    phase(basis, in0, in1, secret, {positions, bits0, bits1}, pairs(out), isa);
+void py_phase(const Basis &basis, span<const u8> in, span<const u32> secret, span<const u32> positions, unsigned bits,
+              span<u64> out, Isa isa) {
+    phase(basis, in, secret, positions, bits, fractions(out), isa);
 }
 
-u64 py_round_power(span<const u64> phases, unsigned width, span<u64> out) {
-    return round_power(pairs(phases), width, out);
+void py_round_power(span<const u64> numbers, unsigned width, span<u64> out) {
+    round_power(fractions(numbers), width, out);
 }
 
-u64 py_round_odd(const Basis &plain, span<const u64> phases, span<u32> out) {
-    return round_odd(plain, pairs(phases), out);
+void py_round_odd(const Basis &plain, span<const u64> numbers, span<u32> out) {
+    round_odd(plain, fractions(numbers), out);
 }
 
 } // namespace

@@ -41,12 +41,12 @@ public:
 
 private:
     COMET_INLINE void store(size_t bytes) {
-        u8 *place = out_.data();
-        out_ = out_.subspan(bytes);
-        std::memcpy(place, &pending_, bytes);
+        std::memcpy(out_.subspan(at_, bytes).data(), &pending_, bytes);
+        at_ += bytes;
     }
 
     span<u8> out_;
+    size_t at_ = 0;
     u64 pending_ = 0;
     unsigned fill_ = 0;
 };
@@ -86,17 +86,19 @@ public:
 private:
     COMET_INLINE u64 load() {
         u64 word = 0;
-        if (in_.size() >= 8) {
-            std::memcpy(&word, in_.data(), 8);
-            in_ = in_.subspan(8);
+        const size_t left = in_.size() - at_;
+        if (left >= 8) {
+            std::memcpy(&word, in_.subspan(at_, 8).data(), 8);
+            at_ += 8;
         } else {
-            for (size_t i = 0; i < in_.size(); ++i) word |= u64{in_[i]} << (8 * i);
-            in_ = {};
+            for (size_t i = 0; i < left; ++i) word |= u64{in_[at_ + i]} << (8 * i);
+            at_ = in_.size();
         }
         return word;
     }
 
     span<const u8> in_;
+    size_t at_ = 0;
     u64 pending_ = 0;
     unsigned fill_ = 0;
 };

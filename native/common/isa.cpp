@@ -16,7 +16,7 @@ constexpr std::array sets{Set{Isa::portable, "portable"}, Set{Isa::avx2, "avx2"}
 Isa find_best() {
 #if COMET_X86
     if (!__builtin_cpu_supports("avx2")) return Isa::portable;
-    if (!__builtin_cpu_supports("aes")) return Isa::avx2;
+    if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("pclmul")) return Isa::avx2;
     return __builtin_cpu_supports("vaes") ? Isa::vaes : Isa::aesni;
 #else
     return Isa::portable;

@@ -14,6 +14,7 @@
 #define COMET_X86 1
 #define COMET_AVX2 __attribute__((target("avx2")))
 #define COMET_AES __attribute__((target("avx2,aes")))
+#define COMET_CLMUL __attribute__((target("avx2,pclmul")))
 #define COMET_VAES __attribute__((target("avx2,aes,vaes")))
 #else
 #define COMET_X86 0

@@ -59,8 +59,7 @@ template <class Word> COMET_INLINE Field<Word> substitute(const Field<Word> &x) 
     return out;
 }
 
-AesSchedule schedule_portable(AesKey key) {
-    AesSchedule out;
+void schedule_portable(AesKey key, AesSchedule &out) {
     u8 *w = out.bytes;
     std::memcpy(w, key.data(), 16);
     for (size_t round = 1; round <= 10; ++round, w += 16) {
@@ -77,7 +76,6 @@ AesSchedule schedule_portable(AesKey key) {
             }
         }
     }
-    return out;
 }
 
 using Pair = u64 __attribute__((vector_size(16))); // two bytes' places at once

@@ -13,7 +13,7 @@ struct alignas(16) AesSchedule {
 
 /// AES-128 on one instruction set. Nothing branches on, or looks up by, secret data.
 struct Aes {
-    AesSchedule (*schedule)(AesKey key);
+    void (*schedule)(AesKey key, AesSchedule &out);
     /// blocks[i] = AES(blocks[i])
     void (*encrypt)(const AesSchedule &key, span<Block> blocks);
     /// out[i] = AES(first + i, as a little-endian number of 128 bits)

@@ -38,7 +38,7 @@ template <size_t n> COMET_VAES COMET_INLINE void rounds_vaes(const __m128i *key,
 
 } // namespace
 
-COMET_AES AesSchedule schedule_aesni(AesKey key) {
+COMET_AES void schedule_aesni(AesKey key, AesSchedule &out) {
     __m128i k[11];
     k[0] = _mm_loadu_si128(reinterpret_cast<const __m128i *>(key.data()));
     k[1] = next_round_key<0x01>(k[0]);
@@ -51,9 +51,7 @@ COMET_AES AesSchedule schedule_aesni(AesKey key) {
     k[8] = next_round_key<0x80>(k[7]);
     k[9] = next_round_key<0x1b>(k[8]);
     k[10] = next_round_key<0x36>(k[9]);
-    AesSchedule out;
     std::memcpy(out.bytes, k, sizeof k);
-    return out;
 }
 
 COMET_AES void encrypt_aesni(const AesSchedule &key, span<Block> blocks) {

@@ -35,17 +35,11 @@ COMET_AVX2 void transpose_avx2(const u64 *planes, size_t stride, span<Block> row
 
 COMET_AVX2 void merge_avx2(Block *side, Block *right, span<const Block> left) { merge_body(side, right, left); }
 
-constexpr Dispatch transposes{Variant{Isa::portable, transpose_body}, Variant{Isa::avx2, transpose_avx2}};
-constexpr Dispatch merges{Variant{Isa::portable, merge_body}, Variant{Isa::avx2, merge_avx2}};
+constexpr Dispatch dispatch{Variant{Isa::portable, BitMatrix{merge_body, transpose_body}},
+                            Variant{Isa::avx2, BitMatrix{merge_avx2, transpose_avx2}}};
 
 } // namespace
 
-void merge(span<Block> side, span<Block> right, span<const Block> left, Isa isa) {
-    merges[isa](side.data(), right.data(), left);
-}
-
-void transpose(span<const u64> planes, size_t stride, span<Block> rows, Isa isa) {
-    transposes[isa](planes.data(), stride, rows);
-}
+const BitMatrix &bit_matrix(Isa isa) { return dispatch[isa]; }
 
 } // namespace comet::ot

@@ -8,11 +8,16 @@
 
 namespace comet::ot {
 
-/// side ^= right, right ^= left; all of one length.
-void merge(span<Block> side, span<Block> right, span<const Block> left, Isa isa);
+/// What the extension does with bits, on one instruction set.
+struct BitMatrix {
+    /// side ^= right, right ^= left, for as many blocks as `left` has.
+    void (*merge)(Block *side, Block *right, span<const Block> left);
+    /// Bit c of planes[r · stride …] becomes bit r of rows[c], for 128 planes of rows.size() bits, a multiple of 64.
+    void (*transpose)(const u64 *planes, size_t stride, span<Block> rows);
+};
 
-/// Bit c of planes[r · stride …] becomes bit r of rows[c], for 128 planes of rows.size() bits, a multiple of 64.
-void transpose(span<const u64> planes, size_t stride, span<Block> rows, Isa isa);
+/// Portable or with AVX2.
+const BitMatrix &bit_matrix(Isa isa);
 
 /// Transposes `lanes` matrices of 64×64 bits: bit c of a[r][lane] <-> bit r of a[c][lane].
 template <size_t lanes> COMET_INLINE void transpose_64(u64 (&a)[64][lanes]) {

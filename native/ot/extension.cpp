@@ -27,7 +27,7 @@ struct Tile {
 
 std::vector<AesSchedule> schedules_of(const Extension &e, Isa isa) {
     std::vector<AesSchedule> out((size_t{128} / e.fold) << e.fold);
-    for (size_t i = 0; i < out.size(); ++i) out[i] = aes(isa).schedule(e.keys.subspan(16 * i).first<16>());
+    for (size_t i = 0; i < out.size(); ++i) aes(isa).schedule(e.keys.subspan(16 * i).first<16>(), out[i]);
     return out;
 }
 
@@ -35,17 +35,17 @@ std::vector<AesSchedule> schedules_of(const Extension &e, Isa isa) {
 // 2^b values waits in pending[b] for its right neighbour, whose sum is what bit b selects.
 void sums(const AesSchedule *keys, unsigned fold, u64 counter, Block (*planes)[tile_blocks], Tile &t, size_t blocks,
           Isa isa) {
+    const auto stream = aes(isa).counter;
+    const auto merge = bit_matrix(isa).merge;
     std::memset(planes, 0, fold * sizeof planes[0]);
     for (size_t x = 0; x < size_t{1} << fold; ++x) {
         const span<Block> range = span(x % 2 == 0 ? t.pending[0] : t.sum).first(blocks);
-        aes(isa).counter(keys[x], counter, range);
+        stream(keys[x], counter, range);
         unsigned b = 0;
-        for (; (x >> b) & 1; ++b) merge(span(planes[b]).first(blocks), range, span(t.pending[b]).first(blocks), isa);
+        for (; (x >> b) & 1; ++b) merge(planes[b], range.data(), span(t.pending[b]).first(blocks));
         if (b != 0 && b < fold) std::ranges::copy(range, t.pending[b]);
     }
 }
-
-span<const u64> words_of(const Tile &t) { return {&t.planes[0][0].low, 128 * plane_words}; }
 
 // The low `halves` words of H(first + i, rows[i] + offset).
 void hash_rows(const AesSchedule &key, u64 first, span<const Block> rows, Block offset, span<u64> out, size_t halves,
@@ -78,7 +78,8 @@ void hash_blocks(const AesSchedule &key, span<Block> x, span<const Block> tweaks
 
 void extend_receiver(const Extension &e, span<u8> bits, span<u8> message, span<u64> words, Isa isa) {
     const auto keys = schedules_of(e, isa);
-    const AesSchedule hash_key = aes(isa).schedule(e.hash_key);
+    AesSchedule hash_key;
+    aes(isa).schedule(e.hash_key, hash_key);
     const auto t = std::make_unique_for_overwrite<Tile>();
     const size_t stride = e.count / 8, digits = 128 / e.fold;
     for (size_t start = 0; start < e.count; start += tile) {
@@ -93,15 +94,17 @@ void extend_receiver(const Extension &e, span<u8> bits, span<u8> message, span<u
             for (size_t i = 0; i < blocks; ++i) t->sum[i] = t->sum[i] ^ t->choice[i];
             std::memcpy(&message[(j - 1) * stride + start / 8], t->sum, n / 8);
         }
+        for (size_t b = 0; b < 128; ++b) std::memcpy(&e.planes[b * stride + start / 8], t->planes[b], n / 8);
         const span<Block> rows = span(t->rows).first(n);
-        transpose(words_of(*t), plane_words, rows, isa);
+        bit_matrix(isa).transpose(&t->planes[0][0].low, plane_words, rows);
         hash_rows(hash_key, e.first + start, rows, {0, 0}, words.subspan(e.halves * start), e.halves, isa);
     }
 }
 
 void extend_sender(const Extension &e, AesKey delta, span<const u8> message, span<u64> zeros, span<u64> ones, Isa isa) {
     const auto keys = schedules_of(e, isa);
-    const AesSchedule hash_key = aes(isa).schedule(e.hash_key);
+    AesSchedule hash_key;
+    aes(isa).schedule(e.hash_key, hash_key);
     Block offset;
     std::memcpy(&offset, delta.data(), sizeof offset);
     const auto t = std::make_unique_for_overwrite<Tile>();
@@ -119,17 +122,20 @@ void extend_sender(const Extension &e, AesKey delta, span<const u8> message, spa
                     plane[i] = plane[i] ^ Block { t->sum[i].low &mask, t->sum[i].high &mask };
             }
         }
+        for (size_t b = 0; b < 128; ++b) std::memcpy(&e.planes[b * stride + start / 8], t->planes[b], n / 8);
         const span<Block> rows = span(t->rows).first(n);
-        transpose(words_of(*t), plane_words, rows, isa);
+        bit_matrix(isa).transpose(&t->planes[0][0].low, plane_words, rows);
         hash_rows(hash_key, e.first + start, rows, {0, 0}, zeros.subspan(e.halves * start), e.halves, isa);
         hash_rows(hash_key, e.first + start, rows, offset, ones.subspan(e.halves * start), e.halves, isa);
     }
 }
 
 void transfer_hash(AesKey key, u64 first, span<const u8> rows, span<u64> out, Isa isa) {
+    AesSchedule schedule;
+    aes(isa).schedule(key, schedule);
     std::vector<Block> blocks(out.size());
     if (!blocks.empty()) std::memcpy(blocks.data(), rows.data(), 16 * blocks.size());
-    hash_rows(aes(isa).schedule(key), first, blocks, {0, 0}, out, 1, isa);
+    hash_rows(schedule, first, blocks, {0, 0}, out, 1, isa);
 }
 
 } // namespace comet::ot

@@ -4,7 +4,7 @@
 
 namespace comet::ot {
 
-/// OT extension from all-but-one keys (SoftSpokenOT, Roy 2022; with fold = 1 it is IKNP 2003), semi-honest.
+/// OT extension from all-but-one keys (SoftSpokenOT, Roy 2022; with fold = 1 it is IKNP 2003).
 ///
 /// The 128 bits of a row are 128 / fold digits of `fold` bits. For digit j the receiver holds 2^fold keys, and with
 /// r_x = AES_key(x)(counter), as vectors of one bit per transfer, it computes
@@ -18,6 +18,10 @@ namespace comet::ot {
 ///     H(i, x) = π(π(x) + i) + π(x),  all or the low 64 bits, π = AES under a public key
 ///
 /// (TMMO; Guo, Katz, Wang, Yu 2020).
+///
+/// A receiver that does not use one c for all digits could learn Δ. Both sides get their matrix, v or w, by planes of
+/// one bit of every row: plane b of w is that of v, plus c where bit b of Δ is set. Hashes of the planes that are linear
+/// over F_2 (`field.hpp`) must do the same.
 struct Extension {
     span<const u8> keys; // 128 / fold · 2^fold of 16 bytes; the sender's are in the order of x + Δ_j, key 0 is not used
     unsigned fold;       // 1, 2, 4 or 8
@@ -25,6 +29,7 @@ struct Extension {
     u64 first;     // index of the first transfer, a multiple of 128
     size_t count;  // a multiple of 128
     size_t halves; // 64-bit words kept of every H: 1 or 2
+    span<u8> planes; // 128 of `count` bits: where the matrix goes
 };
 
 /// The receiver: its choice bits, the message of (128 / fold - 1) · count bits that it sends, and message c_i of every

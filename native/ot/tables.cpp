@@ -32,7 +32,8 @@ void place_keys(const Tables &t, size_t i, span<const u64> zeros, span<const u64
 } // namespace
 
 void tables_sender(const Tables &t, span<const u64> zeros, span<const u64> ones, span<u64> words, Isa isa) {
-    const AesSchedule key = aes(isa).schedule(t.hash_key);
+    AesSchedule key;
+    aes(isa).schedule(t.hash_key, key);
     const size_t size = size_t{1} << t.index_bits, group = std::max<size_t>(1, hash_batch / size);
     std::vector<Block> pads(group * size), tweaks(group * size);
     for (size_t start = 0; start < t.count; start += group) {
@@ -51,7 +52,8 @@ void tables_sender(const Tables &t, span<const u64> zeros, span<const u64> ones,
 }
 
 void tables_receiver(const Tables &t, span<const u64> known, span<const u8> choices, span<u64> words, Isa isa) {
-    const AesSchedule key = aes(isa).schedule(t.hash_key);
+    AesSchedule key;
+    aes(isa).schedule(t.hash_key, key);
     Block pads[hash_batch], tweaks[hash_batch];
     for (size_t start = 0; start < t.count; start += hash_batch) {
         const size_t n = std::min(hash_batch, t.count - start);

@@ -4,6 +4,34 @@
 
 namespace comet::rlwe {
 
+namespace {
+
+/// floor(2^192 / q), for an odd q above 1.
+Fraction reciprocal(u32 q) {
+    Fraction out;
+    u64 rest = 0;
+    for (size_t w = 3; w-- > 0;) {
+        const u128 digit = u128{rest} << 64 | ~u64{0};
+        out.words[w] = static_cast<u64>(digit / q);
+        rest = static_cast<u64>(digit % q);
+    }
+    return out;
+}
+
+/// The product of all primes but one, mod 2^192.
+Fraction product_without(span<const Prime *const> primes, size_t left_out) {
+    Fraction product{{1, 0, 0}};
+    for (size_t i = 0; i < primes.size(); ++i) {
+        if (i == left_out) continue;
+        Fraction next;
+        next.add(product, primes[i]->q);
+        product = next;
+    }
+    return product;
+}
+
+} // namespace
+
 Basis::Basis(const std::vector<u32> &primes) {
     if (primes.empty() || primes.size() > most_primes) throw std::invalid_argument("a basis has 1 to 8 primes");
     for (const u32 q : primes) {
@@ -23,13 +51,29 @@ Basis::Basis(const std::vector<u32> &primes) {
             if (j < i) garner_[i * size() + j] = p.invert(p.reduce(u64{primes_[j]->q}));
         }
         punctured_.push_back(p.invert(product));
-        reciprocals_.push_back(~u128{0} / p.q); // q is odd and above 1, so this is floor(2^128 / q)
+        reciprocals_.push_back(reciprocal(p.q));
+        cofactors_.push_back(product_without(primes_, i));
     }
+    negative_ = product_without(primes_, size()).negated();
 }
 
-u128 Basis::fraction(span<const u32> residues, size_t stride) const {
-    u128 sum = 0;
-    for (size_t i = 0; i < size(); ++i) sum += reciprocals_[i] * primes_[i]->times(residues[i * stride], punctured_[i]);
+Fraction Basis::fraction(span<const u32> residues, size_t stride) const {
+    Fraction sum;
+    for (size_t i = 0; i < size(); ++i)
+        sum.add(reciprocals_[i], primes_[i]->times(residues[i * stride], punctured_[i]));
+    return sum;
+}
+
+// x = Σ y_i·q/q_i - k·q with y_i = x·(q/q_i)^-1 mod q_i; for small x the sum of y_i/q_i is nearly the whole number k.
+Fraction Basis::centred(span<const u32> residues, size_t stride) const {
+    Fraction sum;
+    double wraps = 0.5;
+    for (size_t i = 0; i < size(); ++i) {
+        const u32 y = primes_[i]->times(residues[i * stride], punctured_[i]);
+        sum.add(cofactors_[i], y);
+        wraps += static_cast<double>(y) / static_cast<double>(primes_[i]->q);
+    }
+    sum.add(negative_, static_cast<u64>(wraps));
     return sum;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "rlwe/fraction.hpp"
 #include "rlwe/prime.hpp"
 
 namespace comet::rlwe {
@@ -14,8 +15,11 @@ public:
     size_t size() const { return primes_.size(); }
     const Prime &operator[](size_t i) const { return *primes_[i]; }
 
-    /// x / q as a fraction of 2^128, for the residues residues[i·stride]; off by less than size()·2^-98 of the whole.
-    u128 fraction(span<const u32> residues, size_t stride) const;
+    /// x / q for the residues residues[i·stride]; too small by less than size()·2^-162.
+    Fraction fraction(span<const u32> residues, size_t stride) const;
+
+    /// The integer with these residues that is nearest to zero, mod 2^192; it must be below q/4 in size.
+    Fraction centred(span<const u32> residues, size_t stride) const;
 
     /// The number below q with these residues, which must be below 2^128.
     u128 lift(span<const u32> residues, size_t stride) const;
@@ -30,9 +34,11 @@ public:
 
 private:
     std::vector<const Prime *> primes_;
-    std::vector<u32> punctured_;    // (q/q_i)^-1 mod q_i
-    std::vector<u128> reciprocals_; // floor(2^128 / q_i)
-    std::vector<u32> garner_;       // [i][j]: q_j^-1 mod q_i, j < i
+    std::vector<u32> punctured_;        // (q/q_i)^-1 mod q_i
+    std::vector<Fraction> reciprocals_; // floor(2^192 / q_i)
+    std::vector<Fraction> cofactors_;   // q/q_i mod 2^192
+    Fraction negative_;                 // -q mod 2^192
+    std::vector<u32> garner_;           // [i][j]: q_j^-1 mod q_i, j < i
     u128 modulus_ = 1;
     u64 low_ = 1;
 };

@@ -65,34 +65,31 @@ void transform_plain(const Basis &basis, const Basis &plain, span<const u32> res
     }
 }
 
-u64 round_power(span<const u128> phases, unsigned width, span<u64> out) {
-    u64 worst = 0;
-    for (size_t j = 0; j < out.size(); ++j) {
-        const u128 step = u128{1} << (128 - width), rest = (phases[j] + step / 2) & (step - 1);
-        out[j] = static_cast<u64>((phases[j] + step / 2) >> (128 - width)) & low_mask(width);
-        const u128 distance = rest > step / 2 ? rest - step / 2 : step / 2 - rest;
-        worst = std::max(worst, static_cast<u64>(distance >> (96 - width)));
-    }
-    return worst;
+void round_power(span<const Fraction> fractions, unsigned width, span<u64> out) {
+    for (size_t j = 0; j < out.size(); ++j) out[j] = fractions[j].rounded(width).words[0];
 }
 
-u64 round_odd(const Basis &plain, span<const u128> phases, span<u32> out) {
+void round_odd(const Basis &plain, span<const Fraction> fractions, span<u32> out) {
     const u128 t = plain.modulus();
-    const u64 t0 = static_cast<u64>(t), t1 = static_cast<u64>(t >> 64);
-    u64 worst = 0;
-    for (size_t j = 0; j < phases.size(); ++j) {
-        const u64 p0 = static_cast<u64>(phases[j]), p1 = static_cast<u64>(phases[j] >> 64);
-        const u128 a = u128{t0} * p0, b = u128{t1} * p0, c = u128{t0} * p1;
-        const u128 middle = (a >> 64) + static_cast<u64>(b) + static_cast<u64>(c);
-        u128 whole = (middle >> 64) + (b >> 64) + (c >> 64) + u128{t1} * p1;
-        const u64 rest = static_cast<u64>(middle);
-        const bool up = rest >> 63;
-        whole += up;
-        if (whole == t) whole = 0;
-        worst = std::max(worst, (up ? ~rest : rest) >> 32);
-        for (size_t k = 0; k < plain.size(); ++k) out[k * phases.size() + j] = plain[k].reduce(whole);
+    const std::array<u64, 2> factor{static_cast<u64>(t), static_cast<u64>(t >> 64)};
+    for (size_t j = 0; j < fractions.size(); ++j) {
+        std::array<u64, 5> product{0, 0, u64{1} << 63}; // begins with a half
+        for (size_t a = 0; a < 2; ++a) {
+            u128 carry = 0;
+            for (size_t b = 0; b < 3; ++b) {
+                carry += u128{factor[a]} * fractions[j].words[b] + product[a + b];
+                product[a + b] = static_cast<u64>(carry);
+                carry >>= 64;
+            }
+            for (size_t k = a + 3; k < 5; ++k) {
+                carry += product[k];
+                product[k] = static_cast<u64>(carry);
+                carry >>= 64;
+            }
+        }
+        const u128 whole = u128{product[4]} << 64 | product[3]; // t itself is 0
+        for (size_t k = 0; k < plain.size(); ++k) out[k * fractions.size() + j] = plain[k].reduce(whole);
     }
-    return worst;
 }
 
 // (P - 1)/2 is (p - 1)/2 mod every prime p of P; numbers in mixed radix compare digit by digit, the last one first.

@@ -16,12 +16,11 @@ void scale_odd(const Basis &basis, const Basis &plain, span<const u32> residues,
 /// The polynomial with coefficients m mod t, centred; transformed, in Montgomery form.
 void transform_plain(const Basis &basis, const Basis &plain, span<const u32> residues, span<u32> out, Isa isa);
 
-/// The message mod 2^width nearest to each fraction of 2^128; returns the largest distance to it, in units of 2^-32 of
-/// a step.
-u64 round_power(span<const u128> phases, unsigned width, span<u64> out);
+/// round(2^width·x) mod 2^width of every fraction x; width in 1..64.
+void round_power(span<const Fraction> fractions, unsigned width, span<u64> out);
 
-/// The same mod Π plain, as residues [plain prime][count].
-u64 round_odd(const Basis &plain, span<const u128> phases, span<u32> out);
+/// round(t·x) mod t = Π plain, as residues [plain prime][count].
+void round_odd(const Basis &plain, span<const Fraction> fractions, span<u32> out);
 
 /// v mod 2^64 and [2v >= P] for numbers v below P, the product of the basis, by exact comparison.
 void split(const Basis &basis, span<const u32> residues, span<u64> words, span<u8> upper);

@@ -6,14 +6,13 @@ namespace comet::rlwe {
 
 bool sample_uniform(const Basis &basis, span<const u32> words, span<u32> out) {
     const size_t available = words.size() / basis.size(), count = out.size() / basis.size();
-    for (size_t i = 0; i < basis.size(); ++i) {
+    for (size_t i = 0; i < basis.size(); ++i, words = words.subspan(available), out = out.subspan(count)) {
         const u32 q = basis[i].q, mask = static_cast<u32>(low_mask(basis[i].bits()));
-        const span<const u32> from = words.subspan(i * available, available);
-        const span<u32> to = out.subspan(i * count, count);
         size_t found = 0;
         for (size_t k = 0; k < available && found < count; ++k) {
-            to[found] = from[k] & mask;
-            found += to[found] < q;
+            const u32 candidate = words[k] & mask;
+            out[found] = candidate;
+            found += candidate < q;
         }
         if (found < count) return false;
     }

@@ -1,5 +1,7 @@
 #include "rlwe/scheme.hpp"
 
+#include <algorithm>
+
 #include "common/bits.hpp"
 
 namespace comet::rlwe {
@@ -27,40 +29,10 @@ void encrypt(const Basis &basis, span<const u32> scaled, span<const i8, degree> 
     }
 }
 
-namespace {
-
-/// u1 + u2 + u3 of every flood, in one word more than a summand has.
-std::vector<u64> flood_sums(span<const u64> flood, unsigned flood_bits, size_t used) {
-    const size_t width = (flood_bits + 63) / 64, digits = width + 1;
-    const u64 top = low_mask((flood_bits - 1) % 64 + 1);
-    std::vector<u64> sums(used * digits);
-    for (size_t j = 0; j < used; ++j) {
-        const span<u64> words = span(sums).subspan(j * digits, digits);
-        for (size_t k = 0; k < 3; ++k) {
-            const span<const u64> summand = flood.subspan((3 * j + k) * width, width);
-            u64 carry = 0;
-            for (size_t w = 0; w < width; ++w) {
-                const u128 sum = u128{words[w]} + (w + 1 == width ? summand[w] & top : summand[w]) + carry;
-                words[w] = static_cast<u64>(sum);
-                carry = static_cast<u64>(sum >> 64);
-            }
-            words[width] += carry;
-        }
-    }
-    return sums;
-}
-
-/// A fraction of 2^128 as the nearest one of 2^bits.
-u128 rounded(u128 fraction, unsigned bits) { return (fraction + (u128{1} << (127 - bits))) >> (128 - bits); }
-
-} // namespace
-
 void respond(const Basis &basis, span<u32> ciphertext, span<const u32> public_key, const Blinding &b,
-             const Rounding &rounding, span<u8> out0, span<u8> out1, Isa isa) {
-    const auto [positions, bits0, bits1] = rounding;
-    const size_t limbs = basis.size(), used = positions.size(), digits = (b.flood_bits + 63) / 64 + 1;
+             span<const u32> positions, unsigned bits, span<u8> sent, span<Fraction> kept, Isa isa) {
+    const size_t limbs = basis.size(), used = positions.size();
     std::vector<u32> ephemeral(limbs * degree), c0(limbs * used), c1(limbs * degree), ordered(degree);
-    const std::vector<u64> floods = flood_sums(b.flood, b.flood_bits, used);
     transform_small(basis, b.ephemeral, ephemeral, isa);
     for (size_t i = 0; i < limbs; ++i) {
         const Prime &p = basis[i];
@@ -71,48 +43,40 @@ void respond(const Basis &basis, span<u32> ciphertext, span<const u32> public_ke
             for (size_t j = 0; j < degree; ++j) c[j] = p.plus(c[j], p.times_montgomery(e[j], key[j]));
         }
         backward(p, polynomial(ciphertext, i), polynomial(ordered, 0), isa);
-        const u32 centre = p.times(3, p.power(2, b.flood_bits - 1));
-        u32 radix[4] = {1, p.square};
-        for (size_t w = 2; w < 4; ++w) radix[w] = p.times(radix[w - 1], p.square);
-        for (size_t j = 0; j < used; ++j) {
-            u64 flood = p.q - centre;
-            for (size_t w = 0; w < digits; ++w) flood += static_cast<u64>(p.reduce(floods[j * digits + w])) * radix[w];
-            const u32 sum = p.plus(ordered[positions[j]], b.masks[i * used + j]);
-            c0[i * used + j] = p.plus(p.plus(sum, p.reduce(flood)), p.small(b.errors0[j]));
-        }
+        for (size_t j = 0; j < used; ++j) c0[i * used + j] = p.plus(ordered[positions[j]], p.small(b.errors0[j]));
         backward(p, polynomial(ciphertext, limbs + i), own, isa);
         for (size_t j = 0; j < degree; ++j) own[j] = p.plus(own[j], p.small(b.errors1[j]));
     }
-    BitWriter low(out0), high(out1);
-    for (size_t j = 0; j < used; ++j) low.put_wide(rounded(basis.fraction(span(c0).subspan(j), used), bits0), bits0);
-    low.finish();
-    for (size_t j = 0; j < degree; ++j)
-        high.put_wide(rounded(basis.fraction(span(c1).subspan(j), degree), bits1), bits1);
-    high.finish();
+    for (size_t j = 0; j < used; ++j) kept[j] = basis.fraction(span(c0).subspan(j), used);
+    BitWriter writer(sent);
+    for (size_t j = 0; j < degree; ++j) {
+        const Fraction number = basis.fraction(span(c1).subspan(j), degree).rounded(bits);
+        for (unsigned w = 0; w * 64 < bits; ++w) writer.put(number.words[w], std::min(64U, bits - w * 64));
+    }
+    writer.finish();
 }
 
-void phase(const Basis &basis, span<const u8> in0, span<const u8> in1, span<const u32> secret, const Rounding &rounding,
-           span<u128> out, Isa isa) {
-    const auto [positions, bits0, bits1] = rounding;
-    std::vector<u128> values(degree);
+void phase(const Basis &basis, span<const u8> in, span<const u32> secret, span<const u32> positions, unsigned bits,
+           span<Fraction> out, Isa isa) {
+    std::vector<Fraction> values(degree);
     std::vector<u32> ordered(degree), transformed(degree), products(basis.size() * degree);
-    BitReader high(in1);
-    for (u128 &value : values) value = high.get_wide(bits1);
+    BitReader reader(in);
+    for (Fraction &value : values)
+        for (unsigned w = 0; w * 64 < bits; ++w) value.words[w] = reader.get(std::min(64U, bits - w * 64));
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
         const ConstPolynomial key = polynomial(secret, i);
-        for (size_t j = 0; j < degree; ++j) ordered[j] = p.reduce(values[j]);
+        for (size_t j = 0; j < degree; ++j) {
+            const auto &[low, middle, high] = values[j].words;
+            const u64 upper = p.reduce(u64{p.reduce(high)} * p.square + p.reduce(middle));
+            ordered[j] = p.reduce(upper * p.square + p.reduce(low));
+        }
         forward(p, polynomial(ordered, 0), polynomial(transformed, 0), isa);
         for (size_t j = 0; j < degree; ++j) transformed[j] = p.times_montgomery(transformed[j], key[j]);
         backward(p, polynomial(transformed, 0), polynomial(products, i), isa);
     }
-    BitReader low(in0);
-    const u128 half = basis.modulus() / 2;
-    for (size_t j = 0; j < positions.size(); ++j) {
-        u128 product = basis.lift(span(products).subspan(positions[j]), degree);
-        if (product > half) product -= basis.modulus();
-        out[j] = (low.get_wide(bits0) << (128 - bits0)) + (product << (128 - bits1));
-    }
+    for (size_t j = 0; j < positions.size(); ++j)
+        out[j] = basis.centred(span(products).subspan(positions[j]), degree).shifted_left(Fraction::bits - bits);
 }
 
 } // namespace comet::rlwe

@@ -58,6 +58,7 @@ def extend_receiver(
     message: Bytes,
     words: Words,
     halves: int,
+    planes: Bytes,
     isa: str,
     /,
 ) -> None: ...
@@ -71,9 +72,11 @@ def extend_sender(
     zeros: Words,
     ones: Words,
     halves: int,
+    planes: Bytes,
     isa: str,
     /,
 ) -> None: ...
+def transfer_hash_planes(key: Bytes, planes: Bytes, digests: Bytes, isa: str, /) -> None: ...
 def products_sender(zeros: Words, ones: Words, bits: Bytes, shares: Words, message: Bytes, width: int, /) -> None: ...
 def products_receiver(words: Words, bits: Bytes, message: Bytes, shares: Words, width: int, /) -> None: ...
 def correlate_sender(
@@ -144,31 +147,18 @@ def lattice_respond(
     ephemeral: Small,
     errors0: Small,
     errors1: Small,
-    flood: Words,
-    flood_bits: int,
-    masks: Residues,
     positions: Residues,
-    bits0: int,
-    bits1: int,
-    out0: Bytes,
-    out1: Bytes,
+    bits: int,
+    sent: Bytes,
+    kept: Words,
     isa: str,
     /,
 ) -> None: ...
 def lattice_phase(
-    basis: Basis,
-    in0: Bytes,
-    in1: Bytes,
-    secret: Residues,
-    positions: Residues,
-    bits0: int,
-    bits1: int,
-    out: Words,
-    isa: str,
-    /,
+    basis: Basis, data: Bytes, secret: Residues, positions: Residues, bits: int, out: Words, isa: str, /
 ) -> None: ...
-def lattice_round_power(phases: Words, width: int, out: Words, /) -> int: ...
-def lattice_round_odd(plain: Basis, phases: Words, out: Residues, /) -> int: ...
+def lattice_round_power(fractions: Words, width: int, out: Words, /) -> None: ...
+def lattice_round_odd(plain: Basis, fractions: Words, out: Residues, /) -> None: ...
 def lattice_split(basis: Basis, residues: Residues, words: Words, upper: Bytes, /) -> None: ...
 def lattice_pack_residues(basis: Basis, x: Residues, out: Bytes, /) -> None: ...
 def lattice_unpack_residues(basis: Basis, data: Bytes, out: Residues, /) -> bool: ...

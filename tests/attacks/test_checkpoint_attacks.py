@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from comet_mpc.engine.session import Weight
+from comet_mpc.engine import Weight
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.certify import certify, check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, save_checkpoint

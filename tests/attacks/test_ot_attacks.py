@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +24,15 @@ from comet_mpc.offline.ot.base import (
     SenderSetup,
     _Transcript,
 )
-from comet_mpc.offline.ot.extension import Transfers, bit_products, bit_times_word, extension_bytes, set_up_transfers
+from comet_mpc.offline.ot.extension import (
+    Bytes,
+    TransferReceiver,
+    Transfers,
+    bit_products,
+    bit_times_word,
+    extension_bytes,
+    set_up_transfers,
+)
 
 SOON = 5.0
 PATIENCE = 30.0
@@ -205,8 +214,8 @@ def test_a_silent_peer_times_out() -> None:
     assert seconds < SOON
 
 
-def test_a_set_up_of_rubbish_gives_wrong_numbers_and_nothing_worse() -> None:
-    """Parties are assumed to follow the protocol: sums of no tree are not detected, but they break nothing either."""
+def test_a_set_up_of_rubbish_shows_up_in_the_first_transfers() -> None:
+    """Sums of no tree give the two sides different keys."""
     rng = np.random.default_rng(1)
 
     def attack(end: Channel) -> object:
@@ -215,21 +224,36 @@ def test_a_set_up_of_rubbish_gives_wrong_numbers_and_nothing_worse() -> None:
 
     (transfers, _), _ = versus(set_up_victim, attack)
     assert isinstance(transfers, Transfers)
-    zeros, ones = transfers.sender.extend(rng.bytes(extension_bytes(COUNT, FOLD)), COUNT)
-    assert zeros.shape == ones.shape == (COUNT,)
+    with pytest.raises(PeerError, match="not consistent"):
+        transfers.sender.extend(rng.bytes(extension_bytes(COUNT, FOLD)), COUNT)
 
 
 # The extension --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def transfers() -> Transfers:
-    """The victim's side, set up with an honest peer. Every test goes on where the last one stopped."""
+@pytest.fixture
+def both_sides() -> tuple[Transfers, Transfers]:
     ends = memory_pair(PATIENCE)
     with ThreadPoolExecutor(2) as pool:
         client, server = (pool.submit(set_up_transfers, ends[p], p, FOLD) for p in (CLIENT, SERVER))
-        server.result()
-        return client.result()
+        return client.result(), server.result()
+
+
+@pytest.fixture
+def transfers(both_sides: tuple[Transfers, Transfers]) -> Transfers:
+    """The victim's side."""
+    return both_sides[CLIENT]
+
+
+@pytest.fixture
+def peer(both_sides: tuple[Transfers, Transfers]) -> Transfers:
+    """The attacker's side, set up well."""
+    return both_sides[SERVER]
+
+
+def question(peer: Transfers, count: int = 44) -> bytes:
+    """What the attacker asks, well made."""
+    return peer.receiver.extend(count)[0].tobytes()
 
 
 # Of 300 products the client receives in the first 256, the server in the last 44.
@@ -237,9 +261,9 @@ OURS, THEIRS = extension_bytes(256, FOLD), extension_bytes(44, FOLD)
 ANSWER_TO_US, ANSWER_TO_THEM = 256 * (WIDTH - 1) // 8, 44 * (WIDTH - 1) // 8
 
 
-def test_the_sizes_above_are_those_of_the_protocol(transfers: Transfers) -> None:
+def test_the_sizes_above_are_those_of_the_protocol(transfers: Transfers, peer: Transfers) -> None:
     def attack(end: Channel) -> object:
-        end.exchange([bytes(THEIRS)], OURS)
+        end.exchange([question(peer)], OURS)
         return end.exchange([bytes(ANSWER_TO_US)], ANSWER_TO_THEM)
 
     (mine, _), (theirs, _) = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
@@ -260,9 +284,9 @@ def test_a_question_of_another_size_is_cut_off(transfers: Transfers, change: int
 
 
 @pytest.mark.parametrize("change", [-ANSWER_TO_US + 1, -1, 1, 1 << 20])
-def test_an_answer_of_another_size_is_cut_off(transfers: Transfers, change: int) -> None:
+def test_an_answer_of_another_size_is_cut_off(transfers: Transfers, peer: Transfers, change: int) -> None:
     def attack(end: Channel) -> object:
-        end.exchange([bytes(THEIRS)], OURS)
+        end.exchange([question(peer)], OURS)
         end.exchange([bytes(ANSWER_TO_US + change)], ANSWER_TO_THEM)
         return end.receive(1 << 20)
 
@@ -273,9 +297,9 @@ def test_an_answer_of_another_size_is_cut_off(transfers: Transfers, change: int)
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_a_peer_that_leaves_between_messages_is_noticed(transfers: Transfers, rounds: int) -> None:
+def test_a_peer_that_leaves_between_messages_is_noticed(transfers: Transfers, peer: Transfers, rounds: int) -> None:
     def attack(end: Channel) -> object:
-        return end.exchange([bytes(THEIRS)], OURS) if rounds else None
+        return end.exchange([question(peer)], OURS) if rounds else None
 
     (error, seconds), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
     assert isinstance(error, PeerClosed)
@@ -283,8 +307,8 @@ def test_a_peer_that_leaves_between_messages_is_noticed(transfers: Transfers, ro
 
 
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff", None])
-def test_rubbish_of_the_right_size_gives_wrong_numbers_and_nothing_worse(
-    transfers: Transfers, fill: bytes | None
+def test_a_rubbish_question_is_noticed_and_a_rubbish_answer_gives_wrong_numbers_and_nothing_worse(
+    transfers: Transfers, peer: Transfers, fill: bytes | None
 ) -> None:
     rng = np.random.default_rng(2)
 
@@ -292,7 +316,7 @@ def test_rubbish_of_the_right_size_gives_wrong_numbers_and_nothing_worse(
         return rng.bytes(size) if fill is None else fill * size
 
     def attack(end: Channel) -> object:
-        end.exchange([rubbish(THEIRS)], OURS)
+        end.exchange([question(peer)], OURS)
         return end.exchange([rubbish(ANSWER_TO_US)], ANSWER_TO_THEM)
 
     (result, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
@@ -302,14 +326,57 @@ def test_rubbish_of_the_right_size_gives_wrong_numbers_and_nothing_worse(
     assert bits[-1] < 1 << COUNT % 8
     assert shares.shape == (COUNT,)
     assert int(shares.max()) < 2**WIDTH
+    (error, _), _ = versus(
+        lambda end: bit_products(end, transfers, COUNT, WIDTH), lambda end: end.exchange([rubbish(THEIRS)], OURS)
+    )
+    assert isinstance(error, PeerError)
 
 
-def test_what_was_asked_in_a_run_that_failed_is_never_asked_again(transfers: Transfers) -> None:
+def one_choice_changed(receiver: TransferReceiver, count: int, digit: int, guess: int) -> Bytes:
+    """A question with another choice of transfer 0 in one digit; its check fits if the secret digit is `guess`."""
+    recorded: list[Bytes] = []
+    hashed = receiver._hashed
+
+    def record(first: int, message: Bytes, planes: Bytes, count: int) -> bytes:
+        recorded.append(planes)
+        return hashed(first, message, planes, count)
+
+    first = receiver.used
+    receiver._hashed = record  # type: ignore[method-assign]
+    message, *_ = receiver.extend(count)
+    del receiver._hashed
+    matrix, choices = recorded
+    corrections = message[:-48].copy()
+    corrections.reshape(128 // FOLD - 1, -1)[digit - 1, 0] ^= 1
+    unit = np.zeros_like(choices)
+    unit[0] = 1
+    shift = np.frombuffer(hashed(first, corrections, unit, 1), np.uint8)
+    hashes = np.frombuffer(hashed(first, corrections, matrix, 128), np.uint8).reshape(128, 16).copy()
+    for bit in range(FOLD):
+        if guess >> bit & 1:
+            hashes[digit * FOLD + bit] ^= shift
+    check = hashed(first, corrections, choices, 1) + hashlib.sha256(hashes.tobytes()).digest()
+    return np.concatenate([corrections, np.frombuffer(check, np.uint8)])
+
+
+@pytest.mark.parametrize("digit", [1, 128 // FOLD - 1])
+def test_choices_that_differ_by_digit_are_caught_unless_the_secret_digit_is_guessed(
+    transfers: Transfers, peer: Transfers, digit: int
+) -> None:
+    """Unchecked, the words of that transfer would tell the secret, and with it every word of the other side's."""
+    secret = int.from_bytes(transfers.sender._secret.tobytes(), "little") >> (digit * FOLD) & (2**FOLD - 1)
+    transfers.sender.extend(one_choice_changed(peer.receiver, 200, digit, secret), 200)  # the control: a right guess
+    for guess in (secret ^ 1, secret ^ 2**FOLD - 1):
+        with pytest.raises(PeerError, match="not consistent"):
+            transfers.sender.extend(one_choice_changed(peer.receiver, 200, digit, guess), 200)
+
+
+def test_what_was_asked_in_a_run_that_failed_is_never_asked_again(transfers: Transfers, peer: Transfers) -> None:
     """A peer that breaks off and comes back sees fresh transfers: no bit of the first run is used twice."""
     seen: list[bytes] = []
 
     def attack(end: Channel) -> object:
-        seen.append(end.exchange([bytes(THEIRS)], OURS).tobytes())
+        seen.append(end.exchange([question(peer)], OURS).tobytes())
         return None
 
     before = transfers.receiver.used
@@ -317,22 +384,22 @@ def test_what_was_asked_in_a_run_that_failed_is_never_asked_again(transfers: Tra
         (error, _), _ = versus(lambda end: bit_products(end, transfers, COUNT, WIDTH), attack)
         assert isinstance(error, PeerClosed)
     assert seen[0] != seen[1]
-    assert transfers.receiver.used == before + 2 * 256
+    assert transfers.receiver.used == before + 2 * (256 + 128)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_wrong_sizes_around_chosen_bits_and_words_are_cut_off(transfers: Transfers, change: int) -> None:
-    question, flips, answer = extension_bytes(COUNT, FOLD), (COUNT + 7) // 8, (COUNT * WIDTH + 7) // 8
+    asked, flips, answer = extension_bytes(COUNT, FOLD), (COUNT + 7) // 8, (COUNT * WIDTH + 7) // 8
     bits, words = np.zeros(flips, np.uint8), np.zeros(COUNT, np.uint64)
 
     def bad_answer(end: Channel) -> object:
-        end.exchange([], question + flips)
+        end.exchange([], asked + flips)
         return end.exchange([bytes(answer + change)], 0)
 
     (error, _), _ = versus(lambda end: bit_times_word(end, transfers, COUNT, WIDTH, bits=bits), bad_answer)
     assert isinstance(error, WrongSize)
     (error, _), _ = versus(
         lambda end: bit_times_word(end, transfers, COUNT, WIDTH, words=words),
-        lambda end: end.exchange([bytes(question + flips + change)], answer),
+        lambda end: end.exchange([bytes(asked + flips + change)], answer),
     )
     assert isinstance(error, WrongSize)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import chi2, ks_2samp
 
+from comet_mpc.engine import Give, Open, Session, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.correlations import (
     ClientMask,
     Correlation,
@@ -28,23 +29,12 @@ from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import PlanSession, plan_program
 from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.requests import Choose, Request, Result, wire_bytes
 from comet_mpc.engine.seeds import derive_seed, expand
-from comet_mpc.engine.session import (
-    Choose,
-    Give,
-    Open,
-    Request,
-    Result,
-    Session,
-    Truncate,
-    TruncateOpen,
-    Weight,
-    wire_bytes,
-)
 from comet_mpc.engine.share import CLIENT, SERVER, Words, decode, encode
 from comet_mpc.engine.tables import Column, Table
-from comet_mpc.engine.twin import TwinSession
-from comet_mpc.errors import CometError
+from comet_mpc.engine.twin import TwinSession, run_twin
+from comet_mpc.errors import CometError, LeakError
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private, flooded_shares
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt
 from comet_mpc.functions.minimax import minimax_rule
@@ -306,6 +296,39 @@ def test_the_leak_is_there_in_the_protocol_and_gone_from_ours() -> None:
     assert advantage(*(view.astype(np.float64) for view in ours)) < 0.03
 
 
+# The permission to leak ---------------------------------------------------------------------------------------
+
+
+def test_nobody_can_change_the_permission_to_leak_of_a_session() -> None:
+    source = DealtRandomness(Bundle(SERVER, bytes(16), (), io.BytesIO()))
+    channel, _ = memory_pair()
+    for session in (PlanSession(), TwinSession(), PartySession(SERVER, channel, source)):
+        assert not session.permits_leaks
+        with pytest.raises(AttributeError):
+            session.permits_leaks = True  # type: ignore[misc]
+        with pytest.raises(AttributeError):
+            session.fused = not session.fused  # type: ignore[misc]
+        assert not session.permits_leaks
+
+
+def test_a_program_cannot_grant_itself_the_permission_to_leak() -> None:
+    def leaks(session: Session) -> object:
+        return flooded_guess_not_private(session, session.private(SERVER, (2,), 16, 8.0, np.ones(2)), Flooding())
+
+    def greedy(session: Session, _: Mapping[str, Weight]) -> object:
+        session.permits_leaks = True  # type: ignore[misc]
+        return leaks(session)
+
+    for run in (plan_program, run_twin):
+        with pytest.raises(AttributeError):
+            run(lambda session: greedy(session, {}))
+        with pytest.raises(LeakError):
+            run(leaks)
+        run(leaks, permits_leaks=True)
+    with pytest.raises(AttributeError):
+        run_two_parties(greedy)
+
+
 # One mask, one opening ----------------------------------------------------------------------------------------
 
 
@@ -357,6 +380,7 @@ def test_a_mask_is_used_for_one_opening_and_correlations_refer_backwards(fused: 
         else:
             assert isinstance(request, Truncate)
     for place, correlation in enumerate(session.correlations):
+        assert referred(correlation) == tuple(reference.place for reference in correlation.facts.references)
         for mask in referred(correlation):
             assert 0 <= mask < place
             assert mask in masks

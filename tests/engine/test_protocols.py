@@ -19,8 +19,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
+from comet_mpc.engine import Open, Reveal, Session, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.polynomial import Polynomial, variables
-from comet_mpc.engine.session import Open, Reveal, Session, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, decode, ring_width
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, ScaleError, ShapeError

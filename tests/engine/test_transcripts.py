@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from comet_mpc.engine import Open, Session, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.session import Open, Session, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 from scipy.special import erf
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RangeError
 from comet_mpc.functions import baselines

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, RuleError, ScaleError, ShapeError

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import LeakError, RangeError, RuleError

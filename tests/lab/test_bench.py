@@ -45,8 +45,7 @@ def crew() -> Iterator[Crew]:
 def test_every_case_stays_within_its_bounds(operation: str, method: str) -> None:
     case = Case(operation, method, tokens=8, steps=4)
     built = build(case)
-    session = TwinSession()
-    session.permits_leaks = built.leaks
+    session = TwinSession(permits_leaks=built.leaks)
     values = built.draw(np.random.default_rng(case.seed))
     if built.weights:
         pytest.skip("needs the server's weights: measured below")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession, run_twin
 from comet_mpc.models.certify import certify, in_form

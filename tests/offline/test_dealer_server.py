@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.correlations import BitProducts, Correlation, Mask, Monomials, MonomialTerm
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.polynomial import Polynomial
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import (

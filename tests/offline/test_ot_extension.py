@@ -187,13 +187,16 @@ def test_the_extension_is_its_formula(isa: str, fold: int, first: int, count: in
     keys, hash_key = (np.frombuffer(data, np.uint8) for data in (receiver.keys, receiver.hash_key))
     message, bits, words = reference_receiver(keys, fold, hash_key, first, count)
     own_message, own_bits, own_words = np.empty_like(message), np.empty_like(bits), np.empty_like(words)
-    _native.extend_receiver(keys, fold, hash_key, first, own_bits, own_message, own_words, 1, isa)
+    mine, theirs = (np.empty(16 * count, np.uint8) for _ in range(2))
+    _native.extend_receiver(keys, fold, hash_key, first, own_bits, own_message, own_words, 1, mine, isa)
     np.testing.assert_array_equal(own_message, message)
     np.testing.assert_array_equal(own_bits, bits)
     np.testing.assert_array_equal(own_words, words)
     zeros, ones = np.empty_like(words), np.empty_like(words)
     sender_keys, secret = (np.frombuffer(data, np.uint8) for data in (sender.keys, sender.secret))
-    _native.extend_sender(sender_keys, fold, hash_key, first, secret, message, zeros, ones, 1, isa)
+    _native.extend_sender(sender_keys, fold, hash_key, first, secret, message, zeros, ones, 1, theirs, isa)
+    planes = np.where(unpacked(secret, 128)[:, None] == 1, bits, np.uint8(0))
+    np.testing.assert_array_equal(theirs.reshape(128, -1), mine.reshape(128, -1) ^ planes)
     chosen = unpacked(bits, count).astype(np.bool_)
     np.testing.assert_array_equal(np.where(chosen, ones, zeros), words)
     assert not np.any(np.where(chosen, zeros, ones) == words)
@@ -236,15 +239,37 @@ def test_every_index_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
         message, _, words = receiver.extend(count)
         sender.extend(message, count)
         seen.append(words)
-    assert receiver.used == sender.used == 5 * 128
+    assert receiver.used == sender.used == 9 * 128
     assert len(np.unique(np.concatenate(seen))) == 1 + 127 + 128 + 129
-    monkeypatch.setattr(extension, "LIMIT", 6 * 128)
+    monkeypatch.setattr(extension, "LIMIT", 11 * 128)
     receiver.extend(128)
     for _ in range(2):
         with pytest.raises(RandomnessExhausted):
             receiver.extend(1)
     with pytest.raises(ShapeError):
         sender.extend(b"", -1)
+
+
+@every_isa
+def test_planes_are_hashed_as_polynomials_over_two(isa: str) -> None:
+    """Against Python's own integers, modulo x^128 + x^7 + x^2 + x + 1."""
+
+    def product(x: int, y: int) -> int:
+        total = 0
+        for place in range(128):
+            total ^= (x << place) * (y >> place & 1)
+        for place in range(255, 127, -1):
+            total ^= (1 << place | 0x87 << (place - 128)) * (total >> place & 1)
+        return total
+
+    rng = np.random.default_rng(4)
+    key, planes, out = rng.bytes(16), rng.bytes(16 * 11 * 5), np.empty(16 * 11, np.uint8)
+    _native.transfer_hash_planes(np.frombuffer(key, np.uint8), np.frombuffer(planes, np.uint8), out, isa)
+    for place, found in enumerate(out.reshape(11, 16)):
+        total = 0
+        for start in range(80 * place, 80 * place + 80, 16):
+            total = product(total, int.from_bytes(key, "little")) ^ int.from_bytes(planes[start : start + 16], "little")
+        assert total == int.from_bytes(found.tobytes(), "little")
 
 
 @every_fold

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comet_mpc import _native
-from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.engine.twin import TwinSession
@@ -106,7 +106,7 @@ def test_tables_that_make_no_sense_are_refused(transfers: tuple[Transfers, Trans
             Table(columns)
     with pytest.raises(ShapeError):
         Table((Column((1, 2), 64), Column((1, 2), 8)))
-    with pytest.raises(ShapeError, match="no place for a ring of 5 bits"):
+    with pytest.raises(ShapeError, match="an index of 5 bits"):
         TwinSession().look_up(Share((2,), 0, 1.0, 5, np.zeros(2, np.uint64)), Table((Column((1, 2), 8),)))
 
 

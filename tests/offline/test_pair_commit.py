@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import (
     BitProducts,
     ClientMask,
@@ -28,7 +29,6 @@ from comet_mpc.engine.correlations import (
     WeightScale,
 )
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import (
     CometError,
@@ -235,8 +235,8 @@ def test_a_dealers_bundle_is_none_of_a_pairs(tmp_path: Path) -> None:
         paired.take(name, PLAN.digest, PROGRAM)
 
 
-MESSAGES = 29
-"""Digest, keys, base transfers, what the program needs, and two to commit."""
+MESSAGES = 30
+"""Digest, seeds, keys, base transfers, what the program needs, and two to commit."""
 
 
 @pytest.mark.parametrize("side", [CLIENT, SERVER])

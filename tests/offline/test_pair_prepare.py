@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.correlations import (
     BitProducts,
     ClientMask,
@@ -21,7 +22,6 @@ from comet_mpc.engine.correlations import (
     WeightScale,
 )
 from comet_mpc.engine.kernels import unpack_words
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.engine.tables import pick
 from comet_mpc.engine.twin import TwinSession

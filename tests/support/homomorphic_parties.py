@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.pair.costs import preparation_traffic
@@ -60,7 +60,7 @@ def run_as_a_pair(
         before = channel.traffic
         if party == CLIENT:
             assert before == preparation_traffic(plan.correlations)
-        share = program(PartySession(party, channel, source, fused=False), own)
+        share = program(PartySession(party, channel, source), own)
         assert source.remaining == 0
         spent = channel.traffic - before
         assert (spent.sent, spent.rounds) == (plan.sent(party), plan.rounds)

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
@@ -46,12 +46,7 @@ def run_two_parties(
     """Plans, deals and runs; asserts that bytes and rounds on the channel are the planned ones."""
     weights = weights or {}
     public = {name: weight.public() for name, weight in weights.items()}
-
-    def planned(session: Session) -> object:
-        session.permits_leaks = permits_leaks
-        return program(session, public)
-
-    plan = plan_program(planned, fused=fused)
+    plan = plan_program(lambda session: program(session, public), fused=fused, permits_leaks=permits_leaks)
     dealing = Dealing(plan.correlations, KEY, seeds)
     corrections = io.BytesIO(b"".join(dealing.corrections()))
     assert len(corrections.getvalue()) == plan.correction_bytes
@@ -69,9 +64,8 @@ def run_two_parties(
 
     def work(party: int) -> None:
         try:
-            source = DealtRandomness(bundles[party], held[party])
-            session = PartySession(party, ends[party], source, fused=fused)
-            session.permits_leaks = permits_leaks
+            source = DealtRandomness(bundles[party], held[party], fused=fused)
+            session = PartySession(party, ends[party], source, permits_leaks=permits_leaks)
             results[party] = program(session, held[party])
             assert source.remaining == 0
         except BaseException as error:
@@ -102,8 +96,6 @@ def together(run: Run[Share]) -> npt.NDArray[np.float64]:
 
 def twin_value(program: Program[Share], weights: Mapping[str, Weight] | None = None) -> npt.NDArray[np.float64]:
     """The same program's plaintext twin."""
-    session = TwinSession()
-    session.permits_leaks = True
-    share = program(session, weights or {})
+    share = program(TwinSession(permits_leaks=True), weights or {})
     assert share.values is not None
     return decode(share.values, share.fraction, share.width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,23 +50,18 @@ class Cost:
 
 
 def _grouped(plan: Plan, name_of: Callable[[str], str]) -> list[Cost]:
-    rounds: dict[str, int] = {}
-    online: dict[str, int] = {}
-    offline: dict[str, int] = {}
-    compute: dict[str, float] = {}
+    rounds, online, offline = Counter[str](), Counter[str](), Counter[str]()
+    compute = defaultdict[str, float](float)
     for entry in plan.schedule:
         name = name_of(entry.part)
-        rounds[name] = rounds.get(name, 0) + 1
-        online[name] = online.get(name, 0) + entry.from_client + entry.from_server
+        rounds[name] += 1
+        online[name] += entry.from_client + entry.from_server
     for correlation, part in zip(plan.correlations, plan.parts, strict=True):
         name = name_of(part)
-        offline[name] = offline.get(name, 0) + correlation.correction_bytes
-        compute[name] = compute.get(name, 0.0) + _seconds(correlation)
+        offline[name] += correlation.correction_bytes
+        compute[name] += _seconds(correlation)
     names = dict.fromkeys([*online, *offline])
-    return [
-        Cost(name, rounds.get(name, 0), online.get(name, 0), offline.get(name, 0), compute.get(name, 0.0))
-        for name in names
-    ]
+    return [Cost(name, rounds[name], online[name], offline[name], compute[name]) for name in names]
 
 
 def by_operation(plan: Plan) -> list[Cost]:

@@ -15,39 +15,16 @@ from itertools import product as cartesian
 
 import numpy as np
 
-from comet_mpc.engine.correlations import (
-    BitProducts,
-    ClientMask,
-    Correlation,
-    Mask,
-    MatrixProduct,
-    Monomials,
-    MonomialTerm,
-    SquareSums,
-    TableTransfers,
-    WeightProduct,
-    WeightScale,
-)
+from comet_mpc.engine import correlations as kinds
+from comet_mpc.engine import requests as ask
+from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.polynomial import Exponents, needed_monomials
-from comet_mpc.engine.session import (
-    Choose,
-    Fetch,
-    Give,
-    Given,
-    Open,
-    Opened,
-    Request,
-    Result,
-    Reveal,
-    Session,
-    Truncate,
-    TruncateOpen,
-    Weight,
-)
+from comet_mpc.engine.requests import Evaluate, Opened, Request, Result, Step
+from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import ForeignRandomness, RandomnessExhausted
 
-__all__ = ["DrawingSession", "Drawn", "Expansions", "InOrder", "MaskTerm", "demand"]
+__all__ = ["DrawingSession", "Drawn", "InOrder", "MaskTerm", "demand", "expansions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,31 +54,38 @@ class InOrder:
             raise RandomnessExhausted(
                 f"the program asks for more than the {place} correlations that were prepared for it"
             )
-        if self.correlations[place] != correlation:
+        if (prepared := self.correlations[place]) != correlation:
             raise ForeignRandomness(
-                f"correlation {place} was prepared as {type(self.correlations[place]).__name__} for another program; "
-                f"this one asks for {type(correlation).__name__} of other dimensions"
+                f"correlation {place} was prepared for another program: it is {type(prepared).__name__}, "
+                f"and this program asks for {type(correlation).__name__}, or for other dimensions"
             )
         self._next += 1
         return place
 
 
-def demand(request: Request) -> Correlation | None:
-    """The correlation that a request uses."""
-    share = request.share
-    match request:
-        case Open():
-            return Mask(share.shape, share.width, 0, share.width)
-        case TruncateOpen(shift=shift, width=width):
-            return Mask(share.shape, share.width, shift, width)
-        case Truncate(shift=shift, width=width, free=free):
-            return None if free else BitProducts(share.count, width - share.width + shift)
-        case Give():
-            return ClientMask(share.shape, share.width)
-        case Choose(table=table):
-            return TableTransfers(share.count, table.entries, table.sizes)
-        case Reveal() | Fetch():
-            return None
+def demand(asked: Request | Step) -> Correlation | None:
+    """The correlation that a request or a step uses; the monomials that a polynomial needs are not among them."""
+    match asked:
+        case ask.Open(share=share):
+            return kinds.Mask(share.shape, share.width, 0, share.width)
+        case ask.TruncateOpen(share=share, shift=shift, width=width):
+            return kinds.Mask(share.shape, share.width, shift, width)
+        case ask.Truncate(share=share, shift=shift, width=width, free=False):
+            return kinds.BitProducts(share.count, width - share.width + shift)
+        case ask.Give(share=share):
+            return kinds.ClientMask(share.shape, share.width)
+        case ask.Choose(share=share, table=table):
+            return kinds.TableTransfers(share.count, table.entries, table.sizes)
+        case ask.SquareSum(x=x):
+            return kinds.SquareSums(x.mask, math.prod(x.shape[:-1]), x.shape[-1], x.width)
+        case ask.MatMul(x=x, y=y, transposed=transposed, shape=(*batch, m, n), width=width):
+            return kinds.MatrixProduct(x.mask, y.mask, math.prod(batch), m, x.shape[-1], n, transposed, width)
+        case ask.Weigh(x=x, weight=weight) if len(weight.shape) == 1:
+            return kinds.WeightScale(x.mask, weight.name, math.prod(x.shape[:-1]), x.shape[-1], x.width)
+        case ask.Weigh(x=x, weight=weight):
+            outputs, inputs = weight.shape
+            return kinds.WeightProduct(x.mask, weight.name, math.prod(x.shape[:-1]), inputs, outputs, x.width)
+    return None
 
 
 @dataclass(frozen=True)
@@ -166,6 +150,16 @@ def _expansions(
     return {monomial: tuple(_mask_expansion(monomial, rings, order)) for monomial in needed_monomials(exponents)}
 
 
+def expansions(step: Evaluate) -> Expansions:
+    """The mask monomials of a polynomial, each in terms of what a source can share."""
+    operands = step.operands
+    return _expansions(
+        tuple([exponents for _, exponents in step.terms]),
+        tuple([(operand.width, operand.step) for operand in operands]),
+        tuple(sorted(range(len(operands)), key=lambda place: operands[place].mask)),
+    )
+
+
 class DrawingSession(Session):
     """A session that draws correlated randomness."""
 
@@ -173,27 +167,26 @@ class DrawingSession(Session):
     def _draw(self, correlation: Correlation) -> Drawn:
         """The next correlation of the program."""
 
-    def _round(self, requests: Sequence[Request]) -> list[Result]:
-        drawn = []
-        for request in requests:
-            correlation = demand(request)
-            drawn.append(None if correlation is None else self._draw(correlation))
-        return self._carry_out(requests, drawn)
+    @abstractmethod
+    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
+        """One round, with what was drawn for each request."""
 
     @abstractmethod
-    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]: ...
+    def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
+        """One step, with what was drawn for it."""
 
-    def _evaluate(
-        self, terms: list[tuple[int, Exponents]], operands: list[Opened], shape: tuple[int, ...]
-    ) -> Words | None:
-        order = sorted(range(len(operands)), key=lambda place: operands[place].mask)
-        expansions = _expansions(
-            tuple([exponents for _, exponents in terms]),
-            tuple([(operand.width, operand.step) for operand in operands]),
-            tuple(order),
-        )
-        self._draw_monomials([term for expansion in expansions.values() for term in expansion], operands)
-        return self._masked_polynomial(terms, operands, expansions, shape)
+    def _drawn(self, asked: Request | Step) -> Drawn | None:
+        correlation = demand(asked)
+        return None if correlation is None else self._draw(correlation)
+
+    def _round(self, requests: Sequence[Request]) -> list[Result]:
+        return self._carry_out(requests, [self._drawn(request) for request in requests])
+
+    def _locally(self, step: Step) -> Words | None:
+        if isinstance(step, Evaluate):
+            terms = [term for expansion in expansions(step).values() for term in expansion]
+            self._draw_monomials(terms, step.operands)
+        return self._compute(step, self._drawn(step))
 
     def _draw_monomials(self, terms: list[MaskTerm], operands: Sequence[Opened]) -> None:
         """Draws shares of the mask monomials that are not known yet, one correlation per set of masks."""
@@ -208,59 +201,11 @@ class DrawingSession(Session):
             keys = sorted(entries)
             steps = [operand.step for operand in used]
             described = tuple(
-                MonomialTerm(powers, carries, width - sum(s for s, c in zip(steps, carries, strict=True) if c))
+                kinds.MonomialTerm(powers, carries, width - sum(s for s, c in zip(steps, carries, strict=True) if c))
                 for _, powers, carries in keys
             )
             shape = np.broadcast_shapes(*(operand.shape for operand in used))
-            drawn = self._draw(Monomials(masks, shape, described))
+            drawn = self._draw(kinds.Monomials(masks, shape, described))
             for position, key in enumerate(keys):
                 words = drawn.arrays[position].reshape(shape) if drawn.arrays else np.empty(0, np.uint64)
                 used[-1].known[key] = words
-
-    @staticmethod
-    def _known(term: MaskTerm, operands: Sequence[Opened]) -> Words:
-        return operands[term.places[-1]].known[term.name(operands)]
-
-    @abstractmethod
-    def _masked_polynomial(
-        self,
-        terms: list[tuple[int, Exponents]],
-        operands: list[Opened],
-        expansions: Expansions,
-        shape: tuple[int, ...],
-    ) -> Words | None: ...
-
-    def _square_sum(self, x: Opened) -> Words | None:
-        rows = math.prod(x.shape[:-1])
-        drawn = self._draw(SquareSums(x.mask, rows, x.shape[-1], x.width))
-        return self._masked_square_sum(x, drawn)
-
-    @abstractmethod
-    def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None: ...
-
-    def _matmul(self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int) -> Words | None:
-        batch = math.prod(shape[:-2])
-        drawn = self._draw(MatrixProduct(x.mask, y.mask, batch, shape[-2], x.shape[-1], shape[-1], transposed, width))
-        return self._masked_matmul(x, y, transposed, shape, width, drawn)
-
-    @abstractmethod
-    def _masked_matmul(
-        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int, drawn: Drawn
-    ) -> Words | None: ...
-
-    def _linear(self, x: Given, weight: Weight, shape: tuple[int, ...]) -> Words | None:
-        rows = math.prod(x.shape[:-1])
-        outputs, inputs = weight.shape
-        drawn = self._draw(WeightProduct(x.mask, weight.name, rows, inputs, outputs, x.width))
-        return self._masked_linear(x, weight, shape, drawn)
-
-    @abstractmethod
-    def _masked_linear(self, x: Given, weight: Weight, shape: tuple[int, ...], drawn: Drawn) -> Words | None: ...
-
-    def _scale(self, x: Given, weight: Weight) -> Words | None:
-        rows = math.prod(x.shape[:-1])
-        drawn = self._draw(WeightScale(x.mask, weight.name, rows, x.shape[-1], x.width))
-        return self._masked_scale(x, weight, drawn)
-
-    @abstractmethod
-    def _masked_scale(self, x: Given, weight: Weight, drawn: Drawn) -> Words | None: ...

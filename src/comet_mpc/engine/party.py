@@ -1,4 +1,4 @@
-"""The real thing: one party's side of a program, over a channel, with correlated randomness from a source."""
+"""The real thing: one party's side of a program, over a channel, with correlated randomness prepared before."""
 
 from __future__ import annotations
 
@@ -12,53 +12,34 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine import kernels, tables
+from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import DrawingSession, Drawn, Expansions, MaskTerm
-from comet_mpc.engine.polynomial import Exponents
-from comet_mpc.engine.session import (
-    Choose,
-    Chosen,
-    Fetch,
-    Give,
-    Given,
-    Open,
-    Opened,
-    Request,
-    Result,
-    Reveal,
-    Truncate,
-    TruncateOpen,
-    Weight,
-    given,
-    looked_up,
-    opened,
-    truncated,
-    wire_bytes,
-)
+from comet_mpc.engine.demand import DrawingSession, Drawn, MaskTerm, expansions
+from comet_mpc.engine.requests import Opened, Request, Result, Step
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
 
-__all__ = ["Measured", "PartySession", "Source"]
+__all__ = ["Measured", "PartySession", "Randomness"]
 
 Packed = npt.NDArray[np.uint8]
+Leg = tuple[Packed | None, Callable[[memoryview], Result]]
+"""One request on its way: what this party sends, and what it makes of the answer."""
 
 
-class Source(Protocol):
-    """Correlated randomness, one party's side. `draw` hands out the program's correlations in order, each once."""
+class Randomness(Protocol):
+    """Correlated randomness, one party's side."""
 
-    party: int
+    @property
+    def party(self) -> int:
+        """Whose side it is."""
 
-    def draw(self, correlation: Correlation) -> Drawn: ...
+    @property
+    def fused(self) -> bool:
+        """Whether it was prepared for programs that truncate and open in one round."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Leg:
-    """One request on its way: what this party sends, how much it expects, and what it makes of the answer."""
-
-    outgoing: Packed | None
-    expected: int
-    finish: Callable[[memoryview], Result] = field(repr=False)
+    def draw(self, correlation: Correlation) -> Drawn:
+        """The next of the program's correlations. They are handed out in order, each once."""
 
 
 def _mask_bits(width: int) -> np.uint64:
@@ -82,16 +63,15 @@ class Measured:
 class PartySession(DrawingSession):
     """Party 0 is the client, party 1 the server. Both run the same program in lockstep."""
 
-    def __init__(self, party: int, channel: Channel, source: Source, *, fused: bool = True) -> None:
-        super().__init__()
+    def __init__(self, party: int, channel: Channel, randomness: Randomness, *, permits_leaks: bool = False) -> None:
+        super().__init__(fused=randomness.fused, permits_leaks=permits_leaks)
         if party not in (CLIENT, SERVER):
             raise ShapeError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
-        if source.party != party:
+        if randomness.party != party:
             raise ForeignRandomness("the randomness was prepared for the other party")
         self.party = party
         self.channel = channel
-        self.fused = fused
-        self._source = source
+        self._randomness = randomness
         self._leader = party == CLIENT
         self.measured: dict[str, Measured] = {}
         """By part of the program, the parts within it included."""
@@ -115,75 +95,65 @@ class PartySession(DrawingSession):
         return words if owner == self.party and words is not None else np.zeros(shape, np.uint64)
 
     def _draw(self, correlation: Correlation) -> Drawn:
-        return self._source.draw(correlation)
+        return self._randomness.draw(correlation)
 
     # One round -----------------------------------------------------------------------------------------
 
     def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
         legs = [self._leg(request, entry) for request, entry in zip(requests, drawn, strict=True)]
-        outgoing = [leg.outgoing for leg in legs if leg.outgoing is not None]
-        expected = sum(leg.expected for leg in legs)
-        answer = memoryview(self.channel.exchange(outgoing, expected))
+        expected = [ask.wire_bytes(request)[1 - self.party] for request in requests]
+        outgoing = [sent for sent, _ in legs if sent is not None]
+        answer = memoryview(self.channel.exchange(outgoing, sum(expected)))
         results = []
         place = 0
-        for leg in legs:
-            results.append(leg.finish(answer[place : place + leg.expected]))
-            place += leg.expected
+        for (_, finish), size in zip(legs, expected, strict=True):
+            results.append(finish(answer[place : place + size]))
+            place += size
         return results
 
-    def _leg(self, request: Request, drawn: Drawn | None) -> _Leg:
-        expected = wire_bytes(request)[1 - self.party]
+    def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
         match request, drawn:
-            case Open(share=share), Drawn(index=index, arrays=(mask,)):
+            case ask.Open(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
-                return _Leg(
-                    self._pack(own, share.width),
-                    expected,
-                    lambda data: self._finish_open(request, index, mask, own, data),
-                )
-            case TruncateOpen(share=share), Drawn(index=index, arrays=(mask,)):
+                sent = self._pack(own, share.width)
+                return sent, lambda data: self._finish_open(request, index, mask, own, data)
+            case ask.TruncateOpen(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
                 if self._leader:
                     own += np.uint64(2 ** (share.width - 2) - 1)
-                return _Leg(
-                    self._pack(own, share.width),
-                    expected,
-                    lambda data: self._finish_truncate_open(request, index, own, data),
-                )
-            case Truncate(share=share, shift=shift), None:
+                sent = self._pack(own, share.width)
+                return sent, lambda data: self._finish_truncate_open(request, index, own, data)
+            case ask.Truncate(share=share, shift=shift), None:
                 words = self._shifted(share, shift)
-                return _Leg(None, 0, lambda data: truncated(request, words.reshape(share.shape)))
-            case Truncate(share=share), Drawn(arrays=(bits, product)):
+                return None, lambda data: ask.truncated(request, words.reshape(share.shape))
+            case ask.Truncate(share=share), Drawn(arrays=(bits, product)):
                 packed = bits.view(np.uint8)
                 mine = kernels.truncate_mask(share.flat(), packed, share.width, self._leader)
-                return _Leg(mine, expected, lambda data: self._finish_truncate(request, packed, mine, product, data))
-            case Give(share=share), Drawn(index=index, arrays=arrays):
+                return mine, lambda data: self._finish_truncate(request, packed, mine, product, data)
+            case ask.Give(share=share), Drawn(index=index, arrays=arrays):
                 if self.party == CLIENT:
                     sent = self._pack(share.flat() - arrays[0], share.width)
-                    return _Leg(sent, 0, lambda data: given(request, index, None))
-                return _Leg(None, expected, lambda data: given(request, index, self._sum(share, share.flat(), data)))
-            case Reveal(share=share, to=to), None:
-                sends = to in (1 - self.party, BOTH)
-                return _Leg(
-                    self._pack(share.flat(), share.width) if sends else None,
-                    expected,
-                    lambda data: self._sum(share, share.flat(), data) if to in (self.party, BOTH) else None,
-                )
-            case Choose(share=share, table=table), Drawn(arrays=arrays):
+                    return sent, lambda data: ask.given(request, index, None)
+                return None, lambda data: ask.given(request, index, self._sum(share, share.flat(), data))
+            case ask.Reveal(share=share, to=to), None:
+                shown = self._pack(share.flat(), share.width) if to in (1 - self.party, BOTH) else None
+                learns = to in (self.party, BOTH)
+                return shown, lambda data: self._sum(share, share.flat(), data) if learns else None
+            case ask.Choose(share=share, table=table), Drawn(arrays=arrays):
                 if self.party == CLIENT:
-                    return _Leg(None, expected, lambda data: Chosen(share, table, arrays, self._start(share, data)))
-                asked = self._pack(arrays[0] - share.flat(), share.width)
-                return _Leg(asked, 0, lambda data: Chosen(share, table, arrays))
-            case Fetch(chosen=chosen), None:
-                return self._fetch(chosen, expected)
-        raise ShapeError(f"{self.here}: the source of randomness gave something else than was asked for")
+                    return None, lambda data: ask.Chosen(share, table, arrays, self._start(share, data))
+                sent = self._pack(arrays[0] - share.flat(), share.width)
+                return sent, lambda data: ask.Chosen(share, table, arrays)
+            case ask.Fetch(chosen=chosen), None:
+                return self._fetch(chosen)
+        raise ShapeError(f"{self.here}: the randomness does not fit the request")
 
     @staticmethod
     def _start(share: Share, data: memoryview) -> Words:
         """The entry that lies under a row's first pad: x_c - (c - x_s), c the pad that the server knows."""
         return share.flat() - kernels.unpack_words(data, word_bytes(share.width), share.count)
 
-    def _fetch(self, chosen: Chosen, expected: int) -> _Leg:
+    def _fetch(self, chosen: ask.Chosen) -> Leg:
         """Column by column. The server's share is entry + word of the client's, the client's is minus that word."""
         table, columns = chosen.table, len(chosen.table.columns)
         if self.party == CLIENT:
@@ -193,8 +163,8 @@ class PartySession(DrawingSession):
                 tables.hide(words, chosen.start, pad.view(np.uint8), size)
                 for words, pad, size in zip(table.words, pads, table.sizes, strict=True)
             ]
-            result = looked_up(chosen, [np.uint64(0) - words for words in own])
-            return _Leg(np.concatenate(hidden), 0, lambda data: result)
+            result = ask.looked_up(chosen, [np.uint64(0) - words for words in own])
+            return np.concatenate(hidden), lambda data: result
         place, *pads_known = chosen.drawn
 
         def finish(data: memoryview) -> Result:
@@ -203,9 +173,9 @@ class PartySession(DrawingSession):
                 length = place.size * table.entries * size
                 found.append(tables.pick(np.frombuffer(data[at : at + length], np.uint8), place, size) - pad)
                 at += length
-            return looked_up(chosen, found)
+            return ask.looked_up(chosen, found)
 
-        return _Leg(None, expected, finish)
+        return None, finish
 
     def _shifted(self, share: Share, shift: int) -> Words:
         """Each party's own share of z - 1, shifted; with the one given back it is as unbiased as any truncation."""
@@ -224,12 +194,12 @@ class PartySession(DrawingSession):
             total &= _mask_bits(share.width)
         return total.reshape(share.shape)
 
-    def _finish_open(self, request: Open, index: int, mask: Words, own: Words, data: memoryview) -> Opened:
-        result = opened(request, index, self._sum(request.share, own, data))
+    def _finish_open(self, request: ask.Open, index: int, mask: Words, own: Words, data: memoryview) -> Opened:
+        result = ask.opened(request, index, self._sum(request.share, own, data))
         result.known[((index,), (1,), (0,))] = mask.reshape(request.share.shape)
         return result
 
-    def _finish_truncate_open(self, request: TruncateOpen, index: int, own: Words, data: memoryview) -> Opened:
+    def _finish_truncate_open(self, request: ask.TruncateOpen, index: int, own: Words, data: memoryview) -> Opened:
         """c = z' - r is public, z' = z + 2^(w-2) - 1; z' = c* + r* - 2^(w-1)·(c_top xor r_top), * the low w-1 bits.
 
         As in an ordinary truncation, (c* >> d) + (r* >> d) + 1 is off by less than a unit, and unbiased.
@@ -241,43 +211,54 @@ class PartySession(DrawingSession):
         offset = 1 - 2 ** (width - 2 - shift)
         step = np.uint64(2 ** (width - 1 - shift))
         public = (low >> np.uint64(shift)) + np.uint64(offset % 2**WORD) - top * step
-        result = opened(request, index, public)
+        result = ask.opened(request, index, public)
         return replace(result, sign=np.uint64(1) - np.uint64(2) * top)
 
     def _finish_truncate(
-        self, request: Truncate, bits: Packed, mine: Packed, product: Words, data: memoryview
+        self, request: ask.Truncate, bits: Packed, mine: Packed, product: Words, data: memoryview
     ) -> Share:
         share = request.share
         theirs = np.frombuffer(data, np.uint8)
         words = kernels.truncate_finish(
             share.flat(), bits, mine, theirs, product, share.width, request.shift, self._leader
         )
-        return truncated(request, words.reshape(share.shape))
+        return ask.truncated(request, words.reshape(share.shape))
 
     # Local work ----------------------------------------------------------------------------------------
 
-    def _masked_polynomial(
-        self,
-        terms: list[tuple[int, Exponents]],
-        operands: list[Opened],
-        expansions: Expansions,
-        shape: tuple[int, ...],
-    ) -> Words | None:
-        def spread(words: Words | None) -> Words:
-            assert words is not None
-            return np.ascontiguousarray(words if words.shape == shape else np.broadcast_to(words, shape)).reshape(-1)
+    def _compute(self, step: Step, drawn: Drawn | None) -> Words:
+        match step, drawn:
+            case ask.Evaluate(), None:
+                return self._evaluate(step)
+            case ask.SquareSum(x=x), Drawn(arrays=(share,)):
+                return self._square_sum(x, share)
+            case ask.MatMul(), Drawn(arrays=(share,)):
+                return self._matmul(step, share)
+            case ask.Weigh(weight=weight, shape=shape), Drawn(arrays=(share,)):
+                if self.party == CLIENT:
+                    return share.reshape(shape)
+                if len(weight.shape) == 2:  # the server's share comes output by output
+                    share = share.reshape(weight.shape[0], -1).T
+                return step.public_product() + share.reshape(shape)
+        raise ShapeError(f"{self.here}: the randomness does not fit the step")
+
+    def _evaluate(self, step: ask.Evaluate) -> Words:
+        def spread(words: Words) -> Words:
+            whole = words if words.shape == step.shape else np.broadcast_to(words, step.shape)
+            return np.ascontiguousarray(whole).reshape(-1)
 
         monomials = {
-            monomial: spread(self._monomial(expansion, operands)) for monomial, expansion in expansions.items()
+            monomial: spread(self._monomial(expansion, step.operands))
+            for monomial, expansion in expansions(step).items()
         }
-        publics = [spread(operand.public) for operand in operands]
-        return kernels.evaluate(terms, publics, monomials, self._leader).reshape(shape)
+        publics = [spread(operand.words()) for operand in step.operands]
+        return kernels.evaluate(step.terms, publics, monomials, self._leader).reshape(step.shape)
 
     def _monomial(self, expansion: Sequence[MaskTerm], operands: Sequence[Opened]) -> Words:
         """A share of a mask monomial, put together from what was drawn."""
         total: Words | None = None
         for term in expansion:
-            words = self._known(term, operands)
+            words = operands[term.places[-1]].known[term.name(operands)]
             if term.coefficient != 1:
                 words = words * np.uint64(term.coefficient % 2**WORD)
             for i in term.signs:
@@ -292,39 +273,18 @@ class PartySession(DrawingSession):
         """This party's share of an ordinary mask."""
         return x.known[((x.mask,), (1,), (0,))]
 
-    def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None:
-        assert x.public is not None
-        cross = (x.public * self._own(x)).sum(axis=-1, keepdims=True, dtype=np.uint64)
-        total = cross * np.uint64(2) + drawn.arrays[0].reshape(cross.shape)
+    def _square_sum(self, x: Opened, share: Words) -> Words:
+        public = x.words()
+        cross = (public * self._own(x)).sum(axis=-1, keepdims=True, dtype=np.uint64)
+        total = cross * np.uint64(2) + share.reshape(cross.shape)
         if self._leader:
-            total = total + (x.public * x.public).sum(axis=-1, keepdims=True, dtype=np.uint64)
+            total = total + (public * public).sum(axis=-1, keepdims=True, dtype=np.uint64)
         return np.asarray(total)
 
-    def _masked_matmul(
-        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int, drawn: Drawn
-    ) -> Words | None:
+    def _matmul(self, step: ask.MatMul, share: Words) -> Words:
         """(P + a)(R + b) = P·R + P·b + a·R + a·b; the leader takes P·R along with P·b."""
-        assert x.public is not None
-        assert y.public is not None
-        right = self._own(y) + y.public if self._leader else self._own(y)
-        first = kernels.matmul(x.public, right, transpose_right=transposed, width=width)
-        second = kernels.matmul(self._own(x), y.public, transpose_right=transposed, width=width)
-        return first + second + drawn.arrays[0].reshape(shape)
-
-    def _masked_linear(self, x: Given, weight: Weight, shape: tuple[int, ...], drawn: Drawn) -> Words | None:
-        (share,) = drawn.arrays
-        if self.party == CLIENT:
-            return share.reshape(shape)
-        if weight.values is None or x.public is None:
-            raise ShapeError(f"{self.here}: the server has no values of weight {weight.name}")
-        outputs, inputs = weight.shape
-        product = kernels.matmul_int32(x.public.reshape(-1, inputs), weight.values)
-        return (product + share.reshape(outputs, -1).T).reshape(shape)
-
-    def _masked_scale(self, x: Given, weight: Weight, drawn: Drawn) -> Words | None:
-        (share,) = drawn.arrays
-        if self.party == CLIENT:
-            return share.reshape(x.shape)
-        if weight.values is None or x.public is None:
-            raise ShapeError(f"{self.here}: the server has no values of weight {weight.name}")
-        return x.public * weight.values.astype(np.int64).view(np.uint64) + share.reshape(x.shape)
+        x, y, transposed, width = step.x, step.y, step.transposed, step.width
+        right = self._own(y) + y.words() if self._leader else self._own(y)
+        first = kernels.matmul(x.words(), right, transpose_right=transposed, width=width)
+        second = kernels.matmul(self._own(x), y.words(), transpose_right=transposed, width=width)
+        return first + second + share.reshape(step.shape)

@@ -8,29 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation, program_digest
-from comet_mpc.engine.demand import DrawingSession, Drawn, Expansions
-from comet_mpc.engine.polynomial import Exponents
-from comet_mpc.engine.session import (
-    Choose,
-    Chosen,
-    Fetch,
-    Give,
-    Given,
-    Open,
-    Opened,
-    Request,
-    Result,
-    Session,
-    Truncate,
-    TruncateOpen,
-    Weight,
-    given,
-    looked_up,
-    opened,
-    truncated,
-    wire_bytes,
-)
+from comet_mpc.engine.demand import DrawingSession, Drawn
+from comet_mpc.engine.requests import Request, Result, Step
+from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import Words
 from comet_mpc.net.channel import FRAME_HEADER
 
@@ -81,9 +63,8 @@ class Plan:
 class PlanSession(DrawingSession):
     """Runs a program on shapes."""
 
-    def __init__(self, *, fused: bool = True) -> None:
-        super().__init__()
-        self.fused = fused
+    def __init__(self, *, fused: bool = True, permits_leaks: bool = False) -> None:
+        super().__init__(fused=fused, permits_leaks=permits_leaks)
         self.correlations: list[Correlation] = []
         self.parts: list[str] = []
         self.schedule: list[PlannedRound] = []
@@ -100,7 +81,7 @@ class PlanSession(DrawingSession):
         return Drawn(len(self.correlations) - 1)
 
     def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
-        sizes = [wire_bytes(request) for request in requests]
+        sizes = [ask.wire_bytes(request) for request in requests]
         client, server = (sum(size[party] for size in sizes) for party in (0, 1))
         if client or server:
             framed = [size + FRAME_HEADER if size else 0 for size in (client, server)]
@@ -110,47 +91,27 @@ class PlanSession(DrawingSession):
     @staticmethod
     def _result(request: Request, drawn: Drawn | None) -> Result:
         match request, drawn:
-            case Truncate(), _:
-                return truncated(request, None)
-            case ((Open() | TruncateOpen()), Drawn(index=index)):
-                result = opened(request, index, None)
-                if isinstance(request, Open):
+            case ask.Truncate(), _:
+                return ask.truncated(request, None)
+            case ((ask.Open() | ask.TruncateOpen()), Drawn(index=index)):
+                result = ask.opened(request, index, None)
+                if isinstance(request, ask.Open):
                     result.known[((index,), (1,), (0,))] = np.empty(0, np.uint64)
                 return result
-            case Give(), Drawn(index=index):
-                return given(request, index, None)
-            case Choose(share=share, table=table), _:
-                return Chosen(share, table)
-            case Fetch(chosen=chosen), _:
-                return looked_up(chosen, [None] * len(chosen.table.columns))
+            case ask.Give(), Drawn(index=index):
+                return ask.given(request, index, None)
+            case ask.Choose(share=share, table=table), _:
+                return ask.Chosen(share, table)
+            case ask.Fetch(chosen=chosen), _:
+                return ask.looked_up(chosen, [None] * len(chosen.table.columns))
         return None
 
-    def _masked_polynomial(
-        self,
-        terms: list[tuple[int, Exponents]],
-        operands: list[Opened],
-        expansions: Expansions,
-        shape: tuple[int, ...],
-    ) -> Words | None:
-        return None
-
-    def _masked_square_sum(self, x: Opened, drawn: Drawn) -> Words | None:
-        return None
-
-    def _masked_matmul(
-        self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int, drawn: Drawn
-    ) -> Words | None:
-        return None
-
-    def _masked_linear(self, x: Given, weight: Weight, shape: tuple[int, ...], drawn: Drawn) -> Words | None:
-        return None
-
-    def _masked_scale(self, x: Given, weight: Weight, drawn: Drawn) -> Words | None:
+    def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
         return None
 
 
-def plan_program(program: Callable[[Session], object], *, fused: bool = True) -> Plan:
+def plan_program(program: Callable[[Session], object], *, fused: bool = True, permits_leaks: bool = False) -> Plan:
     """Plans a program: `plan_program(lambda session: activation(session, x, rule))`."""
-    session = PlanSession(fused=fused)
+    session = PlanSession(fused=fused, permits_leaks=permits_leaks)
     program(session)
     return Plan(tuple(session.correlations), tuple(session.parts), tuple(session.schedule))

@@ -3,16 +3,7 @@
 A program is an ordinary function of a `Session` and some shares. It can be *planned* (`plan.py`: shapes only),
 run as its plaintext fixed-point *twin* (`twin.py`), or run for real by two parties (`party.py`).
 
-All communication goes through `communicate`: one call is one round, and its requests say what happens in it.
-
-    Open(x)              both parties learn x - a, for a fresh uniform mask a
-    Truncate(x, d)       a share of x / 2^d, off by less than one unit, unbiased; one masked bit each way (or nothing)
-    TruncateOpen(x, d)   both in one round and without the bits, at the price of more correlated randomness
-    Give(x)              the server learns x - a, for a mask a that the client alone knows
-    Reveal(x, to)        the result: a party learns x itself
-    Choose(x, table)     the server asks for a table's entries at x, x being shared: x_s under a uniform mask
-    Fetch(chosen)        the client gives all entries under pads, of which the server knows the one that it asked for
-
+All communication goes through `communicate`: one call is one round, and its requests (`requests.py`) say what happens.
 Everything else is local. In particular any polynomial in opened tensors is (`evaluate`).
 """
 
@@ -22,297 +13,44 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.polynomial import Exponents, Polynomial
-from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, encode, word_bytes
+from comet_mpc.engine import requests as ask
+from comet_mpc.engine.polynomial import Polynomial
+from comet_mpc.engine.requests import Deferred, Given, Open, Opened, Request, Result, Truncate, TruncateOpen, Weight
+from comet_mpc.engine.share import CLIENT, WORD, Share, Words, encode
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
-__all__ = [
-    "FUSE_UP_TO",
-    "Choose",
-    "Chosen",
-    "Deferred",
-    "Fetch",
-    "Give",
-    "Given",
-    "Open",
-    "Opened",
-    "Request",
-    "Result",
-    "Reveal",
-    "Session",
-    "Truncate",
-    "TruncateOpen",
-    "Weight",
-    "wire_bytes",
-]
-
-
-Last = TypeVar("Last")
+__all__ = ["FUSE_UP_TO", "Session"]
 
 FUSE_UP_TO = 1 << 14
 """Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
 
 
-@dataclass(frozen=True, eq=False)
-class Open:
-    """Opens a share under a fresh uniform mask. 8 bytes an element and party in a 64-bit ring, fewer in a narrower."""
-
-    share: Share
-
-
-@dataclass(frozen=True, eq=False)
-class Truncate:
-    """z -> z / 2^shift in a ring of `width` bits. Needs |z| < 2^(w-2), which the share's bound proves.
-
-    Into a ring of at most w - shift bits it is free: the wrap-around that has to be taken back is a multiple of
-    2^(w-shift), which is zero there, so each party shifts its own share and nothing is sent.
-    """
-
-    share: Share
-    shift: int
-    width: int = WORD
-
-    @property
-    def free(self) -> bool:
-        return self.width <= self.share.width - self.shift
-
-
-@dataclass(frozen=True, eq=False)
-class TruncateOpen:
-    """z -> z / 2^shift, opened. One round; where the source of randomness cannot do it, two."""
-
-    share: Share
-    shift: int
-    width: int = WORD
-
-
-@dataclass(frozen=True, eq=False)
-class Give:
-    """Opens a share to the server only, so that its weights can be applied. One message, client to server."""
-
-    share: Share
-
-
-@dataclass(frozen=True, eq=False)
-class Reveal:
-    """Gives a party (or both) the value itself: the result of the computation, or what a protocol says it leaks."""
-
-    share: Share
-    to: int = CLIENT
-
-
-@dataclass(frozen=True, eq=False)
-class Choose:
-    """First half of a look-up: the server asks for the entries at x, a whole number in a ring of log2(entries) bits."""
-
-    share: Share
-    table: Table
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """What was asked for. drawn: this party's words of the transfers; start: where they begin in the client's view."""
-
-    share: Share
-    table: Table
-    drawn: tuple[Words, ...] = field(default=(), repr=False)
-    start: Words | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, eq=False)
-class Fetch:
-    """Second half: the client gives every entry of every table, hidden. Bytes: count · entries · size of an entry."""
-
-    chosen: Chosen
-
-    @property
-    def share(self) -> Share:
-        return self.chosen.share
-
-
-Request = Open | Truncate | TruncateOpen | Give | Reveal | Choose | Fetch
-
-
-class Deferred(Generic[Last]):
-    """A request (and what follows from it) that rides along with rounds that happen anyway. See `Session.defer`."""
-
-    def __init__(self, session: Session, request: Request, then: Sequence[Callable[..., Request]]) -> None:
-        self._session = session
-        self._request: Request | None = request
-        self._then = list(then)
-        self._value: object = None
-
-    @property
-    def request(self) -> Request | None:
-        """What is still to be carried out."""
-        return self._request
-
-    def advance(self, value: object) -> None:
-        self._value = value
-        self._request = self._then.pop(0)(value) if self._then else None
-
-    def result(self) -> Last:
-        """The last request's result; whatever was not carried along by now takes rounds of its own."""
-        while self._request is not None:
-            self._session.communicate()
-        return cast(Last, self._value)
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """A secret tensor v = public + m whose `public` part both parties know; m is a mask nobody knows.
-
-    sign    ±1 by element, for a mask that truncates (`drawing._mask_expansion`)
-    known   shares of monomials of m and of others' that were drawn already, by (masks, powers, carries)
-    """
-
-    shape: tuple[int, ...]
-    fraction: int
-    bound: float
-    width: int
-    mask: int
-    public: Words | None = field(default=None, repr=False)
-    sign: Words | None = field(default=None, repr=False)
-    step: int = 0
-    known: dict[tuple[object, ...], Words] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """A secret tensor v = public + a: the server knows `public`, the client knows `a`."""
-
-    shape: tuple[int, ...]
-    fraction: int
-    bound: float
-    width: int
-    mask: int
-    public: Words | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, eq=False)
-class Weight:
-    """A matrix (outputs, inputs) or a vector of the server's, in fixed point.
-
-    gain    public bound of the largest row sum of |w|: |W·x| <= gain · bound(x). The server checks it on loading.
-    values  int32, at the server and in a twin
-    masked  W - B in Z_2^64, at the client, downloaded once per model (`dealing.mask_weight`)
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    fraction: int
-    gain: float
-    values: npt.NDArray[np.int32] | None = field(default=None, repr=False)
-    masked: Words | None = field(default=None, repr=False)
-
-    @staticmethod
-    def encode(name: str, values: npt.ArrayLike, fraction: int, gain: float | None = None) -> Weight:
-        """The server's weight in fixed point; without a public gain, the true one is used."""
-        real = np.asarray(values, dtype=np.float64)
-        scaled = np.rint(real * 2.0**fraction)
-        if not np.all(np.isfinite(scaled)) or (scaled.size and np.max(np.abs(scaled)) >= 2**31):
-            raise RangeError(f"weight {name}: a value does not fit into 32 bits with {fraction} fraction bits")
-        fixed = scaled.astype(np.int32)
-        rows = np.abs(scaled).reshape(-1, scaled.shape[-1]).sum(axis=-1) if scaled.ndim == 2 else np.abs(scaled)
-        true_gain = float(rows.max(initial=0.0)) * 2.0**-fraction
-        if gain is not None and true_gain > gain:
-            raise RangeError(f"weight {name}: its largest row sum is above the public gain {gain:g}")
-        return Weight(name, real.shape, fraction, true_gain if gain is None else gain, fixed)
-
-    def public(self) -> Weight:
-        """What the other party may know: name, shape, scale and gain."""
-        return Weight(self.name, self.shape, self.fraction, self.gain)
-
-
-def wire_bytes(request: Request) -> tuple[int, int]:
-    """Payload bytes of a request: (from the client, from the server)."""
-    share = request.share
-    full = share.count * word_bytes(share.width)
-    match request:
-        case Open() | TruncateOpen():
-            return full, full
-        case Truncate(free=free):
-            packed = 0 if free else (share.count + 7) // 8
-            return packed, packed
-        case Give():
-            return full, 0
-        case Reveal(to=to):
-            return (full if to in (SERVER, BOTH) else 0), (full if to in (CLIENT, BOTH) else 0)
-        case Choose():
-            return 0, full
-        case Fetch(chosen=chosen):
-            return share.count * chosen.table.entries * sum(chosen.table.sizes), 0
-
-
-def _check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
-    share = request.share
-    if isinstance(request, TruncateOpen) and request.shift == 0:
-        raise RangeError(f"{part}: opening without a truncation is Open")
-    if not 0 <= request.shift <= share.width - 2:
-        raise RangeError(f"{part}: cannot truncate by {request.shift} bits in a ring of {share.width}")
-    if share.bound * 2.0 ** (share.fraction - request.shift) >= 2.0 ** (request.width - 2):
-        raise RangeError(f"{part}: the truncated value does not fit into a ring of {request.width} bits")
-    if share.bound * 2.0**share.fraction >= 2.0 ** (share.width - 2):
-        raise RangeError(
-            f"{part}: a value up to {share.bound:g} with {share.fraction} fraction bits may reach 2^{share.width - 2}, "
-            f"where a truncation in a ring of {share.width} bits is no longer exact"
-        )
-
-
-def truncated(request: Truncate, values: Words | None) -> Share:
-    """The result of a truncation; the bound grows by the unit in the last place by which it may be off."""
-    share, shift = request.share, request.shift
-    bound = share.bound + (2.0 ** (shift - share.fraction) if shift else 0.0)
-    return Share(share.shape, share.fraction - shift, bound, request.width, values)
-
-
-def opened(request: Open | TruncateOpen, mask: int, public: Words | None) -> Opened:
-    """The result of an opening, before its mask's shares are filled in."""
-    share = request.share
-    if isinstance(request, Open):
-        return Opened(share.shape, share.fraction, share.bound, share.width, mask, public)
-    after = truncated(Truncate(share, request.shift, request.width), None)
-    step = share.width - 1 - request.shift
-    return Opened(share.shape, after.fraction, after.bound, request.width, mask, public, step=step)
-
-
-def given(request: Give, mask: int, public: Words | None) -> Given:
-    share = request.share
-    return Given(share.shape, share.fraction, share.bound, share.width, mask, public)
-
-
-def looked_up(chosen: Chosen, columns: Sequence[Words | None]) -> tuple[Share, ...]:
-    """The result of a look-up: a share of every column."""
-    shape = chosen.share.shape
-    return tuple(
-        Share(shape, column.fraction, column.bound, column.width, None if words is None else words.reshape(shape))
-        for column, words in zip(chosen.table.columns, columns, strict=True)
-    )
-
-
-Result = Share | Opened | Given | Chosen | tuple[Share, ...] | Words | None
-"""What a request gives."""
-
-
 class Session(ABC):
     """One run of a program: a plan, a twin, or a party's side of the real thing."""
 
-    fused: bool = True
-    """Whether truncation and opening may share a round (the source of randomness must support it)."""
-
-    permits_leaks: bool = False
-    """Whether protocols that are known to leak may run: for research only, never to serve a client."""
-
-    def __init__(self) -> None:
+    def __init__(self, *, fused: bool = True, permits_leaks: bool = False) -> None:
+        self._fused, self._permits_leaks = fused, permits_leaks
         self._parts: list[str] = []
         self._deferred: list[Deferred[Any]] = []
+
+    @property
+    def fused(self) -> bool:
+        """Whether truncation and opening share a round, which the randomness must support."""
+        return self._fused
+
+    @property
+    def permits_leaks(self) -> bool:
+        """Whether protocols that are known to leak may run: for research only, never to serve a client.
+
+        Whoever starts the program decides. The program cannot change it.
+        """
+        return self._permits_leaks
 
     # What a program is made of --------------------------------------------------------------------
 
@@ -375,7 +113,7 @@ class Session(ABC):
 
     def communicate(self, *requests: Request) -> tuple[Result, ...]:
         """One round for all the requests together (two where `fused` is off and one of them truncates and opens)."""
-        free = requests and not any(any(wire_bytes(request)) for request in requests)
+        free = requests and not any(any(ask.wire_bytes(request)) for request in requests)
         riders = [] if free else list(self._deferred)  # what sends nothing is not a round to ride along with
         extra = [deferred.request for deferred in riders if deferred.request is not None]
         results = self._communicate([*requests, *extra])
@@ -395,14 +133,14 @@ class Session(ABC):
 
         `then` makes the next request from the result, for the round after: `defer(Truncate(x, 12), Open)`.
         """
-        deferred: Deferred[Any] = Deferred(self, request, then)
+        deferred: Deferred[Any] = Deferred(self.communicate, request, then)
         self._deferred.append(deferred)
         return deferred
 
     def _communicate(self, requests: Sequence[Request]) -> tuple[Result, ...]:
         for request in requests:
             if isinstance(request, Truncate | TruncateOpen):
-                _check_truncation(request, self.here)
+                ask.check_truncation(request, self.here)
         if self.fused or not any(isinstance(request, TruncateOpen) for request in requests):
             return tuple(self._round(requests))
         first = self._round(
@@ -467,13 +205,13 @@ class Session(ABC):
 
     def give(self, share: Share) -> Given:
         """Opens a share to the server only. One round."""
-        (result,) = self.communicate(Give(share))
+        (result,) = self.communicate(ask.Give(share))
         assert isinstance(result, Given)
         return result
 
     def reveal(self, share: Share, to: int = CLIENT) -> Words | None:
         """The value itself, to one party or both. One round."""
-        (result,) = self.communicate(Reveal(share, to))
+        (result,) = self.communicate(ask.Reveal(share, to))
         assert result is None or isinstance(result, np.ndarray)
         return result
 
@@ -481,14 +219,18 @@ class Session(ABC):
         """A share of every column of public tables at a secret place. Two rounds."""
         if index.fraction or any(2**index.width != table.entries for table in tables):
             raise ShapeError(
-                f"{self.here}: a table of {tables[0].entries} entries has no place for a ring of {index.width} bits"
-                f" with {index.fraction} fraction bits"
+                f"{self.here}: an index of {index.width} bits, {index.fraction} of them fraction bits, does not fit "
+                f"a table of {tables[0].entries} entries"
             )
-        chosen = self.communicate(*(Choose(index, table) for table in tables))
-        fetched = self.communicate(*(Fetch(each) for each in chosen if isinstance(each, Chosen)))
+        chosen = self.communicate(*(ask.Choose(index, table) for table in tables))
+        fetched = self.communicate(*(ask.Fetch(each) for each in chosen if isinstance(each, ask.Chosen)))
         return tuple(share for columns in fetched if isinstance(columns, tuple) for share in columns)
 
-    # Local work on opened tensors --------------------------------------------------------------------
+    # Local work on masked tensors --------------------------------------------------------------------
+
+    @abstractmethod
+    def _locally(self, step: ask.Step) -> Words | None:
+        """Carries out one step."""
 
     def evaluate(
         self,
@@ -506,7 +248,7 @@ class Session(ABC):
         """
         names = polynomial.names
         if not names:
-            raise ShapeError(f"{self.here}: the polynomial has no variable: use constant")
+            raise ShapeError(f"{self.here}: the polynomial has no variable: use `constant` instead")
         missing = [name for name in names if name not in opened]
         if missing:
             raise ShapeError(f"{self.here}: the polynomial needs {', '.join(missing)}, which was not opened")
@@ -525,12 +267,7 @@ class Session(ABC):
             shape = np.broadcast_shapes(*(operand.shape for operand in operands))
         except ValueError as error:
             raise ShapeError(f"{self.here}: shapes do not fit: {[operand.shape for operand in operands]}") from error
-        return Share(shape, fraction, bound, width, self._evaluate(terms, operands, shape))
-
-    @abstractmethod
-    def _evaluate(
-        self, terms: list[tuple[int, Exponents]], operands: list[Opened], shape: tuple[int, ...]
-    ) -> Words | None: ...
+        return Share(shape, fraction, bound, width, self._locally(ask.Evaluate(terms, operands, shape)))
 
     def product(self, left: Opened, right: Opened, bound: float | None = None) -> Share:
         """left ⊙ right with broadcasting. Local."""
@@ -546,10 +283,7 @@ class Session(ABC):
         shape = (*x.shape[:-1], 1)
         if bound is None:
             bound = x.shape[-1] * x.bound**2
-        return Share(shape, 2 * x.fraction, bound, x.width, self._square_sum(x))
-
-    @abstractmethod
-    def _square_sum(self, x: Opened) -> Words | None: ...
+        return Share(shape, 2 * x.fraction, bound, x.width, self._locally(ask.SquareSum(x)))
 
     def matmul(self, x: Opened, y: Opened, *, transposed: bool = False, bound: float | None = None) -> Share:
         """x·y, or x·yᵀ if transposed, over the last two axes; equal batch axes. Local."""
@@ -558,37 +292,28 @@ class Session(ABC):
             raise ShapeError(f"{self.here}: cannot multiply matrices {x.shape} and {y.shape}, transposed={transposed}")
         if x.step or y.step:
             raise ShapeError(f"{self.here}: a matrix product needs tensors that were opened without a truncation")
-        shape = (*x.shape[:-1], y.shape[-2] if transposed else y.shape[-1])
         if bound is None:
             bound = inner * x.bound * y.bound
-        width = min(x.width, y.width)
-        return Share(shape, x.fraction + y.fraction, bound, width, self._matmul(x, y, transposed, shape, width))
-
-    @abstractmethod
-    def _matmul(self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int) -> Words | None: ...
+        step = ask.MatMul(x, y, transposed)
+        return Share(step.shape, x.fraction + y.fraction, bound, step.width, self._locally(step))
 
     def linear(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
         """x·Wᵀ with the server's matrix. Local."""
         if len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}, its input {x.shape}")
-        if bound is None:
-            bound = weight.gain * x.bound
-        shape = (*x.shape[:-1], weight.shape[0])
-        return Share(shape, x.fraction + weight.fraction, bound, x.width, self._linear(x, weight, shape))
-
-    @abstractmethod
-    def _linear(self, x: Given, weight: Weight, shape: tuple[int, ...]) -> Words | None: ...
+        return self._weighed(ask.Weigh(x, weight), bound)
 
     def scale(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
         """x ⊙ w with a vector of the server's along the last axis. Local."""
         if weight.shape != (x.shape[-1],):
             raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}, its input {x.shape}")
+        return self._weighed(ask.Weigh(x, weight), bound)
+
+    def _weighed(self, step: ask.Weigh, bound: float | None) -> Share:
+        x, weight = step.x, step.weight
         if bound is None:
             bound = weight.gain * x.bound
-        return Share(x.shape, x.fraction + weight.fraction, bound, x.width, self._scale(x, weight))
-
-    @abstractmethod
-    def _scale(self, x: Given, weight: Weight) -> Words | None: ...
+        return Share(step.shape, x.fraction + weight.fraction, bound, x.width, self._locally(step))
 
     def mean(self, x: Share, axis: int = -1) -> Share:
         """The mean along an axis, with one truncation that also absorbs the division. One round."""
@@ -598,6 +323,8 @@ class Session(ABC):
         factor = round(2.0**spare / size) if spare > 0 else 0
         error = abs(factor * size / 2.0**spare - 1.0)
         if error > 2.0**-12:
-            raise ScaleError(f"{self.here}: no room in the ring for a mean over {size} values: give them fewer bits")
+            raise ScaleError(
+                f"{self.here}: no room in the ring for a mean over {size} values: give them fewer fraction bits"
+            )
         mean = self.truncate(total.times(factor).times_power(-spare), spare)
         return mean.bounded(x.bound * (1.0 + error) + 2.0**-x.fraction)

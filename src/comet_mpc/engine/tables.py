@@ -44,9 +44,11 @@ class Table:
     def __post_init__(self) -> None:
         lengths = {len(column.values) for column in self.columns}
         if len(lengths) != 1 or not 2 <= (most := max(lengths)) <= MOST_ENTRIES or most & (most - 1):
-            raise ShapeError(f"a table's columns have lengths {lengths}: one power of two, 2 to {MOST_ENTRIES}")
+            raise ShapeError(
+                f"a table's columns have lengths {lengths}: all need one power of two, 2 to {MOST_ENTRIES}"
+            )
         if any(column.width % 8 for column in self.columns) or not 0 < sum(self.sizes) <= WORD // 8:
-            raise ShapeError("a table's columns are of whole bytes, 1 to 8 in all")
+            raise ShapeError("a table's columns must be whole bytes wide, and 1 to 8 bytes together")
 
     @property
     def entries(self) -> int:

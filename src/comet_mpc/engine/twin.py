@@ -13,41 +13,17 @@ from typing import TypeVar
 import numpy as np
 
 from comet_mpc.engine import kernels
-from comet_mpc.engine.polynomial import Exponents
-from comet_mpc.engine.session import (
-    Choose,
-    Chosen,
-    Fetch,
-    Give,
-    Given,
-    Open,
-    Opened,
-    Request,
-    Result,
-    Reveal,
-    Session,
-    Truncate,
-    TruncateOpen,
-    Weight,
-    given,
-    looked_up,
-    opened,
-    truncated,
-)
+from comet_mpc.engine import requests as ask
+from comet_mpc.engine.requests import Request, Result, Step
+from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import Share, Words, decode
-from comet_mpc.errors import RangeError, ShapeError
+from comet_mpc.errors import RangeError
 
 __all__ = ["TwinSession", "run_twin"]
 
 Output = TypeVar("Output")
 
 _SLACK = 1.0 + 1e-9  # bounds are computed in floating point
-
-
-def _values(words: Words | None) -> Words:
-    if words is None:
-        raise ShapeError("a planned tensor was given to a twin")
-    return words
 
 
 class TwinSession(Session):
@@ -60,7 +36,7 @@ class TwinSession(Session):
         return words
 
     def _check(self, share: Share) -> None:
-        real = decode(_values(share.values), share.fraction, share.width)
+        real = decode(share.flat(), share.fraction, share.width)
         largest = float(np.max(np.abs(real), initial=0.0))
         if largest > share.bound * _SLACK:
             raise RangeError(
@@ -71,65 +47,58 @@ class TwinSession(Session):
 
     def _shifted(self, share: Share, shift: int) -> Words:
         left = np.uint64(64 - share.width)
-        signed = (_values(share.values) << left).view(np.int64) >> np.int64(left)
+        signed = (share.flat() << left).view(np.int64) >> np.int64(left)
         if shift:
             signed = (signed + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift)
-        return signed.view(np.uint64)
+        return signed.view(np.uint64).reshape(share.shape)
 
     def _round(self, requests: Sequence[Request]) -> list[Result]:
-        results: list[Result] = []
         for request in requests:
             self._check(request.share)
-            match request:
-                case Open(share=share):
-                    results.append(opened(request, -1, self._shifted(share, 0)))
-                case Truncate(share=share, shift=shift):
-                    results.append(truncated(request, self._shifted(share, shift)))
-                case TruncateOpen(share=share, shift=shift):
-                    results.append(opened(request, -1, self._shifted(share, shift)))
-                case Give(share=share):
-                    results.append(given(request, -1, self._shifted(share, 0)))
-                case Reveal(share=share):
-                    results.append(self._shifted(share, 0))
-                case Choose(share=share, table=table):
-                    results.append(Chosen(share, table, start=self._shifted(share, 0)))
-                case Fetch(chosen=chosen):
-                    place = _values(chosen.start) & np.uint64(chosen.table.entries - 1)
-                    results.append(looked_up(chosen, [column[place] for column in chosen.table.words]))
-        return results
+        return [self._result(request) for request in requests]
 
-    def _evaluate(
-        self, terms: list[tuple[int, Exponents]], operands: list[Opened], shape: tuple[int, ...]
-    ) -> Words | None:
-        values = [np.broadcast_to(_values(operand.public), shape) for operand in operands]
-        total = np.zeros(shape, np.uint64)
-        for coefficient, exponents in terms:
-            term = np.full(shape, np.uint64(coefficient % 2**64))
+    def _result(self, request: Request) -> Result:
+        shift = request.shift if isinstance(request, ask.Truncate | ask.TruncateOpen) else 0
+        value = self._shifted(request.share, shift)
+        match request:
+            case ask.Open() | ask.TruncateOpen():
+                return ask.opened(request, -1, value)
+            case ask.Truncate():
+                return ask.truncated(request, value)
+            case ask.Give():
+                return ask.given(request, -1, value)
+            case ask.Reveal():
+                return value
+            case ask.Choose(share=share, table=table):
+                return ask.Chosen(share, table)
+            case ask.Fetch(chosen=chosen):
+                place = value & np.uint64(chosen.table.entries - 1)
+                return ask.looked_up(chosen, [column[place] for column in chosen.table.words])
+
+    def _locally(self, step: Step) -> Words | None:
+        match step:
+            case ask.Evaluate():
+                return self._evaluate(step)
+            case ask.SquareSum(x=x):
+                return np.asarray((x.words() * x.words()).sum(axis=-1, keepdims=True, dtype=np.uint64))
+            case ask.MatMul(x=x, y=y, transposed=transposed):
+                return kernels.matmul(x.words(), y.words(), transpose_right=transposed)
+            case ask.Weigh():
+                return step.public_product()
+
+    @staticmethod
+    def _evaluate(step: ask.Evaluate) -> Words:
+        values = [np.broadcast_to(operand.words(), step.shape) for operand in step.operands]
+        total = np.zeros(step.shape, np.uint64)
+        for coefficient, exponents in step.terms:
+            term = np.full(step.shape, np.uint64(coefficient % 2**64))
             for value, power in zip(values, exponents, strict=True):
                 for _ in range(power):
                     term *= value
             total += term
         return total
 
-    def _square_sum(self, x: Opened) -> Words | None:
-        value = _values(x.public)
-        return np.asarray((value * value).sum(axis=-1, keepdims=True, dtype=np.uint64))
 
-    def _matmul(self, x: Opened, y: Opened, transposed: bool, shape: tuple[int, ...], width: int) -> Words | None:
-        return kernels.matmul(_values(x.public), _values(y.public), transpose_right=transposed)
-
-    def _linear(self, x: Given, weight: Weight, shape: tuple[int, ...]) -> Words | None:
-        if weight.values is None:
-            raise ShapeError(f"weight {weight.name} has no values")
-        flat = _values(x.public).reshape(-1, x.shape[-1])
-        return kernels.matmul_int32(flat, weight.values).reshape(shape)
-
-    def _scale(self, x: Given, weight: Weight) -> Words | None:
-        if weight.values is None:
-            raise ShapeError(f"weight {weight.name} has no values")
-        return _values(x.public) * weight.values.astype(np.int64).view(np.uint64)
-
-
-def run_twin(program: Callable[[Session], Output]) -> Output:
+def run_twin(program: Callable[[Session], Output], *, permits_leaks: bool = False) -> Output:
     """Runs a program in the clear and returns what it returns."""
-    return program(TwinSession())
+    return program(TwinSession(permits_leaks=permits_leaks))

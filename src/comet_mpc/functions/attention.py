@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine import Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.session import Open, Opened, Session, Truncate
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ShapeError
 from comet_mpc.functions.activation import Smu, smu, smu_rule

@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
+from comet_mpc.engine import Opened, Session
 from comet_mpc.engine.polynomial import Polynomial, variables
-from comet_mpc.engine.session import Opened, Session
 from comet_mpc.engine.share import Share, ring_width
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.functions.inverse_sqrt import exponential, inverse_sqrt, make_rule

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from comet_mpc.engine import Opened, Session, Truncate
 from comet_mpc.engine.polynomial import Polynomial, variables
-from comet_mpc.engine.session import Opened, Session, Truncate
 from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private

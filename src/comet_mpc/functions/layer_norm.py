@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import SERVER, WORD, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot

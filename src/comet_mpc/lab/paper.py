@@ -30,10 +30,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.seeds import new_seed
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
@@ -226,7 +226,6 @@ class UncertifiedModel:
         """The whole program: logits, revealed to the client."""
 
         def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
-            session.permits_leaks = self.leaks
             client = session.holds(CLIENT)
             rows = input_rows(session, query.rows if client else None, query.rows.shape)
             mask = input_mask(session, query.mask if client else None, query.mask.shape)
@@ -239,7 +238,7 @@ class UncertifiedModel:
     def untrusted(self, query: Query) -> str:
         """The first value out of its range, as the twin finds it; empty if there is none."""
         try:
-            self.answer(query)(TwinSession(), self.fixed)
+            self.answer(query)(TwinSession(permits_leaks=self.leaks), self.fixed)
         except RangeError as error:
             return str(error)
         return ""
@@ -250,7 +249,7 @@ class UncertifiedModel:
 
     def plan(self, query: Query) -> Plan:
         public = self.public_weights()
-        return plan_program(lambda session: self.answer(query)(session, public))
+        return plan_program(lambda session: self.answer(query)(session, public), permits_leaks=self.leaks)
 
 
 class Parties:
@@ -331,7 +330,8 @@ def _take_part(
     """One party's run of a query: the client's logits, and what it sent and received online."""
     bundle, _ = seat.fetch(order.bundle_id, model.plan(query))
     before = channel.traffic
-    logits = model.answer(query)(PartySession(seat.party, channel, DealtRandomness(bundle, weights)), weights)
+    session = PartySession(seat.party, channel, DealtRandomness(bundle, weights), permits_leaks=model.leaks)
+    logits = model.answer(query)(session, weights)
     return logits, channel.traffic - before
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.session import Weight
+from comet_mpc.engine import Weight
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.activation import Smu
 from comet_mpc.models.bounds import SLACK, activation_bounds, power_of_two_above

@@ -19,8 +19,8 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 from tokenizers import Tokenizer
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.activation import Smu

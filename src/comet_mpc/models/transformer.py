@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.session import Given, Session, Weight
+from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule

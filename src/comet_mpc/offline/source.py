@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.session import Weight
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import Address

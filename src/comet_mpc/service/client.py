@@ -233,7 +233,7 @@ class Client:
 
 def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals:
     try:
-        session = PartySession(CLIENT, channel, randomness, fused=randomness.fused)
+        session = PartySession(CLIENT, channel, randomness)
         logits = model.public.answer(query.batch, query.bucket, query)(session, model.weights)
         return checked(logits, query.batch, model.public)
     except BaseException:

@@ -205,7 +205,7 @@ class Conversation:
             say(self.channel, Ready())
             begun = self.channel.traffic
             randomness = deployment.source.open(bundle, deployment.weights)
-            session = PartySession(SERVER, self.channel, randomness, fused=randomness.fused)
+            session = PartySession(SERVER, self.channel, randomness)
             deployment.model.answer(message.batch, message.bucket)(session, deployment.weights)
         traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
         count = traffic.sent + traffic.received

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from comet_mpc.engine.session import Weight
+from comet_mpc.engine import Weight
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, PeerError, ProtocolMismatch
 from comet_mpc.files import atomic_write

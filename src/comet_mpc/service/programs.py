@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import WeightCorrelation
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.session import Weight
 from comet_mpc.errors import ShapeError
 from comet_mpc.models.served import PublicModel
 from comet_mpc.offline.source import Source

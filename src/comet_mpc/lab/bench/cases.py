@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.session import Session, Weight
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, Share, ring_width
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions import baselines

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
@@ -253,7 +253,7 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
         source, offline_bytes = _prepare(seat, channel, case, plan, weights, bundle_id)
         offline_seconds, offline_cpu = watch.lap()
-        session = PartySession(seat.party, channel, source, fused=kind.fused)
+        session = PartySession(seat.party, channel, source)
         channel.exchange([b"ready"], 5)
         before, watch = channel.traffic, Stopwatch()
         share = run_case(case, session, weights)

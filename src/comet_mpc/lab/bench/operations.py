@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.seeds import SEED_BYTES
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, RangeError
@@ -89,12 +89,9 @@ class _Side(msgspec.Struct, frozen=True):
 
 def plan_case(built: Built) -> Plan:
     public = {weight.name: weight for weight in built.weights}
-
-    def planned(session: Session) -> Share:
-        session.permits_leaks = built.leaks
-        return built.program(session, built.share(session, {}), public)
-
-    return plan_program(planned)
+    return plan_program(
+        lambda session: built.program(session, built.share(session, {}), public), permits_leaks=built.leaks
+    )
 
 
 def measure(crew: Crew, case: Case, repeat: int = 1) -> Record:
@@ -182,8 +179,7 @@ def _run(
     source = DealtRandomness(bundle, weights)
     source.compute_ahead()
     offline_seconds, _ = watch.lap()
-    session = PartySession(seat.party, channel, source)
-    session.permits_leaks = built.leaks
+    session = PartySession(seat.party, channel, source, permits_leaks=built.leaks)
     shares = built.share(session, values)
     channel.exchange([b"ready"], 5)
     before, watch = channel.traffic, Stopwatch()
@@ -220,8 +216,7 @@ def _with_errors(run: _Run, built: Built, case: Case, values: Values, result: Re
 
 def _twin_error(built: Built, case: Case, values: Values, result: Reals) -> float | None:
     """Distance to the plaintext twin, which computes the same approximation; None if that leaves its bounds."""
-    session = TwinSession()
-    session.permits_leaks = built.leaks
+    session = TwinSession(permits_leaks=built.leaks)
     try:
         twin = built.program(session, built.share(session, values), _weights(built, case))
     except RangeError:

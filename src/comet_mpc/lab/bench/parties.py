@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.seeds import new_seed
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.errors import CometError
 from comet_mpc.lab.bench.network import relay

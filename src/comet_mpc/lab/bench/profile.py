@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.session import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.lab.bench.models import ModelCase, case_weights, masked_weights, plan_case, run_case
 from comet_mpc.lab.bench.parties import Seat, check_planned, run_parties, set_up

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import kernels, tables
+from comet_mpc.engine import Weight, kernels, tables
 from comet_mpc.engine.correlations import (
     AnyMask,
     BitProducts,
@@ -34,9 +34,8 @@ from comet_mpc.engine.correlations import (
     WeightScale,
 )
 from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
-from comet_mpc.errors import ForeignRandomness, ShapeError
+from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 
 __all__ = ["Dealing", "DealtRandomness", "mask_weight", "weight_key", "weights_digest"]
@@ -70,10 +69,8 @@ def weights_digest(weights: Mapping[str, Weight]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         weight = weights[name]
-        if weight.values is None:
-            raise ShapeError(f"weight {name} has no values here")
         digest.update(f"{name}{weight.shape}{weight.fraction}".encode())
-        digest.update(np.ascontiguousarray(weight.values, "<i4").data)
+        digest.update(np.ascontiguousarray(weight.fixed(), "<i4").data)
     return digest.hexdigest()
 
 
@@ -91,9 +88,7 @@ def _weight_mask(key: bytes, name: str, count: int, offset: int = 0) -> Words:
 
 def mask_weight(key: bytes, weight: Weight) -> Words:
     """D = W - B, which the client downloads once per model. Uniform to it: it does not know the key."""
-    if weight.values is None:
-        raise ShapeError(f"weight {weight.name} has no values here: only the server can mask it")
-    words = weight.values.astype(np.int64).view(np.uint64)
+    words = weight.fixed().astype(np.int64).view(np.uint64)
     return words - _weight_mask(key, weight.name, words.size).reshape(words.shape)
 
 

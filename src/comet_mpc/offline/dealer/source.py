@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.seeds import SEED_BYTES
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import CometError, ConfigurationError, PeerClosed, PeerError
 from comet_mpc.net.channel import Channel

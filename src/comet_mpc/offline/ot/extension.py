@@ -1,14 +1,18 @@
 """Oblivious transfer between the two parties, and the products of random bits that truncation uses.
 
 In a random transfer the sender gets two uniform words m_0, m_1 and the receiver a uniform bit c and m_c; the sender
-does not learn c, the receiver not the other word. 128 base transfers (`base_transfer`) are set up once per connection
+does not learn c, the receiver not the other word. 128 base transfers (`base`) are set up once per connection
 and extended to any number by symmetric cryptography alone (native/ot/extension.hpp has the formulas): SoftSpokenOT (Roy
 2022, "SoftSpokenOT: communication-computation tradeoffs in OT extension"), which with fold 1 is the extension of
 Ishai, Kilian, Nissim and Petrank 2003. A random transfer costs 128/fold - 1 bits, from the receiver.
 
-Promised to parties that follow the protocol. A peer that does not can make results wrong, and by crafted messages it
-can learn about the other's secrets: sizes and curve points are checked, but the extension's consistency is not.
-Assumptions: those of `base_transfer`; AES-128 as a pseudorandom generator; π(π(x) + i) + π(x), with AES under a public
+A receiver that deviates learns nothing that its own transfers do not tell it: it must use one choice for all digits of
+a row, and that is checked before the sender uses a transfer. With a key χ that follows from the receiver's message by
+SHA-256 both sides hash their matrix, column by column, with Σ x_i·χ^i in GF(2^128). The receiver sends the hash of its
+choices and a digest of the others, 48 bytes; 128 more transfers, which nobody uses, hide what the hash would tell. One
+that deviates anyway must guess the sender's digits where it does, and is cut off if it guesses wrong (Roy 2022, section
+5). A sender that deviates makes results wrong, and learns nothing.
+Assumptions: those of `base`; AES-128 as a pseudorandom generator; π(π(x) + i) + π(x), with AES under a public
 key bound to the set-up for π, as a correlation-robust hash (Guo, Katz, Wang and Yu 2020, in the ideal cipher model).
 
 Every transfer has an index of its own, which is used once. Nothing here is ever stored: a new connection sets up anew.
@@ -16,6 +20,8 @@ Every transfer has an index of its own, which is used once. Nothing here is ever
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,10 +73,17 @@ LIMIT = 1 << 40
 """Transfers of one set-up: far below where collisions of 128-bit blocks would begin to count."""
 
 _BLOCK = 128  # transfers are made in whole AES blocks
+_HASH_BYTES = 16
+_CHECK_BYTES = _HASH_BYTES + hashlib.sha256().digest_size
 
 
 def _padded(count: int) -> int:
     return -(-count // _BLOCK) * _BLOCK
+
+
+def _made(count: int) -> int:
+    """Transfers that are made for so many: whole blocks, and one block that hides the check."""
+    return _padded(count) + _BLOCK if count > 0 else 0
 
 
 def packed_bytes(count: int, width: int) -> int:
@@ -87,8 +100,8 @@ def _first_bits(packed: Bytes, count: int) -> Bytes:
 
 
 def extension_bytes(count: int, fold: int = FOLD) -> int:
-    """Bytes that the receiver sends for so many transfers: 128/fold - 1 bits each, `count` rounded up to 128s."""
-    return (SECURITY // fold - 1) * (_padded(count) // 8)
+    """Bytes that the receiver sends for so many transfers: 128/fold - 1 bits each that is made, and the check."""
+    return (SECURITY // fold - 1) * (_made(count) // 8) + (_CHECK_BYTES if count > 0 else 0)
 
 
 class _Extension:
@@ -103,10 +116,19 @@ class _Extension:
         """The first index of a fresh range. It counts as used from here on, whatever happens next."""
         if count < 0:
             raise ShapeError(f"a number of transfers cannot be negative, got {count}")
-        first, self.used = self.used, self.used + _padded(count)
+        first, self.used = self.used, self.used + _made(count)
         if self.used > LIMIT:
             raise RandomnessExhausted(f"more than {LIMIT} transfers from one set-up: connect anew")
         return first
+
+    def _hashed(self, first: int, message: Bytes, planes: Bytes, count: int) -> bytes:
+        """Hashes of so many planes, one after the other, under a key that is not known before the message."""
+        transcript = hashlib.sha256(b"comet transfers" + self.hash_key.tobytes() + first.to_bytes(8, "little"))
+        transcript.update(message.data)
+        key = np.frombuffer(transcript.digest()[:_HASH_BYTES], np.uint8)
+        digests = np.empty(count * _HASH_BYTES, np.uint8)
+        _native.transfer_hash_planes(key, planes, digests, "")
+        return digests.tobytes()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(fold={self.fold}, used={self.used})"
@@ -120,11 +142,18 @@ class TransferReceiver(_Extension):
 
         With `halves` = 2 messages have 128 bits, two words each.
         """
-        first, padded = self._take(count), _padded(count)
+        first, made = self._take(count), _made(count)
         message = np.empty(extension_bytes(count, self.fold), np.uint8)
-        bits = np.empty(padded // 8, np.uint8)
-        words = np.empty(halves * padded, np.uint64)
-        _native.extend_receiver(self._keys, self.fold, self.hash_key, first, bits, message, words, halves, "")
+        bits, planes = np.empty(made // 8, np.uint8), np.empty(SECURITY * made // 8, np.uint8)
+        words = np.empty(halves * made, np.uint64)
+        if count:
+            corrections = message[:-_CHECK_BYTES]
+            _native.extend_receiver(
+                self._keys, self.fold, self.hash_key, first, bits, corrections, words, halves, planes, ""
+            )
+            matrix = self._hashed(first, corrections, planes, SECURITY)
+            check = self._hashed(first, corrections, bits, 1) + hashlib.sha256(matrix).digest()
+            message[-_CHECK_BYTES:] = np.frombuffer(check, np.uint8)
         return message, _first_bits(bits, count), words[: halves * count]
 
 
@@ -141,12 +170,24 @@ class TransferSender(_Extension):
         expected = extension_bytes(count, self.fold)
         if received.size != expected:
             raise WrongSize(got=received.size, expected=expected)
-        first = self._take(count)
-        zeros, ones = (np.empty(halves * _padded(count), np.uint64) for _ in range(2))
-        _native.extend_sender(
-            self._keys, self.fold, self.hash_key, first, self._secret, received, zeros, ones, halves, ""
-        )
+        first, made = self._take(count), _made(count)
+        zeros, ones = (np.empty(halves * made, np.uint64) for _ in range(2))
+        if count:
+            corrections, check = received[:-_CHECK_BYTES], received[-_CHECK_BYTES:]
+            planes = np.empty(SECURITY * made // 8, np.uint8)
+            _native.extend_sender(
+                self._keys, self.fold, self.hash_key, first, self._secret, corrections, zeros, ones, halves, planes, ""
+            )
+            self._verify(check, self._hashed(first, corrections, planes, SECURITY))
         return zeros[: halves * count], ones[: halves * count]
+
+    def _verify(self, check: Bytes, hashes: bytes) -> None:
+        """Plane b of this matrix is the receiver's, plus its choices where bit b of the secret is set: hashes too."""
+        chosen = np.unpackbits(self._secret, bitorder="little")[:, None] * check[:_HASH_BYTES]
+        theirs = np.frombuffer(hashes, np.uint8).reshape(-1, _HASH_BYTES) ^ chosen
+        expected = hashlib.sha256(theirs.tobytes()).digest()
+        if not hmac.compare_digest(expected, check[_HASH_BYTES:].tobytes()):
+            raise PeerError("the other side's oblivious transfers are not consistent: nothing of them is used")
 
 
 @dataclass(frozen=True)

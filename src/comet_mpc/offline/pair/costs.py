@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from comet_mpc.engine.correlations import BitProducts, Correlation, Monomials, SquareSums, TableTransfers, WeightScale
+from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.net.channel import FRAME_HEADER, Traffic
 from comet_mpc.offline.ot.extension import CHUNK, bit_products_traffic, extension_bytes, set_up_traffic
@@ -27,8 +28,13 @@ from comet_mpc.offline.rlwe.tiling import choose_tiling
 __all__ = ["preparation_parts", "preparation_traffic"]
 
 
+_SEEDS = SEED_BYTES + FRAME_HEADER
+_KEYS = Traffic(_SEEDS + PublicKey.SIZE + FRAME_HEADER, _SEEDS, 2)
+"""Two seeds at once, then the client's public key."""
+
+
 def preparation_traffic(program: Sequence[Correlation], *, first: bool = True) -> Traffic:
-    """What `pair.Preparer.prepare` sends, receives and waits for, as the client counts it.
+    """What `Preparer.prepare` sends and receives, and in how many rounds, as the client counts it.
 
     first: with the keys and base transfers, which later bundles on the same connection share.
     """
@@ -39,9 +45,9 @@ def preparation_traffic(program: Sequence[Correlation], *, first: bool = True) -
 
 
 def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
-    """The same by what it is for, in the order of its first use."""
+    """The same by what it is spent on, in the order of first use."""
     parts = {"agreement": Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)}  # the program's digest
-    parts["keys"] = Traffic(PublicKey.SIZE + FRAME_HEADER, 0, 1) + set_up_traffic()
+    parts["keys"] = _KEYS + set_up_traffic()
 
     def add(name: str, traffic: Traffic) -> None:
         parts[name] = parts.get(name, Traffic()) + traffic

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from comet_mpc.engine import kernels
+from comet_mpc.engine import Weight, kernels
 from comet_mpc.engine.correlations import (
     AnyMask,
     BitProducts,
@@ -37,7 +37,6 @@ from comet_mpc.engine.correlations import (
     program_digest,
 )
 from comet_mpc.engine.seeds import expand, new_seed
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, ShapeError
 from comet_mpc.net.channel import Channel
@@ -56,7 +55,6 @@ from comet_mpc.offline.pair.arrangement import (
 )
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared
 from comet_mpc.offline.rlwe.products import Homomorphic, check_bits, matrix_products
-from comet_mpc.offline.rlwe.scheme import OUTPUTS_PER_QUERY
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
 
@@ -81,7 +79,6 @@ class Preparer:
         self.channel, self.party, self.correlations = channel, party, tuple(correlations)
         self.weights, self._threads = weights or {}, threads
         self._tools: tuple[Homomorphic, Transfers] | None = None
-        self._outputs = 0
         if any(isinstance(correlation, Mask) and correlation.shift for correlation in correlations):
             raise RandomnessError("two parties alone cannot truncate and open in one round: plan with fused=False")
 
@@ -89,11 +86,6 @@ class Preparer:
     def fresh(self) -> bool:
         """Whether keys and transfers are still to be set up."""
         return self._tools is None
-
-    @property
-    def room(self) -> bool:
-        """Whether the keys may serve for another bundle: the noise that hides the answers is made for so many."""
-        return self._tools is None or self._tools[0].outputs + self._outputs <= OUTPUTS_PER_QUERY
 
     def prepare(self) -> Prepared:
         """The next bundle. Both parties call it with the same program."""
@@ -106,10 +98,8 @@ class Preparer:
             engine = Homomorphic(self.channel, self.party, threads=self._threads)
             self._tools = engine, set_up_transfers(self.channel, self.party)
         engine, transfers = self._tools
-        before = engine.outputs
         preparation = _Preparation(self.channel, self.party, self.correlations, self.weights, engine, transfers)
         preparation.run()
-        self._outputs = engine.outputs - before
         return Prepared(self.party, preparation.seed, self.correlations, preparation.arrays)
 
 

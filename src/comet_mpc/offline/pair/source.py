@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.session import Weight
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel, Traffic
@@ -94,7 +94,7 @@ class _Supplier(Supplier):
         until = time.monotonic() + self._desk.timeout
         while True:
             kept = self._preparer
-            fits = kept is not None and kept.correlations == order.plan.correlations and kept.room
+            fits = kept is not None and kept.correlations == order.plan.correlations
             try:
                 line, preparer = self._kept() if fits else self._new(order.plan)
                 line.channel.timeout = self._desk.timeout

@@ -33,7 +33,7 @@ __all__ = ["MAX_LEVELS", "PackingKeys", "packing_keys", "packing_noise"]
 MAX_LEVELS = 6
 _DIGITS = len(PRIMES) - 1
 _SPECIAL = PRIMES[-1]
-_SCHEME = Scheme(len(PRIMES), 0, 0)
+_SCHEME = Scheme(len(PRIMES), 0)
 
 
 def packing_noise(limbs: int, levels: int) -> float:

@@ -1,13 +1,14 @@
 """Shares of products of what the client knows with what the server knows, by homomorphic encryption.
 
-The client uploads encryptions of its factor, the server multiplies them by its own, adds a mask (minus which is its
-share) and sends the masked product back. Nobody else is needed. The client learns its share and nothing else
-(`lattice.py` says why), the server sees ciphertexts only.
+The client uploads encryptions of its factor, the server multiplies them by its own, keeps one half of the product's
+ciphertext and sends the other. Nobody else is needed. The client learns its share and nothing else, whatever it has
+uploaded (`scheme` says why); the server sees ciphertexts only.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,22 +18,22 @@ import numpy as np
 
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
-from comet_mpc.errors import LeakError, PeerError, RangeError, ShapeError
+from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
-    OUTPUTS_PER_QUERY,
     Bytes,
     PublicKey,
     Residues,
     SecretKey,
     Stream,
     by_rows,
+    common_seed,
     multiply_short,
     read_uploads,
     respond,
-    scale_words,
+    round_words,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
 
@@ -50,8 +51,6 @@ class Job(ABC):
 
     upload_bytes: int
     response_bytes: int
-    outputs: int
-    """Coefficients that the response brings, each with noise that is drowned."""
 
     @abstractmethod
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
@@ -67,7 +66,7 @@ class Job(ABC):
 
 
 class Homomorphic:
-    """One party's side of one query: keys, threads, and the conversation. Set-up: the client's public key, 215 kB."""
+    """One party's side of one query: keys, threads, and the conversation. Set-up: seeds and a public key, 215 kB."""
 
     def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
         self.channel = channel
@@ -76,17 +75,15 @@ class Homomorphic:
         self.stream = Stream()
         self.packs = False
         """Whether responses of matrix products are packed."""
-        self._outputs = 0
-        self.noise = 0.0
-        """Client: the largest noise seen so far, in steps between messages; decryption fails at ½."""
+        own = new_seed()
+        theirs = channel.exchange([own], len(own)).tobytes()
         if party == CLIENT:
             self._secret = SecretKey()
-            _, sent = self._secret.public_key()
-            channel.exchange([sent], 0)
+            channel.exchange([self._secret.public_key(common_seed(own, theirs))], 0)
         else:
             data = channel.exchange([], PublicKey.SIZE)
             with closing_on_fault(channel):
-                self._public = PublicKey.decode(data)
+                self._public = PublicKey.decode(data, common_seed(theirs, own))
 
     def set_up_packing(self) -> None:
         """The client's keys for packed responses, 7.7 MB, once; matrix products are packed from here on."""
@@ -99,11 +96,6 @@ class Homomorphic:
             with closing_on_fault(self.channel):
                 self._packing = PackingKeys(data)
         self.packs = True
-
-    @property
-    def outputs(self) -> int:
-        """Coefficients sent back so far under this key."""
-        return self._outputs
 
     @property
     def packing(self) -> PackingKeys:
@@ -134,11 +126,6 @@ class Homomorphic:
         """All jobs, one after the other; the next upload travels along with an answer. len(jobs) + 1 rounds."""
         if not jobs:
             return
-        self._outputs += sum(job.outputs for job in jobs)
-        if self._outputs > OUTPUTS_PER_QUERY:
-            raise LeakError(
-                f"more than {OUTPUTS_PER_QUERY} outputs under one key: the noise that hides them is too small"
-            )
         if self.party == CLIENT:
             self.channel.exchange(jobs[0].upload(self), 0)
             for job, after in zip(jobs, [*jobs[1:], None], strict=True):
@@ -174,9 +161,9 @@ class MatrixJob(Job):
     def __init__(self, tiling: Tiling, width: int, *, x: Words | None = None, y: Integers | None = None) -> None:
         self.tiling, self.width = tiling, width
         self.upload_bytes, self.response_bytes = tiling.upload_bytes, tiling.response_bytes
-        self.outputs = tiling.rows * tiling.outputs
         self._x, self._y = x, y
-        self.share = np.empty((tiling.rows, tiling.outputs), np.uint64)
+        self._adding = threading.Lock()
+        self.share = np.zeros((tiling.rows, tiling.outputs), np.uint64)
         """This party's share afterwards; bits above `width` are not specified."""
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
@@ -193,7 +180,7 @@ class MatrixJob(Job):
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         assert self._y is not None
-        tiling, y = self.tiling, self._y
+        tiling, parts = self.tiling, self.tiling.cut(self._y)
         row_blocks, input_blocks, output_blocks = tiling.blocks
         uploads = np.stack(read_uploads([tiling.scheme] * (row_blocks * input_blocks), data))
         left = by_rows(uploads.reshape(row_blocks, input_blocks, *uploads.shape[1:]))
@@ -201,42 +188,44 @@ class MatrixJob(Job):
         group = tiling.group_blocks
         chunk = group if tiling.levels else _CHUNK
 
-        def some(first: int) -> list[Bytes]:
+        def some(task: tuple[int, int]) -> list[Bytes]:
+            part, first = task
             last = min(output_blocks, first + chunk)
-            right = tiling.pack_right(y, first, last)
+            right = tiling.pack_right(parts[part], first, last)
             sums = multiply_short(tiling.scheme, left, right, group)
             if tiling.levels:
-                packed = (np.ascontiguousarray(sums[:, r]) for r in range(row_blocks))
-                whole = [engine.packing.pack(tiling.scheme, part, tiling.levels) for part in packed]
-                return [self._respond(engine, ciphertext, r, first // group) for r, ciphertext in enumerate(whole)]
+                rows = (np.ascontiguousarray(sums[:, r]) for r in range(row_blocks))
+                whole = [engine.packing.pack(tiling.scheme, row, tiling.levels) for row in rows]
+                return [self._respond(engine, row, part, r, first // group) for r, row in enumerate(whole)]
             return [
-                self._respond(engine, sums[o - first, r], r, o) for o in range(first, last) for r in range(row_blocks)
+                self._respond(engine, sums[o - first, r], part, r, o)
+                for o in range(first, last)
+                for r in range(row_blocks)
             ]
 
-        answers = engine.parallel(some, range(0, output_blocks, chunk))
+        tasks = [(part, first) for part in range(tiling.parts) for first in range(0, output_blocks, chunk)]
+        answers = engine.parallel(some, tasks)
         self._y = None
-        return [response for part in answers for response in part]
+        return [response for some_answers in answers for response in some_answers]
 
-    def _respond(self, engine: Homomorphic, ciphertext: Residues, r: int, g: int) -> Bytes:
+    def _respond(self, engine: Homomorphic, ciphertext: Residues, part: int, r: int, g: int) -> Bytes:
         positions = self.tiling.positions(r, g)
-        masks = engine.stream.words(positions.size)
-        self._keep(r, g, np.uint64(0) - masks)
-        scaled = scale_words(self.tiling.scheme, masks, self.width)
-        return respond(self.tiling.scheme, ciphertext, engine.public, scaled, positions, engine.stream)
+        sent, kept = respond(self.tiling.scheme, ciphertext, engine.public, positions, engine.stream)
+        self._add(part, r, g, round_words(kept, self.width))
+        return sent
 
-    def _keep(self, r: int, g: int, words: Words) -> None:
-        self.share[self.tiling.place(r, g)] = words.reshape(self.tiling.extent(r, g))
+    def _add(self, part: int, r: int, g: int, words: Words) -> None:
+        shifted = words.reshape(self.tiling.extent(r, g)) << np.uint64(part * self.tiling.part_bits)
+        with self._adding:
+            self.share[self.tiling.place(r, g)] += shifted
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
-        received, place = np.frombuffer(data, np.uint8), 0
-        for g, r in self.tiling.answers():
-            positions = self.tiling.positions(r, g)
-            size = self.tiling.scheme.response_bytes(positions.size)
-            response = received[place : place + size]
-            words, noise = engine.secret.decrypt_words(self.tiling.scheme, response, positions, self.width)
-            engine.noise = max(engine.noise, noise)
-            self._keep(r, g, words)
-            place += size
+        scheme = self.tiling.scheme
+        responses = np.frombuffer(data, np.uint8).reshape(-1, scheme.response_bytes)
+        answers = [(part, g, r) for part in range(self.tiling.parts) for g, r in self.tiling.answers()]
+        for (part, g, r), response in zip(answers, responses, strict=True):
+            phases = engine.secret.phase(scheme, response, self.tiling.positions(r, g))
+            self._add(part, r, g, round_words(phases, self.width))
 
 
 def check_bits(y: Integers, bits: int) -> None:

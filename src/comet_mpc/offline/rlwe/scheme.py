@@ -8,18 +8,25 @@ Parameters. N = 8192, q a product of at most 7 primes of 30 bits, so log2 q <= 2
 errors centred binomial of standard deviation 3.24. The HomomorphicEncryption.org standard (2018, table 1: ternary
 secret, standard deviation 3.2) allows at N = 8192 log2 q <= 218 for 128 bits of classical security.
 
-What a response tells the client besides its message is made worthless before it is sent:
-- c0 and c1 get a fresh encryption of zero under the client's public key, so that under RLWE c1 is uniform to the client
-  although it knows s. Without it c1 is a linear function of the plaintexts.
-- c0 gets a flood f = u1 + u2 + u3 - 3·2^(b-1), u_i uniform below 2^b. The noise d = Σ e·y that it hides is fixed by
-  e and y. Shifting a density by d costs a squared Hellinger distance of at most d²·I/8, I its Fisher information,
-  here 4.562/4^b; for independent outputs these add up; and the total variation is at most √2 times the root.
-  So n outputs of noise with E d² <= D² are within ½·√(4.562·n)·D/2^b = 1.068·√n·D/2^b of a flood without noise.
-  2^b >= 1.068·2^(40+14)·D makes it 2^-40 for all of up to 2^28 outputs of a query together; |f| <= 1.5·2^b always.
-- D² = (21/2 + 1/4)·‖y‖², with ‖y‖ the length of all coefficients that enter an output: errors are independent with
-  variance 21/2, and q·m/T is rounded by at most ½.
-q is chosen such that 1.5·2^b <= q/(8·T). Rounding a response to `bits0` and `bits1` bits a coefficient comes last, is
-done to everything alike and so tells nothing. It costs at most 1/16 of a step, and an error of deviation 1/97.
+The product is shared, not decrypted. Of the product's ciphertext the server keeps C0 and sends C1:
+
+    C0 + C1·s = (q/T)·m + e mod q,   server: round(C0·T/q),   client: round(C1·s·T/q),   together m mod T,
+
+unless C0·T/q is so near the middle between two integers that e tips it over. C0 is uniform to everybody but the server,
+so that happens with probability E|e|·T/q. q is chosen such that this, and the same for the rounding of C1 to
+`response_bits`, is below 2^-69 each: less than once in 2^40 queries of 2^28 outputs.
+
+What a response tells the client: nothing, whatever it has uploaded.
+- Before C0 and C1 are used, both get a fresh encryption of zero under the public key, r·pk1 + e1 in C1, with r ternary.
+  Under RLWE that is uniform, so C1 is uniform and independent of all that the server has computed. This needs pk1 to be
+  uniform, so it is expanded from randomness of both parties; pk0 and all ciphertexts may be anything.
+- Nothing that depends on C0 is ever sent, so nothing of its noise needs to be hidden, however many outputs there are.
+- A client that uploads something else than encryptions gives the server another share, an additive error of its
+  own making. It reaches nobody but through the result of the query, like any error that it could make online.
+
+The noise e has the variance (21/2 + 1/4)·‖y‖² + N·(2/3)·(21/2)·2 + 21/2, with ‖y‖ the length of all coefficients that
+enter an output: errors are independent with variance 21/2 and q·m/T is rounded by at most ½; then what the fresh
+encryption of zero brings, r·e_pk + e1·s + e0.
 """
 
 from __future__ import annotations
@@ -35,17 +42,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comet_mpc import _native
-from comet_mpc.engine.seeds import SEED_BYTES, expand, new_seed
+from comet_mpc.engine.seeds import SEED_BYTES, derive_seed, expand, new_seed
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
 
 __all__ = [
     "DEGREE",
+    "FAILURE_BITS",
     "MAX_LOG_Q",
-    "NOISE_LIMIT",
-    "OUTPUTS_PER_QUERY",
     "PRIMES",
     "Bytes",
+    "Fractions",
     "PublicKey",
     "Residues",
     "Scheme",
@@ -53,17 +60,20 @@ __all__ = [
     "Stream",
     "basis",
     "by_rows",
-    "checked",
     "choose_scheme",
+    "common_seed",
     "multiply_short",
     "read_uploads",
     "respond",
+    "round_words",
     "scale_words",
 ]
 
 Residues: TypeAlias = NDArray[np.uint32]
 Bytes: TypeAlias = NDArray[np.uint8]
 Small: TypeAlias = NDArray[np.int8]
+Fractions: TypeAlias = NDArray[np.uint64]
+"""Numbers in [0, 1) of 192 bits: three words each, the lowest first."""
 
 DEGREE = 8192
 PRIMES = (1073692673, 1073643521, 1073479681, 1073430529, 1073299457, 1073233921, 1073184769)
@@ -71,14 +81,10 @@ MAX_LOG_Q = 218
 """For 128 bits of security at this degree (HomomorphicEncryption.org standard, table 1)."""
 
 ERROR_VARIANCE = 21 / 2
-STATISTICAL_BITS = 40
-OUTPUTS_PER_QUERY = 2**28
-"""Coefficients that are sent back for one query; BERT-base with 128 tokens takes 2^26.7."""
-_FISHER = 4.562
-_STEP_SHARE = 8.0
-"""The flood takes at most this part of a step between messages."""
-NOISE_LIMIT = 0.375
-"""Of a step: what an honest response never exceeds (flood 1/8, rounding 1/16, and 18 deviations of the rest)."""
+FAILURE_BITS = 69
+"""Each of the two ways in which an output can be wrong has a probability below 2^-69."""
+_MEAN = math.sqrt(2 / math.pi)
+"""Of the size of a normal variable of deviation 1."""
 
 _LANES = 8
 """Elements of a row, as native/rlwe/transform.hpp has it."""
@@ -98,7 +104,6 @@ class Scheme:
 
     limbs: int
     plain_bits: float
-    flood_bits: int
 
     @property
     def primes(self) -> tuple[int, ...]:
@@ -109,21 +114,20 @@ class Scheme:
         return math.log2(math.prod(self.primes))
 
     @property
-    def bits0(self) -> int:
-        return math.ceil(self.plain_bits) + 3
-
-    @property
-    def bits1(self) -> int:
-        return math.ceil(self.plain_bits) + 11
+    def response_bits(self) -> int:
+        """Bits that are sent of a coefficient of C1. The client multiplies what is cut off by s, N terms of ±1 or 0."""
+        deviation = math.sqrt(DEGREE * (2 / 3) / 12)
+        return math.ceil(self.plain_bits + FAILURE_BITS + math.log2(_MEAN * deviation))
 
     @property
     def upload_bytes(self) -> int:
         """Of one ciphertext whose c1 both sides expand from a seed."""
         return self.limbs * DEGREE * 30 // 8
 
-    def response_bytes(self, used: int) -> int:
-        """Of one response of which `used` coefficients are wanted."""
-        return (used * self.bits0 + 7) // 8 + DEGREE * self.bits1 // 8
+    @property
+    def response_bytes(self) -> int:
+        """Of one response, however many of its coefficients are wanted."""
+        return self.response_bits * DEGREE // 8
 
 
 def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0) -> Scheme:
@@ -131,12 +135,11 @@ def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0) -> Sche
 
     variance: of noise that comes on top.
     """
-    noise = math.sqrt((ERROR_VARIANCE + 0.25) * max(norm, 1.0) ** 2 + variance)
-    margin = 0.5 * math.sqrt(_FISHER * OUTPUTS_PER_QUERY)
-    flood = math.ceil(math.log2(noise * margin) + STATISTICAL_BITS)
-    needed = flood + math.log2(1.5 * _STEP_SHARE) + plain_bits
+    fresh = ERROR_VARIANCE * (DEGREE * (2 / 3) * 2 + 1)
+    noise = math.sqrt((ERROR_VARIANCE + 0.25) * norm**2 + variance + fresh)
+    needed = plain_bits + FAILURE_BITS + math.log2(_MEAN * noise)
     for limbs in range(1, len(PRIMES) + 1):
-        scheme = Scheme(limbs, plain_bits, flood)
+        scheme = Scheme(limbs, plain_bits)
         if scheme.log_q >= needed:
             return scheme
     raise RangeError(
@@ -205,12 +208,10 @@ class SecretKey:
         out[places % DEGREE] = np.where(places < DEGREE, self._ternary, -self._ternary)
         return out
 
-    def public_key(self) -> tuple[PublicKey, bytes]:
-        """An encryption of zero, and the bytes that carry it."""
-        seed = new_seed()
+    def public_key(self, seed: bytes) -> bytes:
+        """pk0 of an encryption of zero, packed. seed: of pk1, made by both parties (`common_seed`)."""
         zero = np.zeros(len(PRIMES) * DEGREE, np.uint32)
-        c0 = self._encrypt(zero, seed, 0, PRIMES)
-        return PublicKey(c0, _public_polynomial(seed, 0, PRIMES)), seed + _pack(c0, PRIMES).tobytes()
+        return _pack(self._encrypt(zero, seed, 0, PRIMES), PRIMES).tobytes()
 
     def _encrypt(self, scaled: Residues, seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
         c0 = np.empty(len(primes) * DEGREE, np.uint32)
@@ -227,55 +228,44 @@ class SecretKey:
         """8,192 words mod 2^width as coefficients: c0, packed. An index is used once with a seed."""
         return self.encrypt(scheme, scale_words(scheme, words, width), seed, index)
 
-    def phase(self, scheme: Scheme, data: Bytes, positions: Residues) -> Words:
-        """c0 + c1·s of a response at these coefficients, as pairs of words: fractions of 2^128, the low word first."""
-        expected = scheme.response_bytes(positions.size)
-        if data.size != expected:
-            raise WrongSize(got=data.size, expected=expected)
-        size0 = (positions.size * scheme.bits0 + 7) // 8
-        primes = PRIMES[: (scheme.bits1 + 14) // 29 + 1]
-        out = np.empty(2 * positions.size, np.uint64)
+    def phase(self, scheme: Scheme, data: Bytes, positions: Residues) -> Fractions:
+        """C1·s of a response at these coefficients, as fractions of q."""
+        if data.size != scheme.response_bytes:
+            raise WrongSize(got=data.size, expected=scheme.response_bytes)
+        primes = PRIMES[: (scheme.response_bits + 16) // 29 + 1]
+        out = np.empty(3 * positions.size, np.uint64)
         secret = self._secret[: len(primes) * DEGREE]
-        _native.lattice_phase(
-            basis(primes), data[:size0], data[size0:], secret, positions, scheme.bits0, scheme.bits1, out, ""
-        )
+        _native.lattice_phase(basis(primes), data, secret, positions, scheme.response_bits, out, "")
         return out
 
-    def decrypt_words(self, scheme: Scheme, data: Bytes, positions: Residues, width: int) -> tuple[Words, float]:
-        """The messages mod 2^width at these coefficients of a response, and the largest noise in steps."""
-        out = np.empty(positions.size, np.uint64)
-        noise = _native.lattice_round_power(self.phase(scheme, data, positions), width, out)
-        return out, checked(noise)
+
+def round_words(fractions: Fractions, width: int) -> Words:
+    """A party's share mod 2^width of every coefficient: the nearest multiple of q/2^width."""
+    out = np.empty(fractions.size // 3, np.uint64)
+    _native.lattice_round_power(fractions, width, out)
+    return out
 
 
-def checked(noise: int) -> float:
-    """A noise in units of 2^-32 of a step, in steps. Raises `PeerError` if no honest response has it."""
-    steps = noise * 2.0**-32
-    if steps > NOISE_LIMIT:
-        raise PeerError("a homomorphic response does not decrypt within its noise bound: it was not made as agreed")
-    return steps
+def common_seed(client: bytes, server: bytes) -> bytes:
+    """The seed of pk1, which neither party chooses."""
+    return derive_seed(client + server, "public key")
 
 
 class PublicKey:
     """What the server adds fresh encryptions of zero with."""
 
-    SIZE = SEED_BYTES + len(PRIMES) * DEGREE * 30 // 8
+    SIZE = len(PRIMES) * DEGREE * 30 // 8
 
     def __init__(self, c0: Residues, c1: Residues) -> None:
-        both = np.concatenate([c0, c1])
-        self._both = np.empty((2, len(PRIMES), DEGREE), np.uint32)
-        for component in range(2):
-            half = both[component * c0.size : (component + 1) * c0.size]
-            _native.lattice_to_montgomery(basis(PRIMES), half, self._both[component].reshape(-1))
+        self._both = np.stack([c0, c1]).reshape(2, len(PRIMES), DEGREE)
         self._cut: dict[int, Residues] = {}
 
     @staticmethod
-    def decode(data: bytes | bytearray | memoryview) -> PublicKey:
+    def decode(data: bytes | bytearray | memoryview, seed: bytes) -> PublicKey:
+        """From what `SecretKey.public_key` gave."""
         if len(data) != PublicKey.SIZE:
             raise WrongSize(got=len(data), expected=PublicKey.SIZE)
-        seed = bytes(data[:SEED_BYTES])
-        c0 = _unpack(np.frombuffer(data, np.uint8)[SEED_BYTES:], PRIMES)
-        return PublicKey(c0, _public_polynomial(seed, 0, PRIMES))
+        return PublicKey(_unpack(np.frombuffer(data, np.uint8), PRIMES), _public_polynomial(seed, 0, PRIMES))
 
     def cut(self, limbs: int) -> Residues:
         """The key modulo the first primes only."""
@@ -347,35 +337,31 @@ def multiply_short(
 
 
 def respond(
-    scheme: Scheme, ciphertext: Residues, key: PublicKey, masks: Residues, positions: Residues, stream: Stream
-) -> Bytes:
-    """What is sent back: re-randomised in both components, drowned, masked, rounded. Destroys the ciphertext."""
-    used = positions.size
-    size0 = (used * scheme.bits0 + 7) // 8
-    out = np.empty(scheme.response_bytes(used), np.uint8)
-    words = (scheme.flood_bits + 63) // 64
+    scheme: Scheme, ciphertext: Residues, key: PublicKey, positions: Residues, stream: Stream
+) -> tuple[Bytes, Fractions]:
+    """What is sent back, C1; and what the server keeps, C0 at these coefficients as fractions of q. Both re-randomised.
+
+    Destroys the ciphertext.
+    """
+    sent, kept = np.empty(scheme.response_bytes, np.uint8), np.empty(3 * positions.size, np.uint64)
     _native.lattice_respond(
         basis(scheme.primes),
         ciphertext.reshape(-1),
         key.cut(scheme.limbs),
         stream.ternary(),
-        stream.errors(used),
+        stream.errors(positions.size),
         stream.errors(DEGREE),
-        stream.words(used * 3 * words),
-        scheme.flood_bits,
-        masks,
         positions,
-        scheme.bits0,
-        scheme.bits1,
-        out[:size0],
-        out[size0:],
+        scheme.response_bits,
+        sent,
+        kept,
         "",
     )
-    return out
+    return sent, kept
 
 
 def scale_words(scheme: Scheme, words: Words, width: int) -> Residues:
-    """round(q·m/2^width), [prime][count]: masks for `respond`."""
+    """round(q·m/2^width), [prime][count]."""
     out = np.empty(scheme.limbs * words.size, np.uint32)
     _native.lattice_scale_power(basis(scheme.primes), words, width, out)
     return out

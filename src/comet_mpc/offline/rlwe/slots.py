@@ -3,13 +3,13 @@
 Numbers sit in the 8,192 slots of a polynomial modulo T, a product of primes that are 1 mod 2^14, so that a product of
 polynomials is the products of their slots. For integers |x| <= 2^(a-1), |y| <= 2^(b-1) and k terms, |Σ x·y| is at most
 O = k·2^(a+b-2), and V = O + Σ x·y is an integer from 0 to 2·O < P/2, where P, the product of one or more such T,
-exceeds 4·O. The server adds a mask that is uniform mod P, so the parties hold v_client + v_server = V mod P, and
+exceeds 4·O. The parties hold v_client + v_server = V mod P (`scheme`; the server adds O to its share), and
 
     V = v_client + v_server - w·P,   w = [2·v_client >= P] or [2·v_server >= P],
 
 since both are below P/2 if their sum is V, and one is not if it is V + P. With u_c, u_s for the two bits,
 w = u_c + u_s - u_c·u_s takes one product of a bit of the client's with a word of the server's
-(`oblivious_transfer.bit_times_word`). Exact, always.
+(`ot.extension.bit_times_word`). Exact, always.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     PRIMES,
     Bytes,
+    Fractions,
     Residues,
     Scheme,
     basis,
-    checked,
     choose_scheme,
     read_uploads,
     respond,
@@ -92,13 +92,13 @@ class PrimeModulus:
         _native.lattice_multiply_plain(basis(self.scheme.primes), flat, list(right), out, "")
         return out
 
-    def round(self, phases: Words) -> tuple[Residues, float]:
-        """Slots [prime][8192] from the phases of a response, and the largest noise in steps."""
+    def round(self, fractions: Fractions) -> Residues:
+        """A party's share, slots (primes, 8192), from its part of a product."""
         coded = np.empty(len(self.primes) * DEGREE, np.uint32)
-        noise = checked(_native.lattice_round_odd(self.basis, phases, coded))
+        _native.lattice_round_odd(self.basis, fractions, coded)
         out = np.empty_like(coded)
         _native.lattice_forward(self.basis, coded, out, "")
-        return out, noise
+        return out.reshape(-1, DEGREE)
 
 
 def split(primes: tuple[int, ...], residues: Residues) -> tuple[Words, NDArray[np.uint8]]:
@@ -158,7 +158,7 @@ class SlotPlan:
 
     @property
     def response_bytes(self) -> int:
-        return len(self.sums) * sum(modulus.scheme.response_bytes(DEGREE) for modulus in self.moduli)
+        return len(self.sums) * sum(modulus.scheme.response_bytes for modulus in self.moduli)
 
 
 @lru_cache(maxsize=256)
@@ -207,7 +207,6 @@ class _SlotJob(Job):
     ) -> None:
         self.plan, self.count = plan, count
         self.upload_bytes, self.response_bytes = plan.upload_bytes, plan.response_bytes
-        self.outputs = len(plan.sums) * len(plan.moduli) * DEGREE
         self._left, self._right = left, right
         self.words = np.empty((len(plan.sums), count), np.uint64)
         self.upper = np.empty((len(plan.sums), count), np.uint8)
@@ -230,17 +229,18 @@ class _SlotJob(Job):
         uploads = read_uploads([modulus.scheme for modulus in plan.moduli] * plan.uploads, data)
 
         def one(place: int) -> list[Bytes]:
-            masks = engine.stream.residues(plan.primes, DEGREE).reshape(-1, DEGREE)
-            primes = np.array(plan.primes, np.uint32)[:, None]
-            self._keep(place, np.where(masks == 0, masks, primes - masks))
-            offset = np.array([plan.offset % prime for prime in plan.primes], np.uint32)[:, None]
-            shifted, start, parts = (masks + offset) % primes, 0, []
+            parts, shares = [], []
             for group, modulus in enumerate(plan.moduli):
-                own = slice(start, start := start + len(modulus.primes))
                 left = [uploads[upload * len(plan.moduli) + group] for upload in plan.sums[place]]
                 factors = [modulus.transform(_residues(values, modulus.primes)) for values in right[place]]
-                total, scaled = modulus.multiply(left, factors), modulus.scale(shifted[own].reshape(-1))
-                parts.append(respond(modulus.scheme, total, engine.public, scaled, _ALL, engine.stream))
+                sent, kept = respond(
+                    modulus.scheme, modulus.multiply(left, factors), engine.public, _ALL, engine.stream
+                )
+                parts.append(sent)
+                shares.append(modulus.round(kept))
+            primes = np.array(plan.primes, np.uint32)[:, None]
+            offset = np.array([plan.offset % prime for prime in plan.primes], np.uint32)[:, None]
+            self._keep(place, (np.concatenate(shares) + offset) % primes)
             return parts
 
         answers = engine.parallel(one, range(len(plan.sums)))
@@ -256,10 +256,8 @@ class _SlotJob(Job):
         for place in range(len(self.plan.sums)):
             parts = []
             for modulus in self.plan.moduli:
-                part = received[start : (start := start + modulus.scheme.response_bytes(DEGREE))]
-                slots, noise = modulus.round(engine.secret.phase(modulus.scheme, part, _ALL))
-                engine.noise = max(engine.noise, noise)
-                parts.append(slots.reshape(-1, DEGREE))
+                part = received[start : (start := start + modulus.scheme.response_bytes)]
+                parts.append(modulus.round(engine.secret.phase(modulus.scheme, part, _ALL)))
             self._keep(place, np.concatenate(parts))
 
 

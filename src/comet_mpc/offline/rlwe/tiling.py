@@ -9,10 +9,14 @@ for blocks of 8192/D rows, K inputs and D/K outputs. ŷ has D coefficients only,
 product only every K-th coefficient is wanted, so with `packing.py` K of them are packed into one response. There
 
     x̂ = Σ x[i, j]·X^(i·D - j),   (x·yᵀ)[i, o] = coefficient i·D + (o mod D/K)·K + ⌊o·K/D⌋ of the packed product.
+
+Wide factors of the server's may be cut in parts, y = y_0 + 2^b·y_1 + …, each of which is multiplied with the same
+upload: a product with a short factor has little noise, so it takes a smaller modulus, with room for keys to pack.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,6 +54,9 @@ class Tiling:
     scheme: Scheme
     levels: int = 0
     """Packed if above 0; then block_inputs = 2^levels."""
+    parts: int = 1
+    part_bits: int = 0
+    """The server's factor is cut into so many parts of so many bits."""
 
     @property
     def block_rows(self) -> int:
@@ -75,7 +82,7 @@ class Tiling:
 
     @property
     def response_bytes(self) -> int:
-        return sum(self.scheme.response_bytes(math.prod(self.extent(r, g))) for g, r in self.answers())
+        return self.parts * len(self.answers()) * self.scheme.response_bytes
 
     @property
     def group_blocks(self) -> int:
@@ -105,6 +112,15 @@ class Tiling:
         o, k = np.arange(outputs), self.block_inputs
         columns = o % self.block_outputs * k + o // self.block_outputs if self.levels else o * k + k - 1
         return (np.arange(rows)[:, None] * self.stride + columns).astype(np.uint32).reshape(-1)
+
+    def cut(self, y: Integers) -> list[Integers]:
+        """Parts y_k of a factor, |y_k| <= 2^(part_bits-1): y = Σ y_k·2^(k·part_bits), mod 2^64."""
+        cut = []
+        for _ in range(self.parts - 1):
+            low = centred(y.view(np.uint64), self.part_bits)
+            cut.append(low)
+            y = (y - low) >> np.int64(self.part_bits)
+        return [*cut, y]
 
     def pack_left(self, x: Words) -> Words:
         """(rows, inputs) -> polynomials (row blocks, input blocks, 8192)."""
@@ -144,14 +160,17 @@ def choose_tiling(rows: int, inputs: int, outputs: int, width: int, bits: int, p
     for stride in (2**k for k in range(1, 14)):
         plain = {min(2**k, inputs) for k in range(stride.bit_length())}
         packs = range(1, min(MAX_LEVELS, stride.bit_length() - 1) + 1) if packed else ()
-        for block_inputs, levels in [*((size, 0) for size in plain), *((2**level, level) for level in packs)]:
-            norm = 2.0 ** (bits - 1) * math.sqrt(stride // block_inputs * inputs)  # of all that meets in one output
+        blocks = [*((size, 0) for size in plain), *((2**level, level) for level in packs)]
+        for (block_inputs, levels), parts in itertools.product(blocks, (1, 2)):
+            part_bits = -(-bits // parts)
+            largest = 2.0 ** (part_bits - 1) + (parts > 1)  # a part above another may get its carry
+            norm = largest * math.sqrt(stride // block_inputs * inputs)  # of all that meets in one output
             try:
                 scheme = choose_scheme(width, norm, packing_noise(len(PRIMES), levels))
             except RangeError:
                 continue
             if not levels or scheme.limbs < len(PRIMES):
-                options.append(Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels))
+                options.append(Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, parts, part_bits))
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
     return min(options, key=_cost)
@@ -163,8 +182,8 @@ def _cost(tiling: Tiling) -> float:
     seconds = limbs * i * o * (_TRANSFORM + r * _MULTIPLY)
     if tiling.levels:
         seconds += r * o * limbs * (limbs + 3) * _SWITCH
-    responses = r * -(-o // tiling.group_blocks) * scheme.response_bytes(0)
-    return r * i * scheme.upload_bytes + responses + _BYTES_PER_SECOND * seconds
+    responses = r * -(-o // tiling.group_blocks) * scheme.response_bytes
+    return r * i * scheme.upload_bytes + tiling.parts * (responses + _BYTES_PER_SECOND * seconds)
 
 
 def centred(words: Words, width: int) -> Integers:
