@@ -27,13 +27,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from comet_mpc.cli.train import register
+from comet_mpc.cli.main import app as comet
 from comet_mpc.models.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-comet = typer.Typer(pretty_exceptions_enable=False)
-register(comet)
 
 
 def command(*arguments: object) -> None:
@@ -41,7 +39,7 @@ def command(*arguments: object) -> None:
     words = [str(argument) for argument in arguments]
     sys.argv = ["comet", *words]
     typer.echo(f"$ comet {' '.join(words)}")
-    comet(words, standalone_mode=False)
+    comet(["--debug", *words], standalone_mode=False)
 
 
 Encoder = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint.")]

@@ -29,6 +29,8 @@ A message says what was found, what was expected and what to do. It never contai
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CheckpointError",
     "CometError",
@@ -58,6 +60,16 @@ __all__ = [
 
 class CometError(Exception):
     """The base class of every error in this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: every error can be sent between processes, whatever its constructor takes."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[CometError], args: tuple[Any, ...], fields: dict[str, Any]) -> CometError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class ShapeError(CometError, ValueError):

@@ -1,59 +1,86 @@
-"""How far a long command is: a bar with the time left on a terminal, plain lines where nobody is looking."""
+"""How far a long command is: a bar with the time left on a terminal, plain lines where nobody is watching."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 __all__ = ["Tick", "bar"]
 
-Tick = Callable[[int, int, str], None]
-"""Is told (done, of all, a note such as the loss)."""
+_SOON = 10.0
+"""Seconds, or per cent: earlier than both, an estimate of the time left is of no use."""
+
+
+class Tick(Protocol):
+    """Is told how much is done, of how much in all (0: nobody knows), and a note such as the loss."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 @contextlib.contextmanager
-def bar(what: str, every: float = 10.0) -> Iterator[Tick]:
-    """On standard error, since results go to standard output. `every`: seconds from line to line."""
+def bar(what: str, *, every: float = 10.0, shown: Callable[[int], str] = str) -> Iterator[Tick]:
+    """On standard error, since results go to standard output. It may run full and begin again.
+
+    every  seconds from line to line, where there is no terminal
+    shown  how an amount is written, such as `human_bytes`
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _lines(what, every)
+        yield _lines(what, every, shown)
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}"),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        _TimeLeft(),
     )
     with Progress(*columns, console=console, transient=True, speed_estimate_period=300.0) as progress:
-        task = progress.add_task(what, total=None, note="")
-        yield lambda done, total, note: progress.update(task, completed=done, total=total, note=note)
+        task = progress.add_task(what, total=None, visible=False, count="", note="")
+        last = 0
+
+        def tick(done: int, total: int, note: str = "") -> None:
+            nonlocal last
+            if done < last:
+                progress.reset(task)
+            last = done
+            count, going = f"{shown(done)}/{shown(total)}" if total else "", done < total or not total
+            progress.update(task, completed=done, total=total or None, count=count, note=note, visible=going)
+
+        yield tick
 
 
-def _lines(what: str, every: float) -> Tick:
+class _TimeLeft(TimeRemainingColumn):
+    def render(self, task: Task) -> Text:
+        early = task.percentage < _SOON and (task.elapsed or 0.0) < _SOON
+        return Text() if early or task.total is None else super().render(task) + Text(" left")
+
+
+def _lines(what: str, every: float, shown: Callable[[int], str]) -> Tick:
     """A line after every so many seconds, and one at the end of what took longer."""
     console = Console(stderr=True, width=200, highlight=False)
-    began: tuple[float, int] | None = None
-    printed = 0.0
+    began, first, last, printed = 0.0, 0, -1, 0.0
 
-    def tick(done: int, total: int, note: str) -> None:
-        nonlocal began, printed
+    def tick(done: int, total: int, note: str = "") -> None:
+        nonlocal began, first, last, printed
         now = time.monotonic()
-        if began is None:
-            began, printed = (now, done), now
-        spent = now - began[0]
+        if last < 0 or done < last:
+            began, first, printed = now, done, now
+        last, spent = done, now - began
         if now - printed < every and (done < total or spent < every):
             return
         printed = now
-        left = spent / max(1, done - began[1]) * (total - done)
-        parts = [f"{what} {done}/{total}", *([note] if note else []), _clock(spent)]
-        console.print(", ".join([*parts, *([f"{_clock(left)} left"] if done < total else [])]), markup=False)
+        parts = [f"{what} {shown(done)}/{shown(total)}" if total else what, *([note] if note else []), _clock(spent)]
+        if done < total:
+            parts.append(f"{_clock(spent / max(1, done - first) * (total - done))} left")
+        console.print(", ".join(parts), markup=False)
 
     return tick
 

@@ -1,8 +1,8 @@
-"""Bytes and seconds as people read them."""
+"""Bytes, seconds and counts as people read them."""
 
 from __future__ import annotations
 
-__all__ = ["human_bytes", "human_seconds"]
+__all__ = ["counted", "human_bytes", "human_seconds"]
 
 
 def human_bytes(count: float) -> str:
@@ -22,3 +22,8 @@ def _three_digits(value: float) -> str:
 
 def human_seconds(seconds: float) -> str:
     return f"{seconds * 1000.0:.0f} ms" if seconds < 0.9995 else f"{_three_digits(seconds)} s"
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """1 layer, 12 layers."""
+    return f"{count} {one if count == 1 else many or one + 's'}"

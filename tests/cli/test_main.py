@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from comet_mpc import __version__
-from comet_mpc.cli.main import app
+from comet_mpc.cli.main import _COMMANDS, app
 from support.toy_model import make_checkpoint
 
 FIELDS = {
@@ -30,6 +30,38 @@ def comet(*arguments: str) -> Result:
 
 def test_version() -> None:
     assert comet("--version").stdout == f"comet {__version__}\n"
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from comet_mpc.cli.main import app
+for option in ("--version", "--help"):
+    assert CliRunner().invoke(app, [option]).exit_code == 0
+print(sorted({"numpy", "scipy", "tokenizers", "torch", "cryptography"} & sys.modules.keys()))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_says_what_it_does(name: str) -> None:
+    shown = comet(name, "--help")
+    assert shown.exit_code == 0, shown.output
+    assert f" {name} " in shown.stdout
+    assert _COMMANDS[name][1] in " ".join(comet("--help").stdout.replace("│", " ").split())
+
+
+def test_a_misspelt_command_is_code_2() -> None:
+    assert comet("querry").exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [("plan", "--shape", "bert-base"), ("bench", "truncation", "--values", "700")])
+def test_tables_fit_80_columns(arguments: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    assert shown.exit_code == 0, shown.output
+    assert "…" not in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
 def test_ops_writes_a_table_and_json(tmp_path: Path) -> None:
@@ -98,7 +130,7 @@ def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -
 def test_demo_prints_tables(checkpoint: str) -> None:
     result = comet("demo", "--model", checkpoint, "good film")
     assert result.exit_code == 0, result.output
-    for expected in ("good film", "in the clear", "bytes and rounds are the planned ones", "No third party"):
+    for expected in ("good film", "in the clear", "exactly as planned", "no third party"):
         assert expected in result.stdout
 
 

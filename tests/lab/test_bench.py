@@ -24,9 +24,10 @@ from comet_mpc.lab.bench import operations
 from comet_mpc.lab.bench.cases import OPERATIONS, Case, build, choose
 from comet_mpc.lab.bench.models import ModelCase
 from comet_mpc.lab.bench.operations import Record, measure, plan_case
+from comet_mpc.lab.bench.parties import Seat
 from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_query
 from comet_mpc.lab.bench.truncation import check_truncation
-from comet_mpc.lab.bench.workers import Crew
+from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
 from comet_mpc.units import human_bytes, human_seconds
 from support.waiting import PATIENCE, eventually
@@ -81,7 +82,8 @@ def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
 
 def test_an_error_in_a_process_is_raised_by_its_type(crew: Crew) -> None:
     case = Case("inverse_sqrt", "minimax", steps=99)
-    parties = [crew.start(name, operations._party, 0, case, Path(), ("", 0), []) for name in ("client", "server")]
+    seat = Seat(0, Path(), ("", 0))
+    parties = [crew.start(name, operations._party, seat, case, []) for name in ("client", "server")]
     with pytest.raises(RuleError, match="99 steps"):
         crew.results(parties)
     assert not any(party.process.is_alive() for party in parties)
@@ -89,15 +91,15 @@ def test_an_error_in_a_process_is_raised_by_its_type(crew: Crew) -> None:
 
 
 def test_a_process_that_dies_is_noticed(crew: Crew) -> None:
-    worker = crew.start("server", operations._party, 1, Case("truncation", "exact"), crew.keys, ("", 0), [])
+    worker = crew.start("server", operations._party, Seat(1, crew.keys, ("", 0)), Case("truncation", "exact"), [])
     worker.process.kill()
-    with pytest.raises(CometError, match="server: it ended with exit code"):
+    with pytest.raises(CometError, match="server: the process ended with exit code"):
         crew.results([worker])
 
 
 def test_nothing_is_left_behind() -> None:
     with Crew() as crew:
-        directory, workers = crew.keys, list(crew._workers)
+        directory, workers = crew.directory, list(crew._workers)
         assert all(worker.process.is_alive() for worker in workers)
     assert not directory.exists()
     assert not any(_alive(pid) for worker in workers if (pid := worker.process.pid))

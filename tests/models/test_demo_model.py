@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from comet_mpc.cli.main import app
 from comet_mpc.functions import fit
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.lab.twin_evaluation import evaluate_twin
+from comet_mpc.lab.evaluation import evaluate_twin
 from comet_mpc.models.served import PublicModel, ServedModel
 from comet_mpc.models.tasks import TASKS, Example, read_split
 
@@ -67,13 +67,14 @@ def test_a_client_classifies_without_scipy_and_torch(tmp_path: Path) -> None:
     program = """
 import importlib
 from comet_mpc.lab.demo import demo_model, run_demo
+from comet_mpc.offline.sources import DEALER
 for module in ("scipy", "torch"):
     try:
         importlib.import_module(module)
     except ImportError:
         continue
     raise AssertionError(module)
-print(run_demo(demo_model(), ["an absolute delight from start to finish"], "dealer")[0].label)
+print(run_demo(demo_model(), ["an absolute delight from start to finish"], DEALER)[0].label)
 """
     search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command, environment = [sys.executable, "-c", program], os.environ | {"PYTHONPATH": search}

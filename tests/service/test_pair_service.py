@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from comet_mpc.cli import service
+from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, PeerClosed, PeerError, ProtocolMismatch, RandomnessSpent, ServerBusy
 from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.pair.costs import preparation_traffic
@@ -214,18 +213,18 @@ def test_whoever_insists_on_another_source_is_told(world: World, cache: Path) ->
 
 
 def test_the_commands_know_both_sources(world: World, tmp_path: Path) -> None:
-    app = typer.Typer()
-    service.register(app)
     common = [world.server.address, "--keys", str(world.keys), "--cache", str(tmp_path)]
     ready = CliRunner().invoke(app, ["query", *common, "--ready", "1"])
-    assert "randomness for 1 queries is ready (source: pair)" in ready.stdout
+    assert "randomness is ready for 1 more query (source: pair)" in ready.stdout
     found = CliRunner().invoke(app, ["query", *common, TEXT, "--json", "--source", "pair"])
     (entry,) = json.loads(found.stdout)
     assert entry["cost"]["source"] == "pair"
     assert world.right(tuple(entry["logits"]), TEXT)
-    assert isinstance(CliRunner().invoke(app, ["query", *common, TEXT, "--source", "dealer"]).exception, PeerError)
+    assert isinstance(
+        CliRunner().invoke(app, ["--debug", "query", *common, TEXT, "--source", "dealer"]).exception, PeerError
+    )
     for wrong in (["--source", "pair", "--dealer", "127.0.0.1:1"], ["--source", "dealer"]):
-        refused = CliRunner().invoke(app, ["serve", str(world.checkpoint), *wrong])
+        refused = CliRunner().invoke(app, ["--debug", "serve", str(world.checkpoint), *wrong])
         assert isinstance(refused.exception, ConfigurationError)
 
 

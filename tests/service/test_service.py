@@ -15,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from comet_mpc.cli import service
+from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, PeerClosed, ProtocolMismatch, ServerBusy
 from comet_mpc.lab.evaluation import evaluate_securely
 from comet_mpc.models.served import ServedModel
@@ -164,8 +163,6 @@ def test_eight_clients_at_once_one_killed_and_one_stalling(world: World, cache: 
 
 
 def test_the_command_prints_a_table_or_json(world: World, cache: Path, tmp_path: Path) -> None:
-    app = typer.Typer()
-    service.register(app)
     common = ["--keys", str(world.keys), "--cache", str(cache)]
     file = tmp_path / "texts"
     file.write_text("the film is good\n\na [bold] plot\n")
@@ -179,7 +176,7 @@ def test_the_command_prints_a_table_or_json(world: World, cache: Path, tmp_path:
     assert abs(float(probability[0]) - entries[1]["probability"]) < 0.01  # each run rounds at random
     assert f"{world.programs.plan(1, 16).rounds} rounds" in shown.stdout
     for wrong in ([], ["good", "--file", str(file)], ["--file", str(tmp_path / "none")]):
-        refused = CliRunner().invoke(app, ["query", world.server.address, *wrong, *common])
+        refused = CliRunner().invoke(app, ["--debug", "query", world.server.address, *wrong, *common])
         assert isinstance(refused.exception, ConfigurationError)
 
 

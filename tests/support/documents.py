@@ -147,6 +147,7 @@ def check_command(command: Any, words: list[str], *, whole: bool = True) -> None
 
     whole: everything that is required must be there too. Otherwise only names are looked up, as for a mention in prose.
     """
+    command = command.load() if hasattr(command, "load") else command
     if not whole:
         for word in words:
             if word.startswith("--"):
@@ -157,6 +158,7 @@ def check_command(command: Any, words: list[str], *, whole: bool = True) -> None
                 if word not in command.commands:
                     raise ValueError(f"{command.name} has no command {word}")
                 command = command.commands[word]
+                command = command.load() if hasattr(command, "load") else command
         return
     try:
         context = command.make_context(command.name, list(words))

@@ -303,7 +303,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path:
     with pytest.raises(NotFinite, match="loss is nan") as caught:
         finetune(
             config, tensors, task, broken, data, tmp_path, recipe,
-            say=lambda _: None, tick=lambda done, total, note: seen.append(done),
+            say=lambda _: None, tick=lambda done, total, note="": seen.append(done),
         )  # fmt: skip
     assert f"at step {seen[-1]}:" in str(caught.value)
     assert 0 < seen[-1] < 32, "some step before the broken row was taken"

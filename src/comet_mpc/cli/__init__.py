@@ -1,1 +1,12 @@
-"""The command `comet`."""
+"""The command `comet`.
+
+main      the command itself: its subcommands by name, each loaded when it is called
+options   what several commands share: options, and what is made of their values
+tables    results, as tables for people and as JSON for machines
+demo      `comet demo`
+plan      `comet plan`
+service   `comet serve`, `query`, `deal` and `keys`
+train     `comet unify`, `calibrate` and `finetune`
+evaluate  `comet eval`
+bench     `comet bench`
+"""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Group
 
+from comet_mpc.cli.options import Batch, JsonFlag, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape
+from comet_mpc.cli.tables import report, table
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
-from comet_mpc.engine.party import SourceName
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import (
-    SHAPES,
     EncoderShape,
     certified_rules,
     classify,
@@ -29,10 +27,11 @@ from comet_mpc.models.transformer import (
     public_weights,
 )
 from comet_mpc.net.channel import Traffic
-from comet_mpc.offline.pair.costs import preparation_parts
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["plan_shape", "register"]
+__all__ = ["plan", "plan_shape"]
 
 
 def plan_shape(shape: EncoderShape, tokens: int, steps: int, batch: int = 1, *, fused: bool = True) -> Plan:
@@ -47,108 +46,96 @@ def plan_shape(shape: EncoderShape, tokens: int, steps: int, batch: int = 1, *, 
     )
 
 
-def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def plan(
+    model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint, or use --shape.")] = None,
+    shape: ShapeName = None,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens per text, padding included.")] = 128,
+    batch: Batch = 1,
+    steps: Steps = 3,
+    layers: Layers = None,
+    source: SourceName = DEALER.name,
+    network: NetworkName = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show what a private prediction will cost, without running it.
+
+    Bytes, rounds, memory and an estimate of the time, by operation and by layer. Bytes and rounds are exact.
+    """
+    kind = find_source(source)
+    if model is None:
+        if shape is None:
+            raise ConfigurationError("name a checkpoint, or a shape with --shape")
+        size, name = find_shape(shape, layers), shape
+        planned = plan_shape(size, tokens, steps, batch, fused=kind.fused)
+    elif shape is not None:
+        raise ConfigurationError("name a checkpoint or a shape, not both")
+    else:
+        served = ServedModel.load(model)
+        size, name, planned = served.shape, str(model), served.plan(batch, tokens, fused=kind.fused)
+    link = Network.parse(network) if network else None
+    words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
+    parts = kind.parts(planned.correlations)
+    summary: dict[str, Any] = {
+        "model": name,
+        "tokens": tokens,
+        "batch": batch,
+        "source": source,
+        "rounds": planned.rounds,
+        "online_bytes": planned.online_bytes,
+        "client_sends": planned.sent(0),
+        "server_sends": planned.sent(1),
+        "offline_bytes": kind.offline_bytes(planned),
+        "setup_bytes": 8 * words if kind.masks_weights else 0,
+        "memory_bytes": party_memory(planned, words),
+        "compute_seconds": compute_seconds(planned),
+        "network_seconds": link.seconds(planned) if link else None,
+        "digest": planned.digest,
+    }
+    groups = {"operations": by_operation(planned), "layers": by_layer(planned)}
+    records = {group: [_as_json(cost, kind) for cost in costs] for group, costs in groups.items()}
+    tables = [
+        _costs(f"{name}, {batch} × {tokens} tokens: by operation", groups["operations"], kind),
+        _costs("By layer", groups["layers"], kind),
+        *([_preparation(parts)] if parts else []),
+        _in_words(summary, kind, network),
+    ]
+    report(summary | records | ({"preparation": parts} if parts else {}), Path("-") if json else None, *tables)
 
 
-def _costs(title: str, costs: list[Cost], source: SourceName) -> Table:
-    """What a dealer sends is for one operation; two parties prepare what is alike together, so it has its own table."""
+def _as_json(cost: Cost, source: Source) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(cost)
+    if not source.has_third_party:
+        del shown["offline_bytes"]
+    return shown
+
+
+def _costs(title: str, costs: list[Cost], source: Source) -> Group:
+    """A dealer sends its part for each operation; two parties prepare it for all together, so it has its own table."""
     columns: dict[str, Callable[[Cost], str]] = {
         "rounds": lambda cost: str(cost.rounds),
         "online MB": lambda cost: f"{cost.online_bytes / 1e6:.2f}",
         "offline MB": lambda cost: f"{cost.offline_bytes / 1e6:.2f}",
         "compute s": lambda cost: f"{cost.compute_seconds:.2f}",
     }
-    if source == "pair":
+    if not source.has_third_party:
         del columns["offline MB"]
-    return _table(title, tuple(columns), ((cost.name, *(show(cost) for show in columns.values())) for cost in costs))
+    return table(title, ("", *columns), ((cost.name, *(show(cost) for show in columns.values())) for cost in costs))
 
 
-def _preparation(parts: dict[str, Traffic]) -> Table:
+def _preparation(parts: dict[str, Traffic]) -> Group:
     rows = ((n, str(t.rounds), f"{t.sent / 1e6:.2f}", f"{t.received / 1e6:.2f}") for n, t in parts.items())
-    return _table("preparation between the two parties", ("rounds", "client sends MB", "server sends MB"), rows)
+    return table("Preparation by client and server", ("", "rounds", "client sends MB", "server sends MB"), rows)
 
 
-def _as_json(cost: Cost, source: SourceName) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(cost)
-    if source == "pair":
-        del shown["offline_bytes"]
-    return shown
-
-
-def register(app: typer.Typer) -> None:
-    @app.command()
-    def plan(
-        model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint; or use --shape.")] = None,
-        shape: Annotated[str | None, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = None,
-        tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens per text, padding included.")] = 128,
-        batch: Annotated[int, typer.Option(min=1, max=1024, help="Texts at once.")] = 1,
-        steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt, with --shape.")] = 3,
-        layers: Annotated[int | None, typer.Option(min=1, help="Only so many layers, with --shape.")] = None,
-        source: Annotated[SourceName, typer.Option(help="Who prepares the randomness.")] = "dealer",
-        network: Annotated[str | None, typer.Option(help="RATE/RTT, for example 200mbit/10ms.")] = None,
-        json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    ) -> None:
-        """Bytes, rounds, memory and estimated time of a private prediction, by operation and layer."""
-        if (model is None) == (shape is None):
-            raise ConfigurationError("name either a checkpoint or a --shape")
-        if model is not None:
-            served = ServedModel.load(model)
-            size, planned, name = served.shape, served.plan(batch, tokens, fused=source == "dealer"), str(model)
-        else:
-            if shape not in SHAPES:
-                raise ConfigurationError(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}")
-            full = SHAPES[shape]
-            size = replace(full, layers=layers or full.layers)
-            planned, name = plan_shape(size, tokens, steps, batch, fused=source == "dealer"), shape
-        words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
-        parts = preparation_parts(planned.correlations) if source == "pair" else {}
-        offline = sum(part.sent + part.received for part in parts.values()) or planned.correction_bytes
-        setup = 8 * words if source == "dealer" else 0
-        compute = compute_seconds(planned)
-        link = Network.parse(network) if network else None
-        summary = {
-            "model": name,
-            "tokens": tokens,
-            "batch": batch,
-            "source": source,
-            "rounds": planned.rounds,
-            "online_bytes": planned.online_bytes,
-            "client_sends": planned.sent(0),
-            "server_sends": planned.sent(1),
-            "offline_bytes": offline,
-            "setup_bytes": setup,
-            "memory_bytes": party_memory(planned, words),
-            "compute_seconds": compute,
-            "network_seconds": link.seconds(planned) if link else None,
-            "digest": planned.digest,
-        }
-        if json:
-            groups: dict[str, Any] = {"operations": by_operation(planned), "layers": by_layer(planned)}
-            groups = {name: [_as_json(cost, source) for cost in costs] for name, costs in groups.items()}
-            if parts:
-                groups["preparation"] = parts
-            typer.echo(msgspec.json.format(msgspec.json.encode(summary | groups), indent=1).decode())
-            return
-        console = Console()
-        console.print(_costs(f"{name}, {batch} × {tokens} tokens: by operation", by_operation(planned), source))
-        console.print(_costs("by layer", by_layer(planned), source))
-        if parts:
-            console.print(_preparation(parts))
-        memory = party_memory(planned, words)
-        console.print(
-            f"[bold]{planned.rounds} rounds, {human_bytes(planned.online_bytes)} online[/bold] "
-            f"(client {human_bytes(planned.sent(0))}, server {human_bytes(planned.sent(1))}), "
-            f"{human_bytes(offline)} offline "
-            + ("between the two parties, " if parts else "from the dealer to the server, ")
-            + (f"{human_bytes(setup)} set-up once per client and model, " if setup else "")
-            + f"about {human_bytes(memory)} of memory, about {human_seconds(compute)} of compute."
-        )
-        if link:
-            console.print(f"On {network}: about {link.seconds(planned):.1f} s on the network besides the compute.")
+def _in_words(summary: dict[str, Any], source: Source, network: str | None) -> str:
+    size = {key: human_bytes(summary[f"{key}_bytes"]) for key in ("online", "offline", "setup", "memory")}
+    client, server = (human_bytes(summary[f"{party}_sends"]) for party in ("client", "server"))
+    lines = [
+        f"[bold]{summary['rounds']} rounds, {size['online']} online[/bold] (client {client}, server {server})",
+        f"{size['offline']} offline, {source.who}",
+        *([f"{size['setup']} for set-up, once per client and model"] if summary["setup_bytes"] else []),
+        f"about {size['memory']} of memory and {human_seconds(summary['compute_seconds'])} of compute for each party",
+    ]
+    if network:
+        lines.append(f"about {summary['network_seconds']:.1f} s on a network of {network}, besides the compute")
+    return "\n".join(lines) + "\n"

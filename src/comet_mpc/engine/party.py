@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,11 @@ from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, wor
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
 
-__all__ = ["Measured", "PartySession", "Randomness", "SourceName"]
+__all__ = ["Measured", "PartySession", "Randomness"]
 
 Packed = npt.NDArray[np.uint8]
 Leg = tuple[Packed | None, Callable[[memoryview], Result]]
 """One request on its way: what this party sends, and what it makes of the answer."""
-
-SourceName = Literal["dealer", "pair"]
-"""Who prepares the randomness: a third party, or the two parties between themselves."""
 
 
 class Randomness(Protocol):

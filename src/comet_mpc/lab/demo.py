@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from comet_mpc.engine.party import SourceName
-from comet_mpc.lab.evaluation import local_service
+from comet_mpc.lab.service import local_service
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel
-from comet_mpc.offline.source import Progress
+from comet_mpc.offline.source import Progress, Source
+from comet_mpc.offline.sources import PAIR
 from comet_mpc.service.client import Client
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _prepare(client: Client, bucket: int, count: int) -> float:
 
 
 def run_demo(
-    model: ServedModel, texts: Sequence[str], source: SourceName = "pair", progress: Progress | None = None
+    model: ServedModel, texts: Sequence[str], source: Source = PAIR, progress: Progress | None = None
 ) -> list[TextResult]:
     """Classifies the texts one by one, privately and in the clear. Randomness for all of them is prepared before."""
     results, seen = [], bytearray()
@@ -152,7 +152,7 @@ def run_demo(
             cache=directory / "cache",
             batch=1,
             ready=0,
-            source=source,
+            source=source.name,
             progress=progress,
             wrap=lambda channel: _Recorder(channel, seen),
         ) as client,
@@ -162,12 +162,12 @@ def run_demo(
         sizes = Counter(query.bucket for query in queries)
         offline_seconds = {bucket: _prepare(client, bucket, count) for bucket, count in sizes.items()}
         for text, query in zip(texts, queries, strict=True):
-            client.prepare(bucket=query.bucket)  # what of it can be done in memory
+            client.prepare(bucket=query.bucket)  # what can be done in memory
             seen.clear()
             (prediction,) = client.classify([text])
             plain = model.plain_logits(model.encode([text]))[0]
             odds = np.exp(plain - plain.max())
-            plan = public.plan(1, query.bucket, fused=source == "dealer")
+            plan = public.plan(1, query.bucket, fused=source.fused)
             results.append(
                 TextResult(
                     text=text,

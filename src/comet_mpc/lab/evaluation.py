@@ -1,39 +1,72 @@
-"""A dev set evaluated inside the protocol, next to the plaintext model.
+"""A data set evaluated beside the plaintext model: inside the protocol, or by the plaintext fixed-point twin.
 
-The parties are real processes over TLS on this machine, unless a client of a running service is passed. That shows
-correctness and cost; it is not a deployment: all roles have one operator here.
+`evaluate_securely` shows correctness and cost between real processes over TLS on this machine, or through a client of
+a running service. `evaluate_twin` shows what fixed point does to a model, without a network or a second party. The twin
+rounds to nearest; real parties round at random to one of the two neighbours, so their answers differ from the model's
+by about half as much again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from comet_mpc.engine.party import SourceName
-from comet_mpc.errors import ConfigurationError, PeerError
-from comet_mpc.lab.twin_evaluation import compared, texts_of
-from comet_mpc.models.served import ServedModel
+from comet_mpc.engine.twin import run_twin
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.lab.service import local_service
+from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.tasks import Example, Task
-from comet_mpc.net.identity import TlsIdentity, make_test_set
-from comet_mpc.offline.dealer.server import run_dealer
-from comet_mpc.offline.sources import DealerSource, PairSource
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.service.client import Client
-from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.prediction import Prediction
-from comet_mpc.service.server import Server
 
-__all__ = ["evaluate_securely", "local_service"]
+__all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "silent", "texts_of"]
 
-_START_SECONDS = 60.0
+Reals = npt.NDArray[np.float64]
+Progress = Callable[[int, int], object]
+"""Is told (done, of all)."""
+
+_TOKENS = 1024
+"""How many the twin computes at once, with padding: bounds memory."""
+
+
+def silent(done: int, total: int) -> None:
+    """A Progress that tells nobody."""
+
+
+def texts_of(examples: Sequence[Example]) -> list[str | tuple[str, str]]:
+    """Their texts, or pairs of texts."""
+    if not examples:
+        raise ConfigurationError("there are no examples to evaluate")
+    return [example.first if example.second is None else (example.first, example.second) for example in examples]
+
+
+def compared(found: Reals, plain: Reals, examples: Sequence[Example], task: Task | None = None) -> dict[str, Any]:
+    """Answers beside the plaintext model's, as numbers that JSON can carry.
+
+    `examples`, `logit_difference` (of an example: its largest; median, quantile 99 % and largest over them), for a
+    classification `agreement` (of labels), `accuracy` and `plain_accuracy`, with a task `scores` and `plain_scores`.
+    """
+    difference = np.max(np.abs(found - plain), axis=1)
+    quantiles = {"median": 0.5, "99 %": 0.99, "largest": 1.0}
+    report: dict[str, Any] = {
+        "examples": len(examples),
+        "logit_difference": {name: float(np.quantile(difference, at)) for name, at in quantiles.items()},
+    }
+    labels = np.array([example.label for example in examples])
+    if plain.shape[1] > 1:
+        chosen, wanted = found.argmax(axis=1), plain.argmax(axis=1)
+        report["agreement"] = float(np.mean(chosen == wanted))
+        report["accuracy"], report["plain_accuracy"] = (float(np.mean(x == labels)) for x in (chosen, wanted))
+    if task is not None:
+        report["scores"], report["plain_scores"] = task.score(found, labels), task.score(plain, labels)
+    return report
 
 
 def evaluate_securely(
@@ -43,113 +76,79 @@ def evaluate_securely(
     limit: int | None = None,
     task: Task | None = None,
     client: Client | None = None,
-    source: SourceName = "dealer",
+    source: Source = DEALER,
     batch: int = 4,
     group: int = 16,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Runs the examples (the first `limit` of them) privately and in the clear, and compares.
 
-    model     for the plaintext answers, and, without a client, to be served
-    task      for its metrics besides accuracy, in both worlds
-    source    of randomness, without a client
-    progress  is told (done, of all)
+    model   for the plaintext answers; without a client, it is also served
+    task    for its metrics besides accuracy, of both
+    source  of randomness, without a client
 
-    Returns what `twin_eval.compared` does, `truncated`, and bytes, rounds and seconds in all.
+    Returns what `compared` does, `truncated`, and bytes, rounds and seconds in all.
     """
     chosen = list(examples[:limit])
-    if not chosen:
-        raise ConfigurationError("there are no examples to evaluate")
     texts = texts_of(chosen)
     start = time.monotonic()
     predictions: list[Prediction] = []
     with contextlib.ExitStack() as stack:
         if client is None:
             address, keys, directory = stack.enter_context(local_service(model, source, batch=batch))
-            ready = 0 if source == "pair" else None  # in the background it would only compete with the queries
+            # without a third party it would only compete with the queries
+            ready = None if source.has_third_party else 0
             cache = directory / "cache"
             client = stack.enter_context(Client(address, keys=keys, cache=cache, batch=batch, ready=ready))
         for place in range(0, len(texts), group):
             predictions += client.classify(texts[place : place + group])
-            if progress is not None:
-                progress(len(predictions), len(texts))
+            progress(len(predictions), len(texts))
     seconds = time.monotonic() - start
     plain = np.concatenate([model.plain_logits(model.encode([text])) for text in texts])
     secure = np.array([prediction.logits for prediction in predictions])
-    runs = {id(prediction.cost): prediction.cost for prediction in predictions}.values()
-    return compared(secure, plain, chosen, task) | {
-        "source": predictions[0].cost.source,
-        "truncated": sum(prediction.truncated for prediction in predictions),
-        "runs": len(runs),
-        "online_bytes": sum(run.online_bytes for run in runs),
-        "offline_bytes": sum(run.offline_bytes for run in runs),
-        "rounds": sum(run.rounds for run in runs),
-        "online_seconds": sum(run.online_seconds for run in runs),
-        "offline_seconds": sum(run.offline_seconds for run in runs),
-        "seconds": seconds,
-    }
+    runs = list({id(prediction.cost): prediction.cost for prediction in predictions}.values())
+    totals = ("online_bytes", "offline_bytes", "rounds", "online_seconds", "offline_seconds")
+    return (
+        compared(secure, plain, chosen, task)
+        | {
+            "source": predictions[0].cost.source,
+            "truncated": sum(prediction.truncated for prediction in predictions),
+            "runs": len(runs),
+        }
+        | {name: sum(getattr(run, name) for run in runs) for name in totals}
+        | {"seconds": seconds}
+    )
 
 
-@contextlib.contextmanager
-def local_service(
-    model: ServedModel, source: SourceName, *, batch: int = 4, workers: int = 2
-) -> Iterator[tuple[str, Path, Path]]:
-    """A server, and with that source a dealer, as processes of this machine, for trials.
-
-    Gives (address of the server, keys, a directory). Without a dealer a client that prepares takes two workers.
-    """
-    with tempfile.TemporaryDirectory(prefix="comet-") as name, contextlib.ExitStack() as stack:
-        directory = Path(name)
-        keys = directory / "keys"
-        make_test_set(keys)
-        dealer = stack.enter_context(_process(_deal, keys)) if source == "dealer" else None
-        limits = ServiceLimits(batch=batch)
-        port = stack.enter_context(_process(_serve, model, dealer, keys, directory / "state", workers, limits))
-        yield f"127.0.0.1:{port}", keys, directory
+def evaluate_twin(
+    model: ServedModel, examples: Sequence[Example], *, task: Task | None = None, progress: Progress = silent
+) -> dict[str, Any]:
+    """Runs the examples through the twin and in real arithmetic, by the same rules: `compared`, and `truncated`."""
+    texts = texts_of(examples)
+    shape = (len(examples), model.shape.labels)
+    found, plain = np.empty(shape), np.empty(shape)
+    truncated = done = 0
+    for places, query in _queries(model, texts):
+        found[places], plain[places] = _twin_logits(model, query), model.plain_logits(query)
+        truncated, done = truncated + sum(query.truncated), done + len(places)
+        progress(done, len(examples))
+    return compared(found, plain, examples, task) | {"truncated": truncated}
 
 
-@contextlib.contextmanager
-def _process(target: Callable[..., None], *arguments: object) -> Iterator[int]:
-    """A process that tells the port at which it listens."""
-    context = multiprocessing.get_context("fork")  # the model is shared, not copied
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(there, *arguments))
-    process.start()
-    there.close()
-    try:
-        if not here.poll(_START_SECONDS):
-            raise PeerError("a process of the local service did not start in time")
-        try:
-            port = here.recv()
-        except EOFError as error:
-            raise PeerError("a process of the local service failed to start") from error
-        yield port
-    finally:
-        here.close()
-        process.terminate()
-        process.join(30)
-        process.kill()
-        process.join()
+def _queries(model: ServedModel, texts: Sequence[str | tuple[str, str]]) -> Iterator[tuple[list[int], Query]]:
+    """Texts of one bucket together, with their places."""
+    buckets: dict[int, list[int]] = {}
+    for place, text in enumerate(texts):
+        buckets.setdefault(model.encode([text]).bucket, []).append(place)
+    for bucket, places in buckets.items():
+        size = max(1, _TOKENS // bucket)
+        for start in range(0, len(places), size):
+            part = places[start : start + size]
+            yield part, model.encode([texts[place] for place in part], bucket)
 
 
-def _identity(keys: Path, name: str) -> TlsIdentity:
-    return TlsIdentity(keys / f"{name}.pem", keys / f"{name}.key", keys / "authority.pem")
-
-
-def _deal(tell: Connection, keys: Path) -> None:
-    run_dealer("127.0.0.1", 0, _identity(keys, "dealer"), started=lambda address: tell.send(address[1]))
-    os._exit(0)
-
-
-def _serve(
-    tell: Connection,
-    model: ServedModel,
-    dealer: int | None,
-    keys: Path,
-    state: Path,
-    workers: int,
-    limits: ServiceLimits,
-) -> None:
-    source = PairSource() if dealer is None else DealerSource(("127.0.0.1", dealer))
-    server = Server(model, ("127.0.0.1", 0), source, _identity(keys, "server"), state, workers=workers, limits=limits)
-    server.serve_forever(lambda: tell.send(server.address[1]))
+def _twin_logits(model: ServedModel, query: Query) -> Reals:
+    program = model.answer(query.batch, query.bucket, query)
+    logits = run_twin(lambda session: program(session, model.weights()))
+    assert logits is not None
+    return logits

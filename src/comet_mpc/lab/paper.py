@@ -3,17 +3,17 @@
     activation  s-GeLU: smu with α and μ (the paper: 0 and 1/√2) of neurons that are not normalised
     attention   Softmax* (ReLU) or s-Softmax* (smu) of q·k/√d
 
-Their intervals come from calibration, so some input may leave them, and then what the protocol computes is anything at
-all. So every text is also run through the twin, which checks all values: where it finds one out of range, the result
-is marked untrusted. Two rules for 1/sqrt:
+Their intervals come from calibration, so some input may leave them, and then the protocol may compute anything. So
+every text is also run through the twin, which checks all values: if it finds one out of range, the result is marked
+untrusted. Two rules for 1/sqrt:
 
     minimax  the coefficients of the checkpoint: shares stay uniform, nothing is revealed
-    paper    the flooded guess and plain Newton steps. NOT PRIVATE (`flooding.py`). Arguments of activations, scores and
-             denominators are scaled to at most 1 here, where it fares best; variances are taken as they come
+    paper    the flooded guess and plain Newton steps. NOT PRIVATE (`functions.flooding`). Arguments of activations,
+             scores and denominators are scaled to at most 1 here, where it does best; variances are taken as they are
 
-GeLU, Softmax and tanh have no protocol here that a model can be run with (`peers` has GeLU and Softmax as single
-operations, for comparison). Dealer and server are processes of this machine, the client is this one: it shows values
-and cost, and is no deployment.
+GeLU, Softmax and tanh have no protocol here that a model can be run with (`functions.baselines` has GeLU and Softmax as
+single operations, for comparison). Dealer and server are processes on this machine and the client is this process: that
+shows values and costs, and is no deployment.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.errors import CheckpointError, CometError, ConfigurationError, PeerClosed, PeerError, RangeError
+from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
 from comet_mpc.functions.activation import Smu
 from comet_mpc.functions.attention import AttentionForm
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, NewtonRule
 from comet_mpc.functions.minimax import MinimaxRule
-from comet_mpc.lab.bench.models import set_up
-from comet_mpc.lab.bench.workers import LOOPBACK, Crew, Link, identity
-from comet_mpc.lab.twin_evaluation import compared, texts_of
+from comet_mpc.lab.bench.models import masked_weights
+from comet_mpc.lab.bench.parties import Seat, check_planned, set_up
+from comet_mpc.lab.evaluation import Progress, compared, silent, texts_of
+from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
@@ -54,7 +55,6 @@ from comet_mpc.models.transformer import EncoderRules, LayerRules, classify, enc
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.dealer.bundles import DealtRandomness
-from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_to_memory
 from comet_mpc.offline.store import new_bundle_id
 
 __all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
@@ -253,7 +253,7 @@ class UncertifiedModel:
 
 
 class Parties:
-    """A dealer and a server as processes of their own; the client is this one. All talk over TLS."""
+    """A dealer and a server in processes of their own; the client is this process. All talk over TLS."""
 
     def __init__(self, directory: Path, rule: ResearchRule = "minimax") -> None:
         self.model = UncertifiedModel.load(directory, rule=rule)
@@ -263,11 +263,13 @@ class Parties:
     def __enter__(self) -> Self:
         crew = self._crew.__enter__()
         try:
-            self._server = crew.start("server", _serve, *self._start, crew.keys, crew.dealer_address)
-            (address,) = crew.notes([self._server])
-            host, port = address
-            self._channel = connect(host, port, identity(crew.keys, "client").client_context(), timeout=_TIMEOUT)
-            self._weights = set_up(self._channel, self.model.public_weights(), None, None)
+            server = Seat(SERVER, crew.keys, crew.dealer_address, new_seed())
+            self._server = crew.start("server", _serve, server, *self._start)
+            self._seat = Seat(CLIENT, crew.keys, crew.dealer_address)
+            ((host, port),) = crew.notes([self._server])
+            self._channel = connect(host, port, self._seat.identity.client_context(), timeout=_TIMEOUT)
+            public = self.model.public_weights()
+            self._weights = set_up(self._channel, public, None, None, masked_weights(public))
         except BaseException:
             crew.close()
             raise
@@ -284,22 +286,12 @@ class Parties:
         try:
             self._channel.send(msgspec.json.encode(order))
             start = time.monotonic()
-            logits, online = _take_part(
-                CLIENT,
-                self._channel,
-                self.model,
-                query,
-                order,
-                self._crew.dealer_address,
-                self._crew.keys,
-                self._weights,
-            )
+            logits, online = _take_part(self._seat, self._channel, self.model, query, order, self._weights)
         except PeerError:
-            self._crew.results([self._server])  # raises what the server died of
+            self._crew.results([self._server])  # raises what ended the server
             raise
         assert logits is not None
-        if (online.sent, online.received, online.rounds) != (plan.sent(CLIENT), plan.sent(SERVER), plan.rounds):
-            raise CometError("other bytes or rounds than were planned")
+        check_planned(CLIENT, online, plan)
         return Outcome(logits, not why, why, plan, time.monotonic() - start)
 
 
@@ -311,56 +303,46 @@ class _Order(msgspec.Struct, frozen=True):
     tokens: int
 
 
-def _serve(link: Link, directory: Path, rule: ResearchRule, keys: Path, dealer: tuple[str, int]) -> None:
+def _serve(link: Link, seat: Seat, directory: Path, rule: ResearchRule) -> None:
     """The server's process: one client, until it leaves."""
-    model, key = UncertifiedModel.load(directory, rule=rule), new_seed()
-    with listen(LOOPBACK, 0, identity(keys, "server").server_context(require_client=True)) as listener:
+    model = UncertifiedModel.load(directory, rule=rule)
+    with listen(LOOPBACK, 0, seat.identity.server_context(require_client=True)) as listener:
         link.tell(listener.address)
         channel = listener.accept(_TIMEOUT, channel_timeout=_TIMEOUT)
     with channel, contextlib.suppress(PeerClosed):
-        set_up(channel, model.public_weights(), dict(model.fixed), key)
+        public = model.public_weights()
+        set_up(channel, public, dict(model.fixed), seat.key, masked_weights(public))
         while True:
             order = msgspec.json.decode(channel.receive(_ORDER_BYTES), type=_Order)
             size = (order.batch, order.tokens)
             query = Query(np.zeros((*size, model.texts.shape.hidden)), np.ones(size), ())
-            _take_part(SERVER, channel, model, query, order, dealer, keys, model.fixed, key)
+            _take_part(seat, channel, model, query, order, model.fixed)
 
 
 def _take_part(
-    party: int,
+    seat: Seat,
     channel: Channel,
     model: UncertifiedModel,
     query: Query,
     order: _Order,
-    dealer: tuple[str, int],
-    keys: Path,
     weights: Mapping[str, Weight],
-    key: bytes | None = None,
 ) -> tuple[Reals | None, Traffic]:
     """One party's run of a query: the client's logits, and what it sent and received online."""
-    plan = model.plan(query)
-    with connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context()) as line:
-        bundle = fetch_to_memory(line, party, order.bundle_id, plan.correlations, key=key)
+    bundle, _ = seat.fetch(order.bundle_id, model.plan(query))
     before = channel.traffic
-    session = PartySession(party, channel, DealtRandomness(bundle, weights), permits_leaks=model.leaks)
+    session = PartySession(seat.party, channel, DealtRandomness(bundle, weights), permits_leaks=model.leaks)
     logits = model.answer(query)(session, weights)
     return logits, channel.traffic - before
 
 
 def evaluate_uncertified(
-    parties: Parties,
-    examples: Sequence[Example],
-    task: Task,
-    *,
-    progress: Callable[[int, int], None] | None = None,
+    parties: Parties, examples: Sequence[Example], task: Task, *, progress: Progress = silent
 ) -> dict[str, Any]:
-    """The examples one by one, by two parties and in the clear: numbers that JSON can carry.
+    """Runs the examples one by one, by two parties and in the clear. Returns numbers that JSON can carry.
 
     `compared` of those whose values all stayed in their calibrated ranges; `untrusted` counts the others, whose logits
     may be anything, and `all_scores` has the scores with them.
     """
-    if not examples:
-        raise ConfigurationError("there are no examples to evaluate")
     model = parties.model
     outcomes, plain = [], []
     for done, text in enumerate(texts_of(examples), 1):
@@ -368,8 +350,7 @@ def evaluate_uncertified(
         outcomes.append(parties.run(query))
         with np.errstate(over="ignore", invalid="ignore"):  # out of its range, a rule may explode
             plain.append(np.nan_to_num(model.plain_states(query)[-1]))
-        if progress is not None:
-            progress(done, len(examples))
+        progress(done, len(examples))
     secure, clear = np.concatenate([outcome.logits for outcome in outcomes]), np.concatenate(plain)
     trusted = [place for place, outcome in enumerate(outcomes) if outcome.trusted]
     report = compared(secure[trusted], clear[trusted], [examples[place] for place in trusted], task) if trusted else {}

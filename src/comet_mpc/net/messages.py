@@ -1,30 +1,45 @@
-"""Errors that travel: from a white list, by name, and raised again as what they are on the other side."""
+"""Errors that are sent to the other side: those of a white list, by name, and raised there again by their type."""
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn, get_args
+from typing import Annotated, NoReturn
 
 import msgspec
 
-from comet_mpc import errors
-from comet_mpc.errors import CometError, ProtocolMismatch
+from comet_mpc.errors import (
+    CometError,
+    ConfigurationError,
+    ForeignRandomness,
+    NotAuthenticated,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    ProtocolMismatch,
+    RandomnessError,
+    RandomnessSpent,
+    ServerBusy,
+    ShapeError,
+)
 
 __all__ = ["Message", "Mismatch", "Refusal", "clean", "raise_refusal", "refusal"]
 
 _TEXT_LIMIT = 400
 
-ErrorName = Literal[
-    "ConfigurationError",
-    "ForeignRandomness",
-    "NotAuthenticated",
-    "PeerClosed",
-    "PeerError",
-    "PeerTimeout",
-    "RandomnessError",
-    "RandomnessSpent",
-    "ServerBusy",
-    "ShapeError",
-]
+_KINDS: tuple[type[CometError], ...] = (
+    ConfigurationError,
+    ForeignRandomness,
+    NotAuthenticated,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    RandomnessError,
+    RandomnessSpent,
+    ServerBusy,
+    ShapeError,
+)
+"""The white list: each is built from one text. What the other side is told of the other kinds: `refusal`."""
+_BY_NAME = {kind.__name__: kind for kind in _KINDS}
+ErrorName = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(_BY_NAME)})\Z")]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -55,15 +70,13 @@ def clean(text: str) -> str:
 
 
 def refusal(error: CometError) -> Refusal | Mismatch:
-    """An error as a message; one that is not on the list goes as its nearest ancestor that is."""
+    """An error as a message; one that is not on the list is sent as its nearest ancestor on the list."""
     if isinstance(error, ProtocolMismatch):
         return Mismatch(clean(error.field), clean(str(error.got)), clean(str(error.expected)))
-    names: tuple[ErrorName, ...] = get_args(ErrorName)
-    for ancestor in type(error).__mro__:
-        for name in names:
-            if ancestor.__name__ == name:
-                return Refusal(name, clean(str(error)))
-    return Refusal("PeerError", "the other side could not do what was asked")
+    for kind in type(error).__mro__:
+        if kind in _KINDS:
+            return Refusal(kind.__name__, clean(str(error)))
+    return Refusal(PeerError.__name__, "the other side could not do what was asked")
 
 
 def raise_refusal(message: Refusal | Mismatch, who: str, *, turned: bool = False) -> NoReturn:
@@ -71,5 +84,4 @@ def raise_refusal(message: Refusal | Mismatch, who: str, *, turned: bool = False
     if isinstance(message, Mismatch):
         got, expected = (message.expected, message.got) if turned else (message.got, message.expected)
         raise ProtocolMismatch(clean(message.field), got=clean(got), expected=clean(expected))
-    kind: type[CometError] = getattr(errors, message.error)
-    raise kind(f"{who} refused: {clean(message.text)}")
+    raise _BY_NAME[message.error](f"{who} refused: {clean(message.text)}")

@@ -107,7 +107,7 @@ def encode(tokenizer: Tokenizer, examples: list[Example], length: int) -> Encode
     return Encoded([f.ids for f in found], [f.type_ids for f in found], labels, truncated)
 
 
-def silent(done: int, total: int, note: str) -> None:
+def silent(done: int, total: int, note: str = "") -> None:
     """A Tick that tells nobody."""
 
 

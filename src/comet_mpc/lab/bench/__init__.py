@@ -1,12 +1,10 @@
-"""Measurements between real processes: single operations, truncation, and a demonstration.
+"""Time, traffic and errors, measured between real processes.
 
-workers      processes that are started, watched and always ended
-cases        which operations, by which methods, on which inputs
-operations   one case between a dealer and two parties, measured
-tables       what was measured, for people and for machines
-truncation   exactness of the truncation on many values
-demo         private predictions by the bundled model
-models       whole models with random weights
-profile      where the time of a query goes
-network      a slower network, in user space
+cases       which operations, by which methods, on which inputs
+network     a slower network, in user space
+parties     what both parties of a measurement do around the program
+operations  one operation, compared with its plan and with the exact function
+models      a whole model with random weights
+profile     where the time of a query goes
+truncation  whether truncation is exact, on many values
 """

@@ -84,20 +84,17 @@ def _unary(
 ) -> Built:
     """A function of one tensor, uniform (or log-uniform) in an interval."""
     low, high = interval
-    bound = max(abs(low), abs(high))
 
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
-        if logarithmic:
-            values = np.exp(generator.uniform(math.log(low), math.log(high), shape))
-        else:
-            values = generator.uniform(low, high, shape)
-        return {"x": np.clip(_rounded(values, fraction), low, high)}
+        ends = (math.log(low), math.log(high)) if logarithmic else interval
+        drawn = generator.uniform(*ends, shape)
+        return {"x": np.clip(_rounded(np.exp(drawn) if logarithmic else drawn, fraction), low, high)}
 
     return Built(
         shape,
         domain,
         draw,
-        lambda session, values: [session.private(CLIENT, shape, fraction, bound, values.get("x"))],
+        lambda session, values: [session.private(CLIENT, shape, fraction, max(-low, high), values.get("x"))],
         lambda session, shares, _: apply(session, shares[0]),
         lambda values, _: reference(values["x"]),
         leaks,
@@ -105,18 +102,14 @@ def _unary(
     )
 
 
-# inverse_sqrt --------------------------------------------------------------------------------------------
-
-
 def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[float, float] = (1 / 16, 16.0)) -> Maker:
     def make(case: Case) -> Built:
-        steps = case.steps if name == "minimax" else iterations
+        steps = case.steps if iterations is None else iterations
         rule = make_rule(name, *interval, steps)
-        domain = f"t in [{interval[0]:g}, {interval[1]:g}]"
         return _unary(
             (case.tokens, INNER),
             interval,
-            domain,
+            f"t in [{interval[0]:g}, {interval[1]:g}]",
             lambda session, t: session.truncate_to(inverse_sqrt(session, t, rule), 14),
             lambda t: 1.0 / np.sqrt(t),
             fraction=16,
@@ -128,38 +121,29 @@ def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[floa
     return make
 
 
-# activation ----------------------------------------------------------------------------------------------
+def _activation(apply: Callable[[Session, Share], Share], bound: float, reference: Callable[[Reals], Reals]) -> Maker:
+    return lambda case: _unary((case.tokens, INNER), (-bound, bound), f"|x| <= {bound:g}", apply, reference)
 
 
-def _certified_activation(name: str, iterations: int | None = None) -> Maker:
+def _smu(name: str, iterations: int | None = None) -> Maker:
+    """The certified form, whose neurons are normalised, or the paper's."""
+    paper = name == "paper"
+    form, bound = (Smu(1 / 4), 3.0) if paper else (Smu(1 / 16), 1.0)
+
     def make(case: Case) -> Built:
-        form = Smu(1 / 16)
         steps = case.steps if iterations is None else iterations
-        rule = smu_rule(form, 1.0, steps, name=name)
+        rule = smu_rule(form, bound, steps, name=name)
         return _unary(
             (case.tokens, INNER),
-            (-1.0, 1.0),
-            "|x| <= 1, mu 1/16",
+            (-bound, bound),
+            f"|x| <= {bound:g}, mu {'1/4' if paper else '1/16'}",
             lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
             form,
+            leaks=paper,
             steps=steps,
         )
 
     return make
-
-
-def _paper_activation(case: Case) -> Built:
-    form = Smu(1 / 4)
-    rule = make_rule("paper", 1 / 16, 9.0 + 1 / 16, 4)
-    return _unary(
-        (case.tokens, INNER),
-        (-3.0, 3.0),
-        "|x| <= 3, mu 1/4",
-        lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
-        form,
-        leaks=True,
-        steps=4,
-    )
 
 
 def _gelu(x: Reals) -> Reals:
@@ -168,15 +152,6 @@ def _gelu(x: Reals) -> Reals:
 
 def _gelu_of_tanh(x: Reals) -> Reals:
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))))
-
-
-def _peer_activation(
-    apply: Callable[[Session, Share], Share], bound: float, reference: Callable[[Reals], Reals]
-) -> Maker:
-    return lambda case: _unary((case.tokens, INNER), (-bound, bound), f"|x| <= {bound:g}", apply, reference)
-
-
-# attention -----------------------------------------------------------------------------------------------
 
 
 def _attention(
@@ -208,10 +183,15 @@ def _attention(
         shares = [session.private(CLIENT, shape, fractions[n], bounds[n], values.get(n)) for n in fractions]
         return [*shares, session.private(CLIENT, (case.tokens,), 0, 1.0, values.get("mask"))]
 
-    def exact(values: Values, _: Values) -> Reals:
-        return reference(values["q"], values["k"], values["v"], values["mask"])
-
-    return Built(shape, domain, draw, share, lambda session, shares, _: apply(session, *shares), exact, steps=steps)
+    return Built(
+        shape,
+        domain,
+        draw,
+        share,
+        lambda session, shares, _: apply(session, *shares),
+        lambda values, _: reference(*(values[name] for name in ("q", "k", "v", "mask"))),
+        steps=steps,
+    )
 
 
 def _formed_attention(make_form: Callable[[int], AttentionForm], domain: str, *, unit: bool = False) -> Maker:
@@ -229,33 +209,19 @@ def _formed_attention(make_form: Callable[[int], AttentionForm], domain: str, *,
     return make
 
 
-def _weighted(weigh: Callable[[Reals], Reals]) -> Callable[[Reals, Reals, Reals, Reals], Reals]:
+def _baseline_attention(apply: Callable[..., Share], weigh: Callable[[Reals], Reals]) -> Maker:
+    """Attention whose weights are in proportion to `weigh` of the scores."""
+
     def exact(q: Reals, k: Reals, v: Reals, mask: Reals) -> Reals:
         weights = weigh(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) * mask
         return np.asarray(weights @ v / weights.sum(axis=-1, keepdims=True))
 
-    return exact
-
-
-def _softmax_attention(case: Case) -> Built:
-    return _attention(
+    return lambda case: _attention(
         case,
-        lambda session, q, k, v, m: baselines.softmax_attention(session, q, k, v, score_bound=_SCORES, mask=m),
-        _weighted(np.exp),
+        lambda session, q, k, v, m: apply(session, q, k, v, score_bound=_SCORES, mask=m),
+        exact,
         f"|q·k/√d| <= {_SCORES:g}",
     )
-
-
-def _quad2_attention(case: Case) -> Built:
-    return _attention(
-        case,
-        lambda session, q, k, v, m: baselines.quad2_attention(session, q, k, v, score_bound=_SCORES, mask=m),
-        _weighted(lambda scores: (scores + baselines.QUAD2_SHIFT) ** 2),
-        f"|q·k/√d| <= {_SCORES:g}",
-    )
-
-
-# The rest ------------------------------------------------------------------------------------------------
 
 
 def _layer_norm(name: str, steps: int) -> Maker:
@@ -319,17 +285,15 @@ def _pair(
 ) -> Built:
     """A product of two tensors of the client's, |x|, |y| <= 4; sums have `inner` terms."""
     width = ring_width(2 * fraction, 16.0 * inner)
+    named = dict(zip("xy", shapes, strict=True))
 
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
-        return {
-            name: _rounded(generator.uniform(-4.0, 4.0, shape), fraction)
-            for name, shape in zip("xy", shapes, strict=True)
-        }
+        return {name: _rounded(generator.uniform(-4.0, 4.0, shape), fraction) for name, shape in named.items()}
 
     def share(session: Session, values: Values) -> list[Share]:
         return [
             session.private(CLIENT, shape, fraction, 4.0, values.get(name)).narrow(width)
-            for name, shape in zip("xy", shapes, strict=True)
+            for name, shape in named.items()
         ]
 
     return Built(
@@ -383,20 +347,20 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "reference": _inverse_sqrt("reference", 8),
     },
     "activation": {
-        "minimax": _certified_activation("minimax"),
-        "table": _certified_activation("table", 1),
-        "paper": _paper_activation,
-        "gelu_tanh": _peer_activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
-        "gelu_erf": _peer_activation(baselines.gelu_erf, baselines.GELU_ERF_BOUND, _gelu),
-        "quad": _peer_activation(baselines.quad, 4.0, lambda x: np.asarray(0.125 * x**2 + 0.25 * x + 0.5)),
+        "minimax": _smu("minimax"),
+        "table": _smu("table", 1),
+        "paper": _smu("paper", 4),
+        "gelu_tanh": _activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
+        "gelu_erf": _activation(baselines.gelu_erf, baselines.GELU_ERF_BOUND, _gelu),
+        "quad": _activation(baselines.quad, 4.0, lambda x: np.asarray(0.125 * x**2 + 0.25 * x + 0.5)),
     },
     "attention": {
         "minimax": _formed_attention(certified_form, "|q|, |k| <= 1", unit=True),
         "paper_form": _formed_attention(
             lambda steps: paper_form(steps, mu=_SCORES / 16, score_bound=_SCORES), f"|q·k/√d| <= {_SCORES:g}"
         ),
-        "softmax": _softmax_attention,
-        "quad2": _quad2_attention,
+        "softmax": _baseline_attention(baselines.softmax_attention, np.exp),
+        "quad2": _baseline_attention(baselines.quad2_attention, lambda s: (s + baselines.QUAD2_SHIFT) ** 2),
     },
     "layer_norm": {
         "minimax": _layer_norm("minimax", _ROW_STEPS),
@@ -415,7 +379,7 @@ def choose(operations: list[str], methods: list[str], *, tokens: int = 128, step
     for name in operations:
         if name not in OPERATIONS:
             raise ConfigurationError(f"unknown operation {name!r}: choose from {', '.join(OPERATIONS)}")
-    chosen = {name: OPERATIONS[name] for name in OPERATIONS if not operations or name in operations}
+    chosen = {name: makers for name, makers in OPERATIONS.items() if not operations or name in operations}
     known = list(dict.fromkeys(method for makers in chosen.values() for method in makers))
     for name in methods:
         if name not in known:
@@ -431,4 +395,5 @@ def choose(operations: list[str], methods: list[str], *, tokens: int = 128, step
 
 
 def build(case: Case) -> Built:
+    """The program of a case."""
     return OPERATIONS[case.operation][case.method](case)

@@ -1,11 +1,9 @@
-"""A whole model with random weights between real processes: dealer, server and client, measured by operation."""
+"""A whole model with random weights between real processes, measured by operation."""
 
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,15 +13,12 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
-from comet_mpc.engine.party import PartySession, SourceName
+from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.errors import CometError
-from comet_mpc.lab.bench.network import relay
-from comet_mpc.lab.bench.operations import peak_memory
-from comet_mpc.lab.bench.workers import LOOPBACK, Crew, Link, identity
+from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
+from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import (
     EncoderShape,
     certified_rules,
@@ -34,14 +29,11 @@ from comet_mpc.models.transformer import (
     input_rows,
     public_weights,
 )
-from comet_mpc.net.channel import Channel, Traffic, agree, greet
-from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
-from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
-from comet_mpc.offline.pair.costs import preparation_traffic
+from comet_mpc.net.channel import Channel, Traffic
+from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
-from comet_mpc.offline.sources import DEALER
+from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
 __all__ = [
@@ -49,11 +41,11 @@ __all__ = [
     "ModelRecord",
     "OperationCost",
     "case_weights",
+    "masked_weights",
     "measure_model",
     "plan_case",
     "random_weights",
     "run_case",
-    "set_up",
 ]
 
 Reals = npt.NDArray[np.float64]
@@ -69,8 +61,8 @@ class ModelCase(msgspec.Struct, frozen=True):
     batch: int = 1
     network: Network | None = None
     seed: int = 0
-    source: SourceName = "dealer"
-    """dealer, or pair: the two parties prepare their randomness themselves."""
+    source: str = DEALER.name
+    """Of randomness, by name."""
 
 
 class OperationCost(msgspec.Struct, frozen=True):
@@ -158,6 +150,11 @@ def case_weights(case: ModelCase) -> dict[str, Weight]:
     return encode_weights(case.shape, random_weights(case.shape, np.random.default_rng(case.seed)))
 
 
+def masked_weights(names: Iterable[str]) -> list[str]:
+    """Those that a client downloads, masked, when a dealer prepares the randomness."""
+    return [name for name in names if name.endswith(("weight", "gamma"))]
+
+
 def _inputs(case: ModelCase) -> tuple[Reals, Reals]:
     """Normalised rows and a mask with some padding, the client's."""
     generator = np.random.default_rng(case.seed + 1)
@@ -178,25 +175,17 @@ def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> S
 
 
 def plan_case(case: ModelCase) -> Plan:
-    fused = case.source == "dealer"
-    return plan_program(lambda session: run_case(case, session, public_weights(case.shape)), fused=fused)
+    public, source = public_weights(case.shape), find_source(case.source)
+    return plan_program(lambda session: run_case(case, session, public), fused=source.fused)
 
 
 def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
     """One private inference between the crew's dealer and two fresh processes; measured must equal planned."""
     plan = plan_case(case)
-    bundle_id = new_bundle_id()
-    server = crew.start("server", _party, SERVER, case, crew.keys, crew.dealer_address, bundle_id)
-    client = crew.start("client", _party, CLIENT, case, crew.keys, crew.dealer_address, bundle_id)
-    (address,) = crew.notes([server])
-    if case.network is not None:
-        between = crew.start("network", relay, address, case.network)
-        (address,) = crew.notes([between])
-    client.tell(address)
-    sides = [msgspec.json.decode(side, type=_Side) for side in crew.results([client, server])]
+    results = run_parties(crew, _party, case, new_bundle_id(), network=case.network)
+    sides = [msgspec.json.decode(side, type=_Side) for side in results]
     for party, side in enumerate(sides):
-        if (side.sent, side.received, side.rounds) != (plan.sent(party), plan.sent(1 - party), plan.rounds):
-            raise CometError(f"the {PARTY_ROLES[party]} measured other bytes or rounds than were planned")
+        check_planned(party, Traffic(side.sent, side.received, side.rounds), plan)
     logits = run_case(case, TwinSession(), case_weights(case))
     expected = decode(logits.flat(), logits.fraction, logits.width).reshape(logits.shape)
     return ModelRecord(
@@ -206,9 +195,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         batch=case.batch,
         steps=case.steps,
         source=case.source,
-        network=None
-        if case.network is None
-        else f"{case.network.rate / 1e6:g}mbit/{case.network.round_trip * 1e3:g}ms",
+        network=f"{link.rate / 1e6:g}mbit/{link.round_trip * 1e3:g}ms" if (link := case.network) else None,
         weights="random",
         online_bytes=sum(side.sent for side in sides),
         planned_online_bytes=plan.online_bytes,
@@ -216,7 +203,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         rounds=sides[0].rounds,
         planned_rounds=plan.rounds,
         offline_bytes=sum(side.offline_bytes for side in sides),
-        planned_offline_bytes=_planned_offline(plan, case.source),
+        planned_offline_bytes=find_source(case.source).offline_bytes(plan),
         setup_bytes=sides[SERVER].setup_bytes,
         seconds=max(side.seconds for side in sides),
         offline_seconds=max(side.offline_seconds for side in sides),
@@ -227,13 +214,6 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         max_logit_difference=float(np.max(np.abs(np.array(sides[CLIENT].logits) - expected))),
         operations=_by_operation(sides[0], sides[1]),
     )
-
-
-def _planned_offline(plan: Plan, source: SourceName) -> int:
-    if source == "dealer":
-        return plan.correction_bytes
-    traffic = preparation_traffic(plan.correlations)
-    return traffic.sent + traffic.received
 
 
 def _by_operation(client: _Side, server: _Side) -> tuple[OperationCost, ...]:
@@ -262,46 +242,25 @@ def _by_operation(client: _Side, server: _Side) -> tuple[OperationCost, ...]:
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[str, int], bundle_id: str) -> bytes:
-    plan = plan_case(case)
-    if party == SERVER:
-        with listen(LOOPBACK, 0) as listener:
-            link.tell(listener.address)
-            channel = listener.accept(120.0, channel_timeout=600.0)
-    else:
-        host, port = link.hear()
-        channel = connect(host, port, timeout=600.0)
-    with channel, TemporaryDirectory(prefix="comet-store-") as directory:
-        mine = {"role": PARTY_ROLES[party], "program": plan.digest}
-        agree(mine, greet(channel, mine, timeout=120.0), ("program",))
-        start = time.perf_counter()
-        key = new_seed() if party == SERVER else None
-        masked = case.source == "dealer"  # a pair multiplies with the weights themselves, homomorphically
-        values = case_weights(case) if party == SERVER else None
-        weights = set_up(channel, public_weights(case.shape), values, key, masked=masked)
-        setup, setup_seconds = channel.traffic, time.perf_counter() - start
-        start, cpu = time.perf_counter(), time.process_time()
-        source: DealtRandomness | PairRandomness
-        if case.source == "pair":
-            source = prepare_bundle(channel, party, plan.correlations, weights)
-            offline = channel.traffic - setup
-        else:
-            with connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context()) as line:
-                store = BundleStore(Path(directory) / "bundles", party, DEALER)
-                sink = partial(store.add, bundle_id, plan.digest)
-                fetch_bundle(line, party, bundle_id, plan.correlations, sink, key=key)
-            offline = line.traffic
-            source = DealtRandomness(store.take(bundle_id, plan.digest, plan.correlations), weights)
-            source.compute_ahead()
-        offline_seconds, offline_cpu = time.perf_counter() - start, time.process_time() - cpu
-        session = PartySession(party, channel, source)
+def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
+    plan, kind = plan_case(case), find_source(case.source)
+    with seat.meet(link, plan.digest) as channel:
+        watch = Stopwatch()
+        public = public_weights(case.shape)
+        values = case_weights(case) if seat.party == SERVER else None
+        masked = masked_weights(public) if kind.masks_weights else []
+        weights = set_up(channel, public, values, seat.key, masked)
+        setup, (setup_seconds, _) = channel.traffic, watch.lap()
+        source, offline_bytes = _prepare(seat, channel, case, plan, weights, bundle_id)
+        offline_seconds, offline_cpu = watch.lap()
+        session = PartySession(seat.party, channel, source)
         channel.exchange([b"ready"], 5)
-        before, cpu, start = channel.traffic, time.process_time(), time.perf_counter()
+        before, watch = channel.traffic, Stopwatch()
         share = run_case(case, session, weights)
-        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-        online: Traffic = channel.traffic - before
+        seconds, cpu = watch.lap()
+        online = channel.traffic - before
         peak = peak_memory()
-        logits = _reveal(party, channel, share)
+        logits = reveal(seat.party, channel, share)
     return msgspec.json.encode(
         _Side(
             sent=online.sent,
@@ -309,58 +268,32 @@ def _party(link: Link, party: int, case: ModelCase, keys: Path, dealer: tuple[st
             rounds=online.rounds,
             seconds=seconds,
             cpu_seconds=cpu,
-            offline_bytes=offline.sent if case.source == "pair" else offline.sent + offline.received,
+            offline_bytes=offline_bytes,
             offline_seconds=offline_seconds,
             offline_cpu_seconds=offline_cpu,
             setup_bytes=setup.sent,
             setup_seconds=setup_seconds,
             peak_rss=peak,
             parts={
-                name: (
-                    spent.traffic.sent + spent.traffic.received,
-                    spent.traffic.rounds,
-                    spent.seconds,
-                    spent.cpu_seconds,
-                )
-                for name, spent in session.measured.items()
+                name: (part.traffic.sent + part.traffic.received, part.traffic.rounds, part.seconds, part.cpu_seconds)
+                for name, part in session.measured.items()
             },
-            logits=logits,
+            logits=[] if logits is None else logits.tolist(),
         )
     )
 
 
-def set_up(
-    channel: Channel,
-    public: dict[str, Weight],
-    values: dict[str, Weight] | None,
-    key: bytes | None,
-    *,
-    masked: bool = True,
-) -> dict[str, Weight]:
-    """The server's weights, `values`; at the client, the masked ones, downloaded once per model.
-
-    public  their shapes and scales: what both parties know
-    """
-    needed = [name for name in public if masked and name.endswith(("weight", "gamma"))]
-    if values is not None:
-        assert key is not None
-        for name in needed:
-            channel.exchange([mask_weight(key, values[name])], 0)
-        return values
-    found = dict(public)
-    for name in needed:
-        weight = public[name]
-        data = channel.exchange([], 8 * math.prod(weight.shape))
-        words = np.frombuffer(data, np.uint64).reshape(weight.shape)
-        found[name] = replace(weight, masked=words)
-    return found
-
-
-def _reveal(party: int, channel: Channel, share: Share) -> list[list[float]]:
-    own = share.flat()
-    if party == SERVER:
-        channel.exchange([own], 0)
-        return []
-    theirs = np.frombuffer(channel.exchange([], own.nbytes), np.uint64)
-    logits: list[list[float]] = decode(own + theirs, share.fraction, share.width).reshape(share.shape).tolist()
-    return logits
+def _prepare(
+    seat: Seat, channel: Channel, case: ModelCase, plan: Plan, weights: dict[str, Weight], bundle_id: str
+) -> tuple[DealtRandomness | PairRandomness, int]:
+    """This party's randomness, and the bytes that it cost: what it sent to the other party, or all with the dealer."""
+    if not find_source(case.source).has_third_party:
+        before = channel.traffic
+        pair = prepare_bundle(channel, seat.party, plan.correlations, weights)
+        return pair, (channel.traffic - before).sent
+    with TemporaryDirectory(prefix="comet-store-") as directory:
+        store = BundleStore(Path(directory), seat.party, DEALER)
+        traffic = seat.store(store, bundle_id, plan)
+        dealt = DealtRandomness(store.take(bundle_id, plan.digest, plan.correlations), weights)
+        dealt.compute_ahead()
+    return dealt, traffic.sent + traffic.received

@@ -9,7 +9,7 @@ import threading
 import time
 
 from comet_mpc.engine.costs import Network
-from comet_mpc.lab.bench.workers import LOOPBACK, Link
+from comet_mpc.lab.processes import LOOPBACK, Link
 
 __all__ = ["relay"]
 

@@ -1,17 +1,14 @@
 """One operation between real processes (dealer, client, server), measured, and checked against its plan.
 
-The offline phase comes first: the bundle is fetched from the dealer over TLS, masked weights are set up, and what
-does not need the input is computed. The online phase starts when both parties are ready.
+The offline phase comes first: each party fetches its bundle from the dealer over TLS, the client downloads masked
+weights, and both compute what does not need the input. The online phase starts when both parties are ready.
 """
 
 from __future__ import annotations
 
 import math
-import resource
 import statistics
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,19 +16,18 @@ import numpy as np
 from comet_mpc.engine import Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.seeds import SEED_BYTES, new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
+from comet_mpc.engine.seeds import SEED_BYTES
+from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, RangeError
 from comet_mpc.lab.bench.cases import Built, Case, Reals, Values, build
-from comet_mpc.lab.bench.workers import LOOPBACK, Crew, Link, identity
-from comet_mpc.net.channel import Channel, Traffic, agree, greet
-from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
-from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_to_memory
+from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
+from comet_mpc.lab.processes import Crew, Link
+from comet_mpc.net.channel import Channel
+from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.store import new_bundle_id
 
-__all__ = ["Record", "measure", "peak_memory"]
+__all__ = ["Record", "measure"]
 
 _RELATIVE_FROM = 1 / 64
 
@@ -91,17 +87,6 @@ class _Side(msgspec.Struct, frozen=True):
     peak_rss: int
 
 
-def peak_memory() -> int:
-    """The most memory this process ever had, in bytes."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def plan_case(built: Built) -> Plan:
     public = {weight.name: weight for weight in built.weights}
     return plan_program(
@@ -114,13 +99,7 @@ def measure(crew: Crew, case: Case, repeat: int = 1) -> Record:
     built = build(case)
     plan = plan_case(built)
     bundles = [new_bundle_id() for _ in range(repeat)]
-    parties = [
-        crew.start(role, _party, party, case, crew.keys, crew.dealer_address, bundles)
-        for party, role in enumerate(PARTY_ROLES)
-    ]
-    (address,) = crew.notes([parties[SERVER]])
-    parties[CLIENT].tell(address)
-    client, server = (msgspec.json.decode(side, type=_Side) for side in crew.results(parties))
+    client, server = (msgspec.json.decode(side, type=_Side) for side in run_parties(crew, _party, case, bundles))
     first = client.runs[0], server.runs[0]
     cpu = tuple(statistics.median(run.cpu_seconds for run in side.runs) for side in (client, server))
     return Record(
@@ -158,48 +137,28 @@ def _pairs(client: _Side, server: _Side, name: str) -> list[tuple[float, float]]
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, party: int, case: Case, keys: Path, dealer: tuple[str, int], bundles: Sequence[str]) -> bytes:
+def _party(link: Link, seat: Seat, case: Case, bundles: Sequence[str]) -> bytes:
     built = build(case)
     plan = plan_case(built)
-    with _meet(link, party) as channel:
-        mine = {"role": PARTY_ROLES[party], "program": plan.digest}
-        agree(mine, greet(channel, mine), ("program",))
-        key = new_seed() if party == SERVER else None
+    with seat.meet(link, plan.digest) as channel:
         before = channel.traffic
-        weights = _set_up(party, channel, built, case, key)
+        public = {weight.name: weight for weight in built.weights}
+        weights = set_up(channel, public, _weights(built, case) if seat.party == SERVER else None, seat.key, public)
         setup = channel.traffic - before
-        values = built.draw(np.random.default_rng(case.seed)) if party == CLIENT else {}
+        values = built.draw(np.random.default_rng(case.seed)) if seat.party == CLIENT else {}
         runs = []
         peak = 0
         for bundle_id in bundles:
-            run, share, peak = _run(party, channel, built, plan, values, weights, keys, dealer, bundle_id, key)
-            runs.append(_with_errors(run, party, channel, built, case, values, share))
+            run, share = _run(seat, channel, built, plan, values, weights, bundle_id)
+            peak = peak_memory()
+            result = reveal(seat.party, channel, share)
+            runs.append(run if result is None else _with_errors(run, built, case, values, result))
     return msgspec.json.encode(_Side(runs, setup.sent, peak))
 
 
-def _meet(link: Link, party: int) -> Channel:
-    if party == SERVER:
-        with listen(LOOPBACK, 0) as listener:
-            link.tell(listener.address)
-            return listener.accept(60.0)
-    return connect(*link.hear())
-
-
-def _set_up(party: int, channel: Channel, built: Built, case: Case, key: bytes | None) -> dict[str, Weight]:
-    """The server's weights; at the client, masked ones, downloaded once."""
-    weights = {}
-    drawn = built.draw_weights(_weight_generator(case)) if party == SERVER else {}
-    for public in built.weights:
-        if party == SERVER:
-            assert key is not None
-            weight = Weight.encode(public.name, drawn[public.name], public.fraction, public.gain)
-            channel.exchange([mask_weight(key, weight)], 0)
-        else:
-            count = math.prod(public.shape)
-            words = np.frombuffer(channel.exchange([], 8 * count), np.uint64).reshape(public.shape)
-            weight = Weight(public.name, public.shape, public.fraction, public.gain, masked=words)
-        weights[public.name] = weight
-    return weights
+def _weights(built: Built, case: Case) -> dict[str, Weight]:
+    drawn = built.draw_weights(_weight_generator(case))
+    return {w.name: Weight.encode(w.name, drawn[w.name], w.fraction, w.gain) for w in built.weights}
 
 
 def _weight_generator(case: Case) -> np.random.Generator:
@@ -207,65 +166,42 @@ def _weight_generator(case: Case) -> np.random.Generator:
 
 
 def _run(
-    party: int,
+    seat: Seat,
     channel: Channel,
     built: Built,
     plan: Plan,
     values: Values,
     weights: dict[str, Weight],
-    keys: Path,
-    dealer: tuple[str, int],
     bundle_id: str,
-    key: bytes | None,
-) -> tuple[_Run, Share, int]:
-    start = time.perf_counter()
-    offline = connect(*dealer, identity(keys, PARTY_ROLES[party]).client_context())
-    bundle = fetch_to_memory(offline, party, bundle_id, plan.correlations, key=key)
+) -> tuple[_Run, Share]:
+    watch = Stopwatch()
+    bundle, offline = seat.fetch(bundle_id, plan)
     source = DealtRandomness(bundle, weights)
     source.compute_ahead()
-    offline_seconds = time.perf_counter() - start
-    session = PartySession(party, channel, source, permits_leaks=built.leaks)
+    offline_seconds, _ = watch.lap()
+    session = PartySession(seat.party, channel, source, permits_leaks=built.leaks)
     shares = built.share(session, values)
     channel.exchange([b"ready"], 5)
-    before, cpu, start = channel.traffic, time.process_time(), time.perf_counter()
+    before, watch = channel.traffic, Stopwatch()
     share = built.program(session, shares, weights)
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    seconds, cpu = watch.lap()
     traffic = channel.traffic - before
-    peak = peak_memory()
-    _check(party, traffic, plan, source.remaining)
+    check_planned(seat.party, traffic, plan)
+    if source.remaining:
+        raise CometError(f"{source.remaining} correlations were prepared but not used")
     run = _Run(
         sent=traffic.sent,
         rounds=traffic.rounds,
         seconds=seconds,
         cpu_seconds=cpu,
         offline_seconds=offline_seconds,
-        offline_bytes=offline.traffic.sent + offline.traffic.received,
+        offline_bytes=offline.sent + offline.received,
     )
-    return run, share, peak
+    return run, share
 
 
-def _check(party: int, traffic: Traffic, plan: Plan, remaining: int) -> None:
-    planned = Traffic(plan.sent(party), plan.sent(1 - party), plan.rounds)
-    if traffic != planned or remaining:
-        raise CometError(f"measured {traffic}, planned {planned}, {remaining} correlations left over")
-
-
-def _with_errors(
-    run: _Run,
-    party: int,
-    channel: Channel,
-    built: Built,
-    case: Case,
-    values: Values,
-    share: Share,
-) -> _Run:
-    """After the measurement the server gives its share of the result away, and the client compares."""
-    own = share.flat()
-    if party == SERVER:
-        channel.exchange([own], 0)
-        return run
-    theirs: Words = np.frombuffer(channel.exchange([], own.nbytes), np.uint64)
-    result = decode(own + theirs, share.fraction, share.width).reshape(share.shape)
+def _with_errors(run: _Run, built: Built, case: Case, values: Values, result: Reals) -> _Run:
+    """At the client, after the measurement: how far the result is from the exact one, and from the twin's."""
     exact = built.reference(values, built.draw_weights(_weight_generator(case)))
     error = np.abs(result - exact)
     size = np.abs(exact)
@@ -281,10 +217,8 @@ def _with_errors(
 def _twin_error(built: Built, case: Case, values: Values, result: Reals) -> float | None:
     """Distance to the plaintext twin, which computes the same approximation; None if that leaves its bounds."""
     session = TwinSession(permits_leaks=built.leaks)
-    drawn = built.draw_weights(_weight_generator(case))
-    weights = {w.name: Weight.encode(w.name, drawn[w.name], w.fraction, w.gain) for w in built.weights}
     try:
-        twin = built.program(session, built.share(session, values), weights)
+        twin = built.program(session, built.share(session, values), _weights(built, case))
     except RangeError:
         return None
     return float(np.abs(result - decode(twin.flat(), twin.fraction, twin.width).reshape(result.shape)).max())

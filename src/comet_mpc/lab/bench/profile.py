@@ -1,9 +1,9 @@
-"""Where the time of a query goes, randomness prepared: bytes, compute, latency, measured in one run over TLS.
+"""Where the time of a query goes once its randomness is prepared: bytes, compute and latency, measured over TLS.
 
-Two fresh processes run the program as a service does. Afterwards they exchange frames over the very same channel
-without computing: small ones for its latency, one of the program's typical size for its rate, then all of the
-program's in order. Times are those of the fastest of several runs: other work on the machine can only add to them.
-What it adds is measured too, where the system tells: the time that a party could have run and had no processor.
+Two new processes run the program as a service does. Afterwards they exchange frames over the same channel without
+computing: small ones for its latency, one of the program's typical size for its rate, then all of the program's frames
+in order. Times are those of the fastest of several runs: other work on the machine can only add to them. What it adds
+is measured too, where the system tells: how long a party could have run but had no processor.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ import numpy as np
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.errors import CometError
-from comet_mpc.lab.bench.models import ModelCase, case_weights, plan_case, run_case, set_up
-from comet_mpc.lab.bench.workers import LOOPBACK, Crew, Link, identity
+from comet_mpc.lab.bench.models import ModelCase, case_weights, masked_weights, plan_case, run_case
+from comet_mpc.lab.bench.parties import Seat, check_planned, run_parties, set_up
 from comet_mpc.lab.demo import SENTENCES, demo_model
+from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import EncoderShape, public_weights
-from comet_mpc.net.channel import FRAME_HEADER, Channel, agree, greet
-from comet_mpc.net.sockets import connect, listen
+from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
 from comet_mpc.offline.dealer.bundles import DealtRandomness
-from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
@@ -213,18 +210,10 @@ def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileReco
     """Queries between the crew's dealer and two fresh processes; measured bytes and rounds must equal the planned."""
     job = _job(case, None)
     bundles = [new_bundle_id() for _ in range(repeat)]
-    parties = [
-        crew.start(role, _party, party, case, crew.keys, crew.dealer_address, bundles)
-        for party, role in enumerate(PARTY_ROLES)
-    ]
-    (address,) = crew.notes([parties[SERVER]])
-    parties[CLIENT].tell(address)
-    sides = [msgspec.json.decode(side, type=_Side) for side in crew.results(parties)]
+    sides = [msgspec.json.decode(side, type=_Side) for side in run_parties(crew, _party, case, bundles)]
     for party, side in enumerate(sides):
         for run in side.runs:
-            measured = (sum(r.sent for r in run.rounds), sum(r.received for r in run.rounds), len(run.rounds))
-            if measured != (job.plan.sent(party), job.plan.sent(1 - party), job.plan.rounds):
-                raise CometError(f"the {PARTY_ROLES[party]} measured other bytes or rounds than were planned")
+            check_planned(party, sum((Traffic(r.sent, r.received, 1) for r in run.rounds), Traffic()), job.plan)
     best = min(range(repeat), key=lambda i: sides[CLIENT].runs[i].seconds)
     client, server = (side.runs[best] for side in sides)
     lines = sides[CLIENT].lines
@@ -275,28 +264,17 @@ def _by_operation(client: _Run, server: _Run) -> Iterator[OperationProfile]:
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, party: int, case: ProfileCase, keys: Path, dealer: tuple[str, int], bundles: list[str]) -> bytes:
-    job = _job(case, party)
-    mine = identity(keys, PARTY_ROLES[party])
-    if party == SERVER:
-        with listen(LOOPBACK, 0, mine.server_context(require_client=True)) as listener:
-            link.tell(listener.address)
-            channel = listener.accept(120.0, channel_timeout=600.0)
-    else:
-        host, port = link.hear()
-        channel = connect(host, port, mine.client_context(), timeout=600.0)
-    with channel, TemporaryDirectory(prefix="comet-store-") as directory:
-        hello = {"role": PARTY_ROLES[party], "program": job.plan.digest}
-        agree(hello, greet(channel, hello, timeout=120.0), ("program",))
-        key = new_seed() if party == SERVER else None
-        weights = set_up(channel, public_weights(job.shape), job.weights() if party == SERVER else None, key)
-        store = BundleStore(Path(directory) / "bundles", party, DEALER)
+def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> bytes:
+    job = _job(case, seat.party)
+    with seat.meet(link, job.plan.digest, tls=True) as channel, TemporaryDirectory(prefix="comet-store-") as directory:
+        public = public_weights(job.shape)
+        values = job.weights() if seat.party == SERVER else None
+        weights = set_up(channel, public, values, seat.key, masked_weights(public))
+        store = BundleStore(Path(directory), seat.party, DEALER)
         runs, lines = [], []
         for bundle_id in bundles:
-            with connect(*dealer, mine.client_context()) as line:
-                sink = partial(store.add, bundle_id, job.plan.digest)
-                fetch_bundle(line, party, bundle_id, job.plan.correlations, sink, key=key)
-            run = _query(job, party, channel, store, bundle_id, weights)
+            seat.store(store, bundle_id, job.plan)
+            run = _query(job, seat.party, channel, store, bundle_id, weights)
             runs.append(run)
             lines.append(_measure_line(channel, run.rounds))
     return msgspec.json.encode(_Side(runs, lines))

@@ -54,16 +54,23 @@ class TruncationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_truncation(
-    values: int, shifts: Sequence[int] = SHIFTS, *, progress: Callable[[int], None] = lambda count: None
+    values: int, shifts: Sequence[int] = SHIFTS, *, progress: Callable[[int, int], object] = lambda done, total: None
 ) -> list[TruncationRecord]:
-    """Divides so many values among the shifts, and tells `progress` how many are done."""
+    """Divides so many values among the shifts, and tells `progress` how many are done, of all."""
     if values < len(shifts):
-        raise ConfigurationError(f"{values} values: there must be one for each of {len(shifts)} shifts")
+        raise ConfigurationError(f"{values} values are too few: there must be one for each of {len(shifts)} shifts")
     shares = [values // len(shifts) + (place < values % len(shifts)) for place in range(len(shifts))]
-    return [_check_shift(shift, count, progress) for shift, count in zip(shifts, shares, strict=True)]
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, values)
+
+    return [_check_shift(shift, count, advance) for shift, count in zip(shifts, shares, strict=True)]
 
 
-def _check_shift(shift: int, values: int, progress: Callable[[int], None]) -> TruncationRecord:
+def _check_shift(shift: int, values: int, advance: Callable[[int], None]) -> TruncationRecord:
     start = time.perf_counter()
     done = wraps = largest = 0
     worst = total = squares = 0.0
@@ -81,7 +88,7 @@ def _check_shift(shift: int, values: int, progress: Callable[[int], None]) -> Tr
         worst = max(worst, float(np.max(np.abs(error), initial=0.0)))
         total += float(error.sum())
         squares += float(np.square(error).sum())
-        progress(count)
+        advance(count)
     right = max(1, done - wraps)
     return TruncationRecord(
         shift=shift,

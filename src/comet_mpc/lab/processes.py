@@ -1,7 +1,7 @@
-"""Processes of one measurement: started together, watched, and always ended.
+"""The processes of a measurement or a demonstration: started, watched, and always ended.
 
-A worker talks with the process that started it over a pipe. What it raises is raised there again, by its type. It
-ends itself when its parent is gone, whatever way that went.
+A worker talks to the process that started it over a pipe. An error that it raises is raised again there, with its
+type. A worker ends itself when the process that started it is gone, for whatever reason.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from comet_mpc import errors
 from comet_mpc.errors import CometError, PeerError
-from comet_mpc.net.identity import Role, TlsIdentity, make_test_set
+from comet_mpc.net.identity import TlsIdentity, make_test_set
 from comet_mpc.offline.dealer.server import run_dealer
 
-__all__ = ["Crew", "Link", "Worker", "identity"]
+__all__ = ["LOOPBACK", "Crew", "Link", "Worker"]
 
 LOOPBACK = "127.0.0.1"
 
 _PATIENCE = 900.0
+"""Seconds to wait for a message."""
 _GRACE = 2.0
+"""Seconds to wait for a process that should be ending by itself, or for the other errors of one failure."""
+_STOPPING = 30.0
+"""Seconds that a process may take to stop when asked."""
 _DEALER = "dealer"
 
 
@@ -40,7 +43,6 @@ class _Message:
     kind: str
     """note, result or error."""
     value: Any
-    trace: str = ""
 
 
 class Link:
@@ -65,9 +67,9 @@ def _work(connection: Connection[Any, Any], target: Target, arguments: tuple[Any
     try:
         message = _Message("result", target(Link(connection), *arguments))
     except BaseException as error:
-        kind = type(error).__name__ if isinstance(error, CometError) else "CometError"
-        text = str(error) if isinstance(error, CometError) else f"{type(error).__name__}: {error}"
-        message = _Message("error", (kind, text), traceback.format_exc())
+        failure = error if isinstance(error, CometError) else CometError(f"{type(error).__name__}: {error}")
+        failure.add_note(traceback.format_exc())
+        message = _Message("error", failure)
     with contextlib.suppress(OSError):
         connection.send(message)
 
@@ -103,45 +105,38 @@ class Worker:
             message = self.connection.recv()
         except (EOFError, OSError):
             self.process.join(_GRACE)
-            message = _Message("error", ("CometError", f"it ended with exit code {self.process.exitcode}"))
+            message = _Message("error", CometError(f"the process ended with exit code {self.process.exitcode}"))
         assert isinstance(message, _Message)
+        if message.kind == "error":
+            message.value.args = (f"{self.name}: {message.value}",)
         self.finished = self.finished or message.kind != "note"
         return message
 
 
-def _raised(worker: Worker, message: _Message) -> CometError:
-    kind, text = message.value
-    found = getattr(errors, kind, CometError)
-    error = found.__new__(found, f"{worker.name}: {text}")  # not by __init__: some take fields, not a message
-    assert isinstance(error, CometError)
-    if message.trace:
-        error.add_note(message.trace)
-    return error
-
-
-def identity(keys: Path, role: Role) -> TlsIdentity:
-    """The files of a role in a directory of `make_test_set`, or of `comet keys make`."""
-    return TlsIdentity(keys / f"{role}.pem", keys / f"{role}.key", keys / "authority.pem")
-
-
 def _deal(link: Link, keys: Path) -> None:
-    run_dealer(LOOPBACK, 0, identity(keys, "dealer"), started=link.tell)
+    run_dealer(LOOPBACK, 0, TlsIdentity.find(keys, "dealer"), started=link.tell)
 
 
 class Crew:
-    """A dealer with fresh certificates, and the workers of one measurement after the other."""
+    """Fresh certificates in a directory, a dealer unless there is to be none, and the workers that are started.
 
-    def __init__(self) -> None:
+    method  spawn starts a new Python; fork shares what this process has in memory, such as a model
+    """
+
+    def __init__(self, *, dealer: bool = True, method: Literal["spawn", "fork"] = "spawn") -> None:
         self._directory = TemporaryDirectory(prefix="comet-")
+        self._method = method
+        self._deals = dealer
         self._workers: list[Worker] = []
-        self.keys = Path(self._directory.name)
+        self.directory = Path(self._directory.name)
+        self.keys = self.directory / "keys"
         self.dealer_address: tuple[str, int] = (LOOPBACK, 0)
 
     def __enter__(self) -> Self:
         try:
             make_test_set(self.keys)
-            dealer = self.start(_DEALER, _deal, self.keys)
-            self.dealer_address = self.notes([dealer])[0]
+            if self._deals:
+                (self.dealer_address,) = self.notes([self.start(_DEALER, _deal, self.keys)])
         except BaseException:
             self.close()
             raise
@@ -151,8 +146,8 @@ class Crew:
         self.close()
 
     def start(self, name: str, target: Target, *arguments: Any) -> Worker:
-        """Starts `target(link, *arguments)` in a process of its own; it must be a module's function."""
-        context = multiprocessing.get_context("spawn")
+        """Starts `target(link, *arguments)` in a process of its own. The target must be a module's function."""
+        context: Any = multiprocessing.get_context(self._method)
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, target, arguments), name=f"comet {name}", daemon=True)
         process.start()
@@ -166,13 +161,13 @@ class Crew:
         return self._gather(workers, "note")
 
     def results(self, workers: Sequence[Worker]) -> list[Any]:
-        """The result of each. They are done with then."""
+        """The result of each. Their processes are ended then."""
         values = self._gather(workers, "result")
         self._end(workers)
         return values
 
     def _gather(self, workers: Sequence[Worker], kind: str) -> list[Any]:
-        """The next message of that kind from each; if anything fails, all are ended but the dealer."""
+        """The next message of that kind from each. If anything fails, all are ended except for the dealer."""
         values: dict[Worker, Any] = {}
         until = time.monotonic() + _PATIENCE
         try:
@@ -184,7 +179,7 @@ class Crew:
                 for worker in (worker for worker in waiting if worker.connection in ready):
                     message = worker.read()
                     if message.kind == "error":
-                        raise self._cause(worker, message)
+                        raise self._cause(message)
                     if worker in workers and message.kind == kind:
                         values[worker] = message.value
         except BaseException:
@@ -192,16 +187,13 @@ class Crew:
             raise
         return [values[worker] for worker in workers]
 
-    def _cause(self, worker: Worker, message: _Message) -> CometError:
-        """When one fails, the others complain about their peer: the one that does not has the reason."""
-        found = _raised(worker, message)
-        for other, more in self._further() if isinstance(found, PeerError) else ():
-            error = _raised(other, more)
-            if not isinstance(error, PeerError):
-                return error
-        return found
+    def _cause(self, message: _Message) -> CometError:
+        """When one worker fails, the others report that they lost it: an error that is no such report is the cause."""
+        found: CometError = message.value
+        others = self._further() if isinstance(found, PeerError) else ()
+        return next((error for error in others if not isinstance(error, PeerError)), found)
 
-    def _further(self) -> Iterator[tuple[Worker, _Message]]:
+    def _further(self) -> Iterator[CometError]:
         until = time.monotonic() + _GRACE
         while rest := [worker for worker in self._workers if not worker.finished]:
             ready = wait([worker.connection for worker in rest], max(0.0, until - time.monotonic()))
@@ -209,7 +201,7 @@ class Crew:
                 return
             for worker in rest:
                 if worker.connection in ready and (message := worker.read()).kind == "error":
-                    yield worker, message
+                    yield message.value
 
     def _end(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
@@ -218,7 +210,7 @@ class Crew:
             if worker.process.is_alive():
                 worker.process.terminate()
         for worker in workers:
-            worker.process.join(_GRACE)
+            worker.process.join(_STOPPING)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
@@ -226,6 +218,6 @@ class Crew:
             self._workers.remove(worker)
 
     def close(self) -> None:
-        """Ends what still runs and removes the certificates."""
+        """Ends what still runs and removes the directory."""
         self._end(list(self._workers))
         self._directory.cleanup()

@@ -1,0 +1,122 @@
+"""`comet bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape, group
+from comet_mpc.cli.tables import model_tables, operations_table, profile_tables, report, truncation_table
+from comet_mpc.engine.costs import Network
+from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.lab.bench import cases
+from comet_mpc.lab.bench.models import ModelCase, measure_model
+from comet_mpc.lab.bench.operations import measure
+from comet_mpc.lab.bench.profile import ProfileCase, profile_query
+from comet_mpc.lab.bench.truncation import SHIFTS, check_truncation
+from comet_mpc.lab.processes import Crew
+from comet_mpc.offline.sources import DEALER, find_source
+from comet_mpc.progress import bar
+
+__all__ = ["bench"]
+
+Tokens = Annotated[int, typer.Option(min=2, max=1024, help="With --shape: tokens per text, padding included.")]
+
+bench = group("Measure time, traffic and errors on this machine.")
+
+
+@bench.command()
+def ops(
+    operation: Annotated[list[str] | None, typer.Option(help="Only this operation. May be given again.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method. May be given again.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt by the minimax method.")] = 3,
+    tokens: Annotated[int, typer.Option(min=1, max=256, help="Tokens; other sizes are those of BERT-base.")] = 128,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each. Times are their medians.")] = 1,
+    json: JsonFile = None,
+) -> None:
+    """Measure single operations, each by several methods.
+
+    A dealer and two parties run in processes of their own. Bytes and rounds are counted on the channels and must equal
+    the plan. Errors are differences to the exact function in float64.
+    """
+    try:
+        chosen = cases.choose(operation or [], method or [], tokens=tokens, steps=steps)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from error
+    records = []
+    with bar("measuring") as tick, Crew() as crew:
+        for done, case in enumerate(chosen):
+            tick(done, len(chosen), f"{case.operation} by {case.method}")
+            records.append(measure(crew, case, repeat))
+    report(records, json, operations_table(records, Console().width))
+
+
+@bench.command()
+def model(
+    shape: ShapeName = "bert-base",
+    tokens: Tokens = 128,
+    batch: Batch = 1,
+    layers: Layers = None,
+    steps: Steps = 3,
+    source: SourceName = DEALER.name,
+    network: NetworkName = None,
+    json: JsonFile = None,
+) -> None:
+    """Measure a whole model with random weights.
+
+    A client, a server and, with --source dealer, a dealer run in processes of their own, on the loopback device unless
+    --network names a slower one.
+    """
+    name = shape or "bert-base"
+    link = Network.parse(network) if network else None
+    case = ModelCase(name, find_shape(name, layers), tokens, steps, batch, link, source=find_source(source).name)
+    with bar(f"measuring {name}") as tick, Crew() as crew:
+        tick(0, 0)
+        record = measure_model(crew, case)
+    report([record], json, *model_tables(record))
+
+
+@bench.command()
+def profile(
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A Comet checkpoint. Default: the model that comes with Comet.")
+    ] = None,
+    shape: ShapeName = None,
+    tokens: Tokens = 128,
+    layers: Layers = None,
+    steps: Steps = 3,
+    repeat: Annotated[int, typer.Option(min=1, max=100, help="Queries. The fastest one is shown.")] = 5,
+    json: JsonFile = None,
+) -> None:
+    """Measure where the time of one query goes: bytes, compute and latency.
+
+    Its randomness is prepared before, by a dealer.
+    """
+    if model is not None and shape is not None:
+        raise typer.BadParameter("name a checkpoint or a shape, not both", param_hint="--shape")
+    random = ModelCase(shape, find_shape(shape, layers), tokens, steps) if shape is not None else None
+    with bar("profiling") as tick, Crew() as crew:
+        tick(0, 0)
+        record = profile_query(crew, ProfileCase(None if model is None else str(model), random), repeat)
+    report([msgspec.to_builtins(record) | {"ratio": record.ratio}], json, *profile_tables(record))
+
+
+@bench.command()
+def truncation(
+    values: Annotated[int, typer.Option(min=len(SHIFTS), help="How many values, divided among the shifts.")] = 10**8,
+    json: JsonFile = None,
+) -> None:
+    """Check that truncation is exact, on random values up to 2^61.
+
+    Fails if a value wraps around or is off by more than one unit in the last place, or if the mean error is above
+    0.01 units.
+    """
+    with bar("truncating") as tick:
+        records = check_truncation(values, progress=tick)
+    report(records, json, truncation_table(records))
+    if not all(record.exact for record in records):
+        raise CometError("truncation is not exact: see the table")

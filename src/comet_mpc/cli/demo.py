@@ -1,0 +1,38 @@
+"""`comet demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from comet_mpc.cli.options import JsonFlag, SourceName
+from comet_mpc.cli.tables import demo_tables, report
+from comet_mpc.lab.demo import SENTENCES, demo_model, run_demo
+from comet_mpc.offline.sources import PAIR, find_source
+from comet_mpc.progress import bar
+from comet_mpc.units import human_bytes
+
+__all__ = ["demo"]
+
+
+def demo(
+    text: Annotated[list[str] | None, typer.Argument(help="Sentences to classify. Default: three about films.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A Comet checkpoint. Default: the model that comes with Comet (film reviews)."
+        ),
+    ] = None,
+    source: SourceName = PAIR.name,
+    json: JsonFlag = False,
+) -> None:
+    """Try it: private predictions between a client and a server on this machine.
+
+    Shows the answers, what the server saw, and what it cost. With --source dealer, a third process prepares the
+    randomness.
+    """
+    with bar("preparing randomness", shown=human_bytes) as tick:
+        result = run_demo(demo_model(model), text or SENTENCES, find_source(source), tick)
+    report(result, Path("-") if json else None, *demo_tables(result))

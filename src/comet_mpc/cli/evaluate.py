@@ -1,0 +1,149 @@
+"""`comet eval`: in the clear with torch, in fixed point with the twin, or inside the protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record
+from comet_mpc.cli.options import Data, JsonFile, Limit, SourceName, TaskName
+from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
+from comet_mpc.lab.paper import Parties, evaluate_uncertified
+from comet_mpc.models.certify import check_ranges
+from comet_mpc.models.checkpoint import fingerprint
+from comet_mpc.models.hugging_face import need
+from comet_mpc.models.served import ServedModel
+from comet_mpc.models.tasks import Example, Task
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, find_source
+from comet_mpc.progress import bar
+from comet_mpc.units import human_bytes, human_seconds
+
+__all__ = ["evaluate"]
+
+Rule = Literal["minimax", "newton", "paper"]
+Mode = Literal["exact", "steps", "served"]
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A Comet checkpoint, or a Hugging Face classifier.")],
+    data: Data,
+    task: TaskName = None,
+    limit: Limit = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="exact functions, the protocol's steps, or served (steps within the model's ranges)."),
+    ] = "served",
+    rule: Annotated[
+        Rule | None,
+        typer.Option(
+            help="Other 1/sqrt than the model's: minimax, newton (from the paper's constant), or with --research "
+            "paper (the paper's flooded guess, NOT PRIVATE)."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=0, max=16, help="Other steps of activations and scores than the model's.")
+    ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Inside the protocol, between processes on this machine. Needs no torch.")
+    ] = False,
+    source: SourceName = DEALER.name,
+    twin: Annotated[
+        bool, typer.Option("--twin", help="In fixed point, as served, but in the clear. Needs no torch.")
+    ] = False,
+    research: Annotated[
+        bool, typer.Option("--research", help="With --secure: a model that is not certified and cannot be served.")
+    ] = False,
+    json: JsonFile = None,
+) -> None:
+    """Measure a model's accuracy on the rows of dev.tsv.
+
+    In the clear with torch; with --twin in fixed point; with --secure inside the protocol, compared with the model in
+    the clear.
+    """
+    if secure and twin:
+        raise ConfigurationError("give --secure or --twin, not both")
+    if (research or rule == "paper") and not (secure and research):
+        raise ConfigurationError("--research goes with --secure, and --rule paper (not private) with both")
+    config, tensors = load_any(model)
+    chosen = read_task(task, data, config)
+    if secure or twin:
+        rows = read_examples(config, data, chosen, "dev", limit)
+        if research:
+            _research(model, chosen, rows, rule or "minimax", json)
+        else:
+            _served(model, chosen, rows, find_source(source) if secure else None, json)
+        return
+    if "classifier.weight" not in tensors:
+        raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
+    training, unified = need("comet_mpc.train"), need("comet_mpc.train")
+    if config.certified:
+        check_ranges(config, tensors)
+    encoded = read_rows(model, config, data, chosen, "dev", limit)
+    kind, count = rule or "minimax", config.steps if steps is None else steps
+    other = rule == "newton" or count != config.steps
+    if other and mode == "exact":
+        raise ConfigurationError("--mode exact takes no steps: leave out --rule and --steps")
+    rules = unified.other_rules(config, kind, count) if other else {}
+    with bar("evaluating") as tick:
+        net = unified.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
+        scores = chosen.score(training.predict(net, encoded, tick=tick), encoded.labels)
+    typer.echo(f"{chosen.name} ({len(encoded)} rows, {mode}): {in_words(scores)}", err=str(json) == "-")
+    summary = {
+        "task": chosen.name, "metric": chosen.metric, "rows": len(encoded), "mode": mode, "rule": kind, "steps": count,
+        "scores": scores, "fingerprint": fingerprint(config, tensors),
+    }  # fmt: skip
+    record(json, summary)
+
+
+def _served(model: Path, task: Task, examples: list[Example], source: Source | None, json: Path | None) -> None:
+    """The model as it is served: inside the protocol, or without a source of randomness by the twin."""
+    served, hidden = ServedModel.load(model), str(json) == "-"
+    with bar("evaluating") as tick:
+        if source is None:
+            report = evaluate_twin(served, examples, task=task, progress=tick)
+        else:
+            report = evaluate_securely(served, examples, task=task, source=source, progress=tick)
+    _show_comparison(task, report, f"inside the protocol ({source})" if source else "in fixed point", hidden)
+    if source is not None:
+        _show_costs(
+            report, report["examples"], f"{human_seconds(report['online_seconds'] / report['examples'])}", hidden
+        )
+    record(json, {"task": task.name, **report})
+
+
+def _research(model: Path, task: Task, examples: list[Example], rule: Rule, json: Path | None) -> None:
+    """A form that is not certified, inside the protocol."""
+    if rule == "newton":
+        raise ConfigurationError("--research takes --rule minimax or paper")
+    with bar("evaluating") as tick, Parties(model, rule) as parties:
+        report = evaluate_uncertified(parties, examples, task, progress=tick)
+    hidden = str(json) == "-"
+    privacy = "shares uniform" if report["private"] else "NOT PRIVATE: the flooded guess leaks"
+    typer.echo(f"for research only, NOT CERTIFIED, cannot be served; rule {rule}: {privacy}", err=hidden)
+    if report["untrusted"]:
+        typer.echo(
+            f"{report['untrusted']} of {report['runs']} rows cannot be trusted, because a value left its calibrated "
+            f"range (first: {report['first_reason']}); scores with them: {in_words(report['all_scores'])}",
+            err=hidden,
+        )
+    if "scores" in report:
+        _show_comparison(task, report, "inside the protocol", hidden)
+    _show_costs(report, report["runs"], f"{report['rounds'] / report['runs']:.0f} rounds", hidden)
+    record(json, {"task": task.name, "rule": rule, **report})
+
+
+def _show_comparison(task: Task, report: dict[str, Any], where: str, hidden: bool) -> None:
+    scores, plain = in_words(report["scores"]), in_words(report["plain_scores"])
+    typer.echo(f"{task.name}, {report['examples']} rows {where}: {scores}; in real arithmetic: {plain}", err=hidden)
+    labels = f"labels agree on {report['agreement']:.1%}, " if "agreement" in report else ""
+    differences = ", ".join(f"{name} {value:.4f}" for name, value in report["logit_difference"].items())
+    typer.echo(f"{labels}logits differ by {differences}", err=hidden)
+
+
+def _show_costs(report: dict[str, Any], rows: int, online: str, hidden: bool) -> None:
+    sent, prepared = (human_bytes(report[f"{phase}_bytes"] / rows) for phase in ("online", "offline"))
+    typer.echo(f"per row: {sent} online, {prepared} offline, {online} online", err=hidden)

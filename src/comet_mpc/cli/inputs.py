@@ -1,0 +1,66 @@
+"""The model and the data that a command of training or evaluation names, and how its result is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from comet_mpc.cli.tables import write_json
+from comet_mpc.models.checkpoint import CometConfig, load_checkpoint
+from comet_mpc.models.hugging_face import load_hugging_face, need, tokenizer_json
+from comet_mpc.models.tasks import Example, Task, find_task, own_task, read_split, with_labels
+
+__all__ = ["in_words", "load_any", "read_examples", "read_rows", "read_task", "record"]
+
+
+def load_any(directory: Path) -> tuple[CometConfig, dict[str, Any]]:
+    """A Comet checkpoint, or a Hugging Face one, unmodified, perhaps without a head."""
+    content = directory / "config.json"
+    if content.exists() and b'"comet"' in content.read_bytes():
+        return load_checkpoint(directory)
+    config, tensors, _ = load_hugging_face(directory, lambda path: need("comet_mpc.train").read_pickled(path))
+    return config, tensors
+
+
+def read_task(name: str | None, data: Path, config: CometConfig) -> Task:
+    """The task of that name, or one's own with the model's labels."""
+    return find_task(name) if name else own_task(data, config.encoder.labels)
+
+
+def read_examples(config: CometConfig, data: Path, task: Task, split: str, limit: int | None) -> list[Example]:
+    """The rows of a file, with the model's labels."""
+    return with_labels(read_split(data, task, split, limit), task, config.encoder.labels)
+
+
+def read_rows(
+    model: Path, config: CometConfig, data: Path, task: Task, split: str, limit: int | None = None, length: int = 0
+) -> Any:
+    """The rows of a file as tokens, for torch. Says how many texts were too long."""
+    examples = read_examples(config, data, task, split, limit)
+    training = need("comet_mpc.train")
+    longest = min(length or config.length or task.length, config.encoder.longest)
+    rows = training.encode(training.make_tokenizer(tokenizer_json(model)), examples, longest)
+    if rows.truncated:
+        typer.echo(f"{split}: {rows.truncated} of {len(rows)} texts were cut to {longest} tokens", err=True)
+    return rows
+
+
+def in_words(scores: dict[str, float]) -> str:
+    """Metrics as people read them."""
+    return ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+
+
+def record(path: Path | None, result: dict[str, Any]) -> None:
+    """Writes a result, with the command and the versions that it depends on."""
+    words = " ".join(["comet", *(Path(part).name if part.startswith("/") else part for part in sys.argv[1:])])
+    versions = {"python": platform.python_version()}
+    for name in ("comet-mpc", "torch", "numpy", "tokenizers"):  # torch may be absent
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    write_json(path, result | {"command": words, "versions": versions})

@@ -1,0 +1,85 @@
+"""What several commands share: options, and what is made of their values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.models.transformer import SHAPES, EncoderShape
+from comet_mpc.offline.sources import SOURCES
+
+__all__ = [
+    "DEALER_WARNING",
+    "AnySource",
+    "Batch",
+    "Data",
+    "JsonFile",
+    "JsonFlag",
+    "Keys",
+    "Layers",
+    "Limit",
+    "NetworkName",
+    "ShapeName",
+    "SourceName",
+    "Steps",
+    "TaskName",
+    "find_shape",
+    "group",
+]
+
+DEALER_WARNING = (
+    "The dealer must be run by somebody who operates neither the server nor the client: "
+    "a dealer run by the server's operator gives no privacy."
+)
+
+_SOURCE = typer.Option(
+    "--source",
+    metavar="|".join(SOURCES),
+    help="Who prepares the randomness: pair (client and server between themselves) or dealer (a third party).",
+)
+
+SourceName = Annotated[str, _SOURCE]
+AnySource = Annotated[str | None, _SOURCE]
+Keys = Annotated[
+    Path, typer.Option("--keys", metavar="DIR", help="Directory with authority.pem and this party's .pem and .key.")
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Also write the results to a JSON file (-: standard output, alone)."),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of tables.")]
+Batch = Annotated[int, typer.Option(min=1, max=1024, help="Texts that are classified at once.")]
+ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"A model of this shape: {', '.join(SHAPES)}.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: only this many layers.")]
+Steps = Annotated[
+    int, typer.Option(min=1, max=16, help="With --shape: steps of each 1/sqrt. More are more exact and cost more.")
+]
+NetworkName = Annotated[
+    str | None, typer.Option(metavar="RATE/RTT", help="Over such a network, for example 200mbit/10ms.")
+]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task", metavar="NAME", help="A GLUE task: RTE, MRPC, STS-B, CoLA or SST-2. Default: your own data."
+    ),
+]
+Data = Annotated[
+    Path, typer.Option("--data", metavar="DIR", help="Directory of train.tsv and dev.tsv, or of GLUE's tasks.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")]
+
+
+def group(summary: str) -> typer.Typer:
+    """A command that has commands of its own."""
+    return typer.Typer(help=summary, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+
+
+def find_shape(name: str, layers: int | None) -> EncoderShape:
+    """A named shape, perhaps with fewer layers."""
+    if name not in SHAPES:
+        raise ConfigurationError(f"unknown shape {name!r}: choose one of {', '.join(SHAPES)}")
+    return replace(SHAPES[name], layers=layers or SHAPES[name].layers)

@@ -1,0 +1,49 @@
+"""A service whose processes all run on this machine, for trials. It is no deployment: all roles have one operator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from comet_mpc.lab.processes import LOOPBACK, Crew, Link
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DealerSource
+from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.service.server import Server
+
+__all__ = ["local_service"]
+
+
+@contextlib.contextmanager
+def local_service(
+    model: ServedModel, source: Source, *, batch: int = 4, workers: int = 2
+) -> Iterator[tuple[str, Path, Path]]:
+    """A server, and a dealer if the source has a third party, in processes of their own.
+
+    Gives (the server's address, the directory of keys, a directory for a cache). Without a dealer, a client that
+    prepares randomness occupies two workers.
+    """
+    with Crew(dealer=source.has_third_party, method="fork") as crew:
+        source = DealerSource(crew.dealer_address) if source.has_third_party else source
+        limits = ServiceLimits(batch=batch)
+        server = crew.start("server", _serve, model, source, crew.keys, crew.directory / "state", workers, limits)
+        ((host, port),) = crew.notes([server])
+        yield f"{host}:{port}", crew.keys, crew.directory
+
+
+def _serve(
+    link: Link,
+    model: ServedModel,
+    source: Source,
+    keys: Path,
+    state: Path,
+    workers: int,
+    limits: ServiceLimits,
+) -> None:
+    server = Server(
+        model, (LOOPBACK, 0), source, TlsIdentity.find(keys, "server"), state, workers=workers, limits=limits
+    )
+    server.serve_forever(lambda: link.tell(server.address))

@@ -1,0 +1,77 @@
+"""Errors between the parties: which name the other side is told, and that none is forgotten."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from comet_mpc import errors
+from comet_mpc.errors import CometError, ProtocolMismatch, ServerBusy, WrongSize, WrongVersion
+from comet_mpc.net.messages import Mismatch, Refusal, raise_refusal, refusal
+
+TOLD_AS = {
+    "CheckpointError": "ConfigurationError",
+    "CometError": "PeerError",
+    "ConfigurationError": "ConfigurationError",
+    "ForeignRandomness": "ForeignRandomness",
+    "LeakError": "PeerError",
+    "NobodyConnected": "PeerTimeout",
+    "NotAuthenticated": "NotAuthenticated",
+    "NotFinite": "PeerError",
+    "PeerClosed": "PeerClosed",
+    "PeerError": "PeerError",
+    "PeerTimeout": "PeerTimeout",
+    "RandomnessError": "RandomnessError",
+    "RandomnessExhausted": "RandomnessError",
+    "RandomnessSpent": "RandomnessSpent",
+    "RangeError": "PeerError",
+    "RuleError": "PeerError",
+    "ScaleError": "PeerError",
+    "ServerBusy": "ServerBusy",
+    "ShapeError": "ShapeError",
+    "TaskDataError": "ConfigurationError",
+    "WrongSize": "PeerError",
+    "WrongVersion": "PeerError",
+}
+MISMATCH = ProtocolMismatch("program", got="a", expected="b")
+
+
+def every_error() -> Iterator[CometError]:
+    """One of each kind, except for the mismatch, which has a message of its own."""
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if kind in (WrongSize, WrongVersion):
+            yield kind(got=1, expected=2)
+        elif kind is not ProtocolMismatch:
+            yield kind("why")
+
+
+def test_every_kind_of_error_has_a_name_for_the_other_side() -> None:
+    """A new kind fails here until somebody has decided what the other side is told."""
+    told = {type(error).__name__: refusal(error) for error in every_error()}
+    assert {name: message.error for name, message in told.items() if isinstance(message, Refusal)} == TOLD_AS
+    assert refusal(MISMATCH) == Mismatch("program", "a", "b")
+
+
+def test_a_refusal_is_raised_again_by_its_type() -> None:
+    data = msgspec.json.encode(refusal(ServerBusy("all 4 workers are busy")))
+    with pytest.raises(ServerBusy, match="the server refused: all 4 workers are busy"):
+        raise_refusal(msgspec.json.decode(data, type=Refusal), "the server")
+
+
+@pytest.mark.parametrize("name", ["CometError", "SystemExit", "PeerErrorX", "xPeerError", "PeerError\n", ""])
+def test_a_name_that_is_not_on_the_list_is_refused(name: str) -> None:
+    data = msgspec.json.encode({"type": "Refusal", "error": name, "text": "why"})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(data, type=Refusal)
+
+
+@pytest.mark.parametrize("error", [*every_error(), MISMATCH], ids=lambda error: type(error).__name__)
+def test_every_error_can_be_sent_between_processes(error: CometError) -> None:
+    error.add_note("where it came from")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))

@@ -1,0 +1,74 @@
+"""How far a long command is, where nobody is watching."""
+
+from __future__ import annotations
+
+import pytest
+
+from comet_mpc import progress
+from comet_mpc.progress import bar
+from comet_mpc.units import counted, human_bytes
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(progress, "time", made)
+    return made
+
+
+def test_a_line_every_ten_seconds_with_the_time_left(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("training") as tick:
+        for done in range(5):
+            tick(done, 4, f"loss {done}" if done else "")
+            clock.now += 6.0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["training 2/4, loss 2, 0:00:12, 0:00:12 left", "training 4/4, loss 4, 0:00:24"]
+
+
+def test_what_is_done_soon_is_not_mentioned(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("evaluating") as tick:
+        tick(0, 2)
+        clock.now += 3.0
+        tick(2, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_may_begin_again(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("preparing randomness", shown=human_bytes) as tick:
+        for _ in range(2):
+            tick(0, 2_000_000)
+            clock.now += 10.0
+            tick(1_000_000, 2_000_000)
+            tick(2_000_000, 2_000_000)
+    once = [
+        "preparing randomness 1.00 MB/2.00 MB, 0:00:10, 0:00:10 left",
+        "preparing randomness 2.00 MB/2.00 MB, 0:00:10",
+    ]
+    assert capsys.readouterr().err.splitlines() == once * 2
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with bar("measuring") as tick:
+        tick(0, 0)
+        tick(1, 4, "activation by minimax")
+        tick(4, 4)
+        tick(2, 4)
+    assert "measuring" in capsys.readouterr().err
+
+
+def test_one_is_not_several() -> None:
+    assert counted(1, "layer") == "1 layer"
+    assert counted(12, "layer") == "12 layers"
+    assert counted(0, "more query", "more queries") == "0 more queries"
