@@ -20,7 +20,8 @@ from rich.text import Text
 
 from comet_mpc.engine.party import SourceName
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.served import ServedModel
+from comet_mpc.models.served import MOST_ANSWER_BITS, ServedModel
+from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.source import Progress
@@ -99,6 +100,17 @@ def serve(
     ] = 4,
     ready: Annotated[int, typer.Option(min=0, help="Queries whose randomness a client may keep ready, per size.")] = 4,
     batch: Annotated[int, typer.Option(min=1, help="Most texts in one run.")] = 8,
+    answer_bits: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_ANSWER_BITS,
+            help="Binary digits after the point of the logits that clients get. Fewer tell less about the weights.",
+        ),
+    ] = ANSWER_BITS,
+    queries_per_day: Annotated[
+        int, typer.Option(min=0, help="Most texts a day (UTC) for one client's certificate; 0: no limit.")
+    ] = 0,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus (plain HTTP).")] = None,
     private_embeddings: Annotated[
         bool,
@@ -124,7 +136,7 @@ def serve(
         raise ConfigurationError("--source dealer needs --dealer HOST:PORT")
     log_as_json()
     server = Server(
-        ServedModel.load(model, private_embeddings=private_embeddings),
+        ServedModel.load(model, private_embeddings=private_embeddings, answer_bits=answer_bits),
         parse_address(listen),
         DealerSource(parse_address(dealer)) if dealer is not None else PairSource(),
         identity_in(keys, name),
@@ -132,7 +144,7 @@ def serve(
         workers=workers,
         require_client=require_client_certificate,
         metrics=parse_address(metrics) if metrics is not None else None,
-        limits=ServiceLimits(batch=batch, ready=ready),
+        limits=ServiceLimits(batch=batch, ready=ready, queries_per_day=queries_per_day),
     )
     if dealer is not None:
         _log.warning(DEALER_WARNING)

@@ -319,9 +319,7 @@ class ServedModel(PublicModel):
     fixed: Mapping[str, Weight]
 
     @staticmethod
-    def load(
-        directory: Path, *, private_embeddings: bool = False, answer_bits: int = ANSWER_BITS
-    ) -> ServedModel:
+    def load(directory: Path, *, private_embeddings: bool = False, answer_bits: int = ANSWER_BITS) -> ServedModel:
         """A Comet checkpoint in the certified form, its ranges proved again from the weights.
 
         private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine import Given, Session, Weight
-from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, ring_width
+from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
@@ -351,9 +351,11 @@ def classify(
 
 
 def coarsened(session: Session, logits: Share, bits: int) -> Share:
-    """Logits with the digits that an answer has: `bits` fraction bits, in the narrowest ring that holds them.
+    """Logits with the digits that an answer has: `bits` fraction bits.
 
-    Usually the ring is so much narrower that the truncation is free; else one round.
+    In the ring that is left when the others are cut off, so nothing is sent for it; a wrong value is then most likely
+    out of range, and noticed. One round where that ring is too narrow.
     """
-    unit = 2.0**-bits
-    return session.truncate_to(logits, bits, min(logits.width, ring_width(bits, logits.bound + unit)))
+    free = logits.width - (logits.fraction - bits)
+    fits = (logits.bound + 2.0**-bits) * 2.0**bits < 2.0 ** (free - 2)
+    return session.truncate_to(logits, bits, free if fits else WORD)

@@ -20,6 +20,7 @@ ErrorName = Literal[
     "PeerClosed",
     "PeerError",
     "PeerTimeout",
+    "QuotaExceeded",
     "RandomnessError",
     "RandomnessSpent",
     "ServerBusy",
