@@ -22,6 +22,7 @@
         ├── WrongVersion          it speaks another version of the wire protocol
         ├── ProtocolMismatch      it runs another model, program or source of randomness
         ├── NotAuthenticated      it could not prove who it is, or is not allowed to do what it asks
+        ├── QuotaExceeded         this client has had its queries of the day: the message says when to come back
         └── ServerBusy            all workers of the server are in use: try again later
 
 A message says what was found, what was expected and what to do. It never contains a share, a mask, a weight or a text.
@@ -44,6 +45,7 @@ __all__ = [
     "PeerError",
     "PeerTimeout",
     "ProtocolMismatch",
+    "QuotaExceeded",
     "RandomnessError",
     "RandomnessExhausted",
     "RandomnessSpent",
@@ -175,6 +177,10 @@ class ProtocolMismatch(PeerError):
 
 class NotAuthenticated(PeerError):
     """The other side could not prove who it is, or is not allowed to do what it asks."""
+
+
+class QuotaExceeded(PeerError):
+    """This client has had its queries of the day. The message says when it may ask again."""
 
 
 class ServerBusy(PeerError):

@@ -41,7 +41,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def model(directory: Path) -> ServedModel:
-    return ServedModel.load(directory)
+    return ServedModel.load(directory, answer_bits=16)
 
 
 def states_program(model: PublicModel, query: Query) -> Callable[[Session, Mapping[str, Weight]], list[Share]]:
@@ -128,7 +128,7 @@ def test_torch_has_the_same_states_from_the_same_file(directory: Path, model: Se
 
 
 def test_private_embeddings_give_the_same_answer(directory: Path, model: ServedModel) -> None:
-    private = ServedModel.load(directory, private_embeddings=True)
+    private = ServedModel.load(directory, private_embeddings=True, answer_bits=16)
     found = [
         twin_value(served.program(len(TEXTS), 16, served.encode(TEXTS)), served.weights())
         for served in (model, private)
@@ -156,7 +156,7 @@ def test_an_encoder_with_very_long_rows(tmp_path: Path, monkeypatch: pytest.Monk
     tensors["layers.0.down.weight"][:2] *= 500.0
     lows = {"layers.0.output_norm": 0.02}
     save_checkpoint(tmp_path, certify(msgspec.structs.replace(config, sites={}), tensors, lows), tensors)
-    model = ServedModel.load(tmp_path)
+    model = ServedModel.load(tmp_path, answer_bits=16)
     rule = model.config.sites["layers.0.output_norm"].rule
     assert rule.high > 2.0**14 * rule.low
     assert _ring(model.shape, model.rules) == ring

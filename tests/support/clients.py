@@ -126,8 +126,8 @@ class RecordingService(Deployment):
         self._dealt: tuple[bytes, bytes, bytes] | None = None
         take = self.store.take
 
-        def recorded(bundle_id: str, digest: str, correlations: Any) -> Bundle:
-            bundle = take(bundle_id, digest, correlations)
+        def recorded(bundle_id: str, digest: str, correlations: Any, *, owner: str = "") -> Bundle:
+            bundle = take(bundle_id, digest, correlations, owner=owner)
             self.consumed.append(bundle_id)
             return bundle
 

@@ -14,7 +14,8 @@ from rich.console import Console
 from comet_mpc.cli.options import DEALER_WARNING, AnySource, JsonFlag, Keys, group
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.served import ServedModel
+from comet_mpc.models.served import MOST_ANSWER_BITS, ServedModel
+from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity, issue, make_authority
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.dealer.server import run_dealer
@@ -60,6 +61,17 @@ def serve(
         int, typer.Option(min=0, help="For how many queries of each size a client may keep randomness ready.")
     ] = 4,
     batch: Annotated[int, typer.Option(min=1, help="The most texts that a client may send at once.")] = 8,
+    answer_bits: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_ANSWER_BITS,
+            help="Binary digits after the point in a client's logits. Fewer tell less about the weights.",
+        ),
+    ] = ANSWER_BITS,
+    queries_per_day: Annotated[
+        int, typer.Option(min=0, help="The most texts per day (UTC) and client certificate. 0: no limit.")
+    ] = 0,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics for Prometheus, by plain HTTP.")
     ] = None,
@@ -90,7 +102,7 @@ def serve(
         raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
     log_as_json()
     server = Server(
-        ServedModel.load(model, private_embeddings=private_embeddings),
+        ServedModel.load(model, private_embeddings=private_embeddings, answer_bits=answer_bits),
         parse_address(listen),
         DealerSource(parse_address(dealer)) if dealer is not None else PairSource(),
         TlsIdentity.find(keys, name),
@@ -98,7 +110,7 @@ def serve(
         workers=workers,
         require_client=require_client_certificate,
         metrics=parse_address(metrics) if metrics is not None else None,
-        limits=ServiceLimits(batch=batch, ready=ready),
+        limits=ServiceLimits(batch=batch, ready=ready, queries_per_day=queries_per_day),
     )
     if dealer is not None:
         _log.warning(DEALER_WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,8 @@ class Plan:
     parts: tuple[str, ...]
     """The part of the program that each correlation belongs to."""
     schedule: tuple[PlannedRound, ...]
+    terms: str = ""
+    """What the parties must agree on besides, in words, because it draws no randomness."""
 
     @property
     def rounds(self) -> int:
@@ -57,7 +60,9 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        return program_digest(self.correlations)
+        """Names the program: its correlations and its terms."""
+        digest = program_digest(self.correlations)
+        return hashlib.sha256(f"{digest} {self.terms}".encode()).hexdigest() if self.terms else digest
 
 
 class PlanSession(DrawingSession):

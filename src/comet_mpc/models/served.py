@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint
 from comet_mpc.models.fold import check_fixed, fold, plain_states
 from comet_mpc.models.transformer import (
+    ANSWER_BITS,
     EncoderRules,
     EncoderShape,
     LayerRules,
@@ -41,10 +43,13 @@ from comet_mpc.models.transformer import (
     public_weights,
 )
 
-__all__ = ["BUCKETS", "PublicModel", "Query", "ServedModel", "public_part"]
+__all__ = ["BUCKETS", "MOST_ANSWER_BITS", "PublicModel", "Query", "ServedModel", "public_part"]
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Public lengths that texts are padded to; the server learns the bucket, not the length."""
+
+MOST_ANSWER_BITS = 16
+"""More digits of a logit than these are noise of the fixed point numbers."""
 
 Reals = npt.NDArray[np.float64]
 
@@ -80,6 +85,7 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logit_bound: float
     tokenizer: str
     private_embeddings: bool
+    answer_bits: Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWER_BITS)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,9 +100,13 @@ class PublicModel:
     embeddings: Mapping[str, npt.NDArray[np.float32]]
     """Tables of words, positions and types; empty if they stay at the server."""
     private_embeddings: bool = False
+    answer_bits: int = ANSWER_BITS
+    """Fraction bits of the logits that are revealed."""
 
     def __post_init__(self) -> None:
         """Texts are cut as in training: of a pair, the longer one."""
+        if not 1 <= self.answer_bits <= MOST_ANSWER_BITS:
+            raise ConfigurationError(f"an answer has 1 to {MOST_ANSWER_BITS} fraction bits, not {self.answer_bits}")
         self.tokenizer.no_padding()
         try:
             self.tokenizer.enable_truncation(self.longest)
@@ -116,6 +126,7 @@ class PublicModel:
             self.logit_bound,
             self.tokenizer.to_str(),
             self.private_embeddings,
+            self.answer_bits,
         )
         tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
         return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
@@ -142,6 +153,7 @@ class PublicModel:
             tokenizer=tokenizer,
             embeddings=tables,
             private_embeddings=card.private_embeddings,
+            answer_bits=card.answer_bits,
         )
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
@@ -184,6 +196,7 @@ class PublicModel:
             ),
             pooler=sites["pooler"].rule,
             logit_bound=self.logit_bound,
+            answer_bits=self.answer_bits,
             epsilon=config.encoder.epsilon,
             embeddings=sites["embeddings.norm"].rule,
         )
@@ -224,9 +237,10 @@ class PublicModel:
         return run
 
     def plan(self, batch: int, bucket: int, *, fused: bool = True) -> Plan:
-        """What an answer costs."""
+        """What an answer costs. Its digest names the digits of the answer too."""
         run, weights = self.answer(batch, bucket), public_weights(self.shape)
-        return plan_program(lambda session: run(session, weights), fused=fused)
+        plan = plan_program(lambda session: run(session, weights), fused=fused)
+        return replace(plan, terms=f"answer bits: {self.answer_bits}")
 
     # Texts -----------------------------------------------------------------------------------------------
 
@@ -305,10 +319,11 @@ class ServedModel(PublicModel):
     fixed: Mapping[str, Weight]
 
     @staticmethod
-    def load(directory: Path, *, private_embeddings: bool = False) -> ServedModel:
+    def load(directory: Path, *, private_embeddings: bool = False, answer_bits: int = ANSWER_BITS) -> ServedModel:
         """A Comet checkpoint in the certified form, its ranges proved again from the weights.
 
         private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
+        answer_bits         fraction bits of the logits that a client gets: fewer tell it less about the weights
         """
         config, tensors = load_checkpoint(directory)
         check_ranges(config, tensors)
@@ -316,6 +331,7 @@ class ServedModel(PublicModel):
         public = public_part(
             directory, config, tensors, value_bounds, logit_bound, private_embeddings=private_embeddings
         )
+        public = replace(public, answer_bits=answer_bits)
         e, tables = config.encoder, public.embeddings
         if private_embeddings:
             stacked = [tables["words"], *([tables["types"]] if e.types else [])]
@@ -363,7 +379,7 @@ def public_part(
         raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
     return PublicModel(
         fingerprint=fingerprint(config, tensors),
-        config=config,
+        config=_without_data(config),
         value_bounds=value_bounds,
         logit_bound=logit_bound,
         tokenizer=tokenizer,
@@ -372,6 +388,12 @@ def public_part(
         },
         private_embeddings=private_embeddings,
     )
+
+
+def _without_data(config: CometConfig) -> CometConfig:
+    """The configuration without what calibration has seen of its data: that is nobody's business but the server's."""
+    sites = {name: msgspec.structs.replace(site, seen=()) for name, site in config.sites.items()}
+    return msgspec.structs.replace(config, sites=sites)
 
 
 def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:

@@ -30,12 +30,14 @@ from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 
 __all__ = [
+    "ANSWER_BITS",
     "SHAPES",
     "EncoderRules",
     "EncoderShape",
     "LayerRules",
     "certified_rules",
     "classify",
+    "coarsened",
     "embed_privately",
     "encode_weights",
     "encoder_layer",
@@ -54,6 +56,8 @@ _ROWS = 18  # fraction bits of what is given to the server
 _WEIGHTS = 14  # and of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
+ANSWER_BITS = 8
+"""Fraction bits of a logit as it is revealed, unless the operator says otherwise."""
 _NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
 
 
@@ -119,6 +123,8 @@ class EncoderRules:
     logit_bound: float = 64.0
     residual_bound: float = 2.0**11
     """|x| before a LayerNorm: what the ring has room for."""
+    answer_bits: int = ANSWER_BITS
+    """Fraction bits of the logits that are revealed: every further one tells more about the weights."""
     epsilon: float = 1e-12
     embeddings: InverseSqrtRule | None = None
     """For the variance of embeddings, where the table stays at the server."""
@@ -341,4 +347,15 @@ def classify(
         logits = _linear(
             session, session.give(squashed.narrow(_ring(shape, rules))), weights, "classifier", rules.logit_bound
         )
-        return session.truncate_to(logits, 16)
+        return coarsened(session, logits, rules.answer_bits)
+
+
+def coarsened(session: Session, logits: Share, bits: int) -> Share:
+    """Logits with the digits that an answer has: `bits` fraction bits.
+
+    In the ring that is left when the others are cut off, so nothing is sent for it; a wrong value is then most likely
+    out of range, and noticed. One round where that ring is too narrow.
+    """
+    free = logits.width - (logits.fraction - bits)
+    fits = (logits.bound + 2.0**-bits) * 2.0**bits < 2.0 ** (free - 2)
+    return session.truncate_to(logits, bits, free if fits else WORD)

@@ -47,6 +47,8 @@ class Order:
     batch: int
     bucket: int
     plan: Plan
+    owner: str = ""
+    """At the server, the name of the client's certificate: no other client can run the bundle."""
 
 
 # The client's side -----------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ What software cannot prevent is a copy: do not back up, snapshot or replicate th
     .writing-…            being written; nobody takes it
     .taken-…              consumed, about to be unlinked; nobody takes it
 
-The header carries party, source, program digest, bundle id, seed, what the preparation took on the wire, the exact
-length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies the header and the length, and every byte
-if the source asks for it (`BundleFormat`). `verify` checks every byte at leisure, and consumes nothing.
+The header carries party, source, owner, program digest, bundle id, seed, what the preparation took on the wire, the
+exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies the header and the length, and
+every byte if the source asks for it (`BundleFormat`). `verify` checks every byte at leisure, and consumes nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["BundleFormat", "BundleStore", "BundleWriter", "check_bundle_id", "ch
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
-_MAGIC = b"COMETB\x00\x02"
-_FIELDS = struct.Struct("<8sBB6x32s16s16sQQ32s")
+_MAGIC = b"COMETB\x00\x03"
+_FIELDS = struct.Struct("<8sBB6x32s32s16s16sQQ32s")
 _HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
 _SUFFIX = ".bundle"
 _WRITING = ".writing-"
@@ -87,6 +87,8 @@ class _Header:
     bundle_id: str
     seed: bytes = field(repr=False)
     source: int
+    owner: bytes
+    """SHA-256 of the name of the client's certificate, at the server."""
     spent: int
     length: int = 0
     checksum: bytes = b""
@@ -96,6 +98,7 @@ class _Header:
             _MAGIC,
             self.party,
             self.source,
+            self.owner,
             bytes.fromhex(self.digest),
             bytes.fromhex(self.bundle_id),
             self.seed,
@@ -112,7 +115,7 @@ class _Header:
         fields, checksum = data[: _FIELDS.size], data[_FIELDS.size :]
         if len(data) != _HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
             raise RandomnessError(f"bundle {name} is damaged: its header does not check; remove the file")
-        magic, party, source, digest, bundle_id, seed, spent, length, body = _FIELDS.unpack(fields)
+        magic, party, source, owner, digest, bundle_id, seed, spent, length, body = _FIELDS.unpack(fields)
         if magic != _MAGIC:
             raise RandomnessError(f"bundle {name} was written by another version; remove the file")
         size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
@@ -120,7 +123,7 @@ class _Header:
             raise RandomnessError(
                 f"bundle {name} is damaged: got {size} bytes after the header, expected {length}; remove the file"
             )
-        return cls(party, digest.hex(), bundle_id.hex(), seed, source, spent, length, body)
+        return cls(party, digest.hex(), bundle_id.hex(), seed, source, owner, spent, length, body)
 
     def check_rest(self, file: BinaryIO) -> None:
         """Reads all that comes after the header, and goes back."""
@@ -156,16 +159,19 @@ class BundleStore:
             )
         self._clean()
 
-    def add(self, bundle_id: str, digest: str, seed: bytes, *, spent: int = 0) -> BundleWriter:
+    def add(self, bundle_id: str, digest: str, seed: bytes, *, spent: int = 0, owner: str = "") -> BundleWriter:
         """A writer for a new bundle, which becomes visible when the writer commits, complete or not at all.
 
         spent: bytes on the wire that preparing it took, to be told when it is used.
+        owner: at the server, the name of the certificate of the client that it was prepared with.
         """
         check_bundle_id(bundle_id)
         check_digest(digest)
         if len(seed) != SEED_BYTES:
             raise RandomnessError(f"a seed has {SEED_BYTES} bytes, got {len(seed)}")
-        return BundleWriter(self, _Header(self.party, digest, bundle_id, seed, self._source.number, spent))
+        return BundleWriter(
+            self, _Header(self.party, digest, bundle_id, seed, self._source.number, _owner(owner), spent)
+        )
 
     def list(self, digest: str) -> tuple[str, ...]:
         """Ids of the complete bundles for a program, oldest first. Damaged files are left out."""
@@ -178,18 +184,18 @@ class BundleStore:
                     found.append((os.fstat(file.fileno()).st_mtime_ns, path.stem))
         return tuple(bundle_id for _, bundle_id in sorted(found))
 
-    def take(self, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> Bundle:
+    def take(self, bundle_id: str, digest: str, correlations: Sequence[Correlation], *, owner: str = "") -> Bundle:
         """Consumes a bundle, then returns it. Of several callers at once, one gets it.
 
-        digest, correlations: of the program it is for (`Plan.digest`, `Plan.correlations`). Raises
-        `RandomnessSpent` if there is no such bundle (any more), `ForeignRandomness` if it is another program's,
-        `RandomnessError` if it is damaged; if the header tells, the file stays where it is.
+        digest, correlations: of the program it is for (`Plan.digest`, `Plan.correlations`). owner: as in `add`. Raises
+        `RandomnessSpent` if there is no such bundle (any more) or it is another owner's, `ForeignRandomness` if it is
+        another program's, `RandomnessError` if it is damaged; if the header tells, the file stays where it is.
         """
         check_bundle_id(bundle_id)
         path = self._path(bundle_id)
         with self._directory() as descriptor:
             with _spent_if_missing(bundle_id), path.open("rb") as peeked:
-                self._check(_Header.read(peeked, bundle_id), bundle_id, digest, correlations)
+                self._check(_Header.read(peeked, bundle_id), bundle_id, digest, correlations, owner)
             # Renaming decides who gets it, and what was renamed is what is opened: even if the name was reused
             # since the check above, nobody reads a file that another has won.
             won = self.directory / f"{_TAKEN}{bundle_id}-{secrets.token_hex(8)}"
@@ -201,7 +207,7 @@ class BundleStore:
                 won.unlink()
                 os.fsync(descriptor)
                 header = _Header.read(file, bundle_id)
-                self._check(header, bundle_id, digest, correlations)
+                self._check(header, bundle_id, digest, correlations, owner)
                 if self._source.checked_when_taken:
                     header.check_rest(file)
             except BaseException:
@@ -241,7 +247,11 @@ class BundleStore:
         with _spent_if_missing(bundle_id), self._path(bundle_id).open("rb") as file:
             _Header.read(file, bundle_id).check_rest(file)
 
-    def _check(self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation]) -> None:
+    def _check(
+        self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation], owner: str
+    ) -> None:
+        if header.owner != _owner(owner):  # it does not learn that there is such a bundle
+            raise _spent(bundle_id)
         if (header.party, header.source, header.bundle_id) != (self.party, self._source.number, bundle_id):
             raise ForeignRandomness(f"the file of bundle {bundle_id} holds another bundle")
         if header.digest != digest:
@@ -330,13 +340,25 @@ class BundleWriter:
         if not self._sealed:
             self.seal()
         if self._final.exists():
-            raise RandomnessError(f"bundle {self._header.bundle_id} is in the store already")
+            raise self._taken_already()
         self._store._make_room(self._length)
         with self._storing():
-            self._temporary.rename(self._final)
+            try:
+                os.link(self._temporary, self._final)  # unlike a rename it never replaces a bundle
+            except FileExistsError:
+                raise self._taken_already() from None
+            self._committed = True
+            self._temporary.unlink()
             os.fsync(self._directory)
-        self._committed = True
         self._resources.close()
+
+    def retract(self) -> None:
+        """Takes back what this writer has committed, and nothing else: the other party will not name it."""
+        if self._committed:
+            self._store.discard(self._header.bundle_id)
+
+    def _taken_already(self) -> RandomnessError:
+        return RandomnessError(f"bundle {self._header.bundle_id} is in the store already")
 
     def discard(self) -> None:
         """Gives the bundle up; after a commit it does nothing."""
@@ -368,4 +390,13 @@ def _spent_if_missing(bundle_id: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise RandomnessSpent(f"bundle {bundle_id} is spent or was never stored here; take another one") from error
+        raise _spent(bundle_id) from error
+
+
+def _spent(bundle_id: str) -> RandomnessSpent:
+    return RandomnessSpent(f"bundle {bundle_id} is spent or was never stored here; take another one")
+
+
+def _owner(name: str) -> bytes:
+    """A name of any length as the header has it."""
+    return hashlib.sha256(name.encode()).digest()

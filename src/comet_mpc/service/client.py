@@ -169,7 +169,8 @@ class Client:
     def classify(self, texts: Sequence[Text]) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error.
 
-        Texts of one bucket go together, in batches of 1, 2, 4, … so that prepared randomness fits.
+        Texts of one bucket go together, in batches of 1, 2, 4, … so that prepared randomness fits. Answers are checked
+        when all of them are there: the server cannot tell from this client's messages whether one was impossible.
         """
         model, pool = self._connected()
         if isinstance(texts, str):
@@ -180,19 +181,26 @@ class Client:
         for place, text in enumerate(texts):
             query = model.public.encode([text], number=place + 1)
             buckets.setdefault(query.bucket, []).append((place, query))
-        predictions: dict[int, Prediction] = {}
+        answers: list[tuple[list[int], Query, Reals | None, Cost]] = []
         try:
             for members in buckets.values():
                 while members:
                     size = 1 << (min(len(members), self._batch).bit_length() - 1)
                     part, members = members[:size], members[size:]
-                    found = self._predict(_together([query for _, query in part]), model, pool)
-                    predictions.update(zip((place for place, _ in part), found, strict=True))
+                    query = _together([query for _, query in part])
+                    answers.append(([place for place, _ in part], query, *self._answer(query, model, pool)))
         finally:
             pool.pause()
+        predictions: dict[int, Prediction] = {}
+        labels = model.public.config.encoder.labels
+        for places, query, logits, cost in answers:
+            rows = checked(logits, query.batch, model.public)
+            for place, row, cut in zip(places, rows, query.truncated, strict=True):
+                predictions[place] = prediction(row, labels, cut, cost)
         return [predictions[place] for place in range(len(texts))]
 
-    def _predict(self, query: Query, model: ClientModel, pool: BundlePool) -> list[Prediction]:
+    def _answer(self, query: Query, model: ClientModel, pool: BundlePool) -> tuple[Reals | None, Cost]:
+        """The logits as the server's last message makes them, whatever they are, and the next bundle is ordered."""
         randomness, logits, traffic, seconds = self._run(query, model, pool)
         pool.replenish(query.batch, query.bucket)
         cost = Cost(
@@ -207,10 +215,11 @@ class Client:
             rounds=traffic.rounds,
             source=model.source.name,
         )
-        labels = model.public.config.encoder.labels
-        return [prediction(row, labels, cut, cost) for row, cut in zip(logits, query.truncated, strict=True)]
+        return logits, cost
 
-    def _run(self, query: Query, model: ClientModel, pool: BundlePool) -> tuple[OpenBundle, Reals, Traffic, float]:
+    def _run(
+        self, query: Query, model: ClientModel, pool: BundlePool
+    ) -> tuple[OpenBundle, Reals | None, Traffic, float]:
         """Randomness that both sides have, then the rounds. A bundle that is named to the server is never kept."""
         patience = max(self._connection.timeout, _BUNDLE_SECONDS)
         digest = model.programs.plan(query.batch, query.bucket).digest
@@ -231,11 +240,10 @@ class Client:
         raise AssertionError("unreachable")
 
 
-def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals:
+def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals | None:
     try:
         session = PartySession(CLIENT, channel, randomness)
-        logits = model.public.answer(query.batch, query.bucket, query)(session, model.weights)
-        return checked(logits, query.batch, model.public)
+        return model.public.answer(query.batch, query.bucket, query)(session, model.weights)
     except BaseException:
         channel.close()  # the other side must not wait for rounds that will not come
         raise

@@ -21,6 +21,7 @@ from comet_mpc.errors import (
     PeerClosed,
     PeerError,
     PeerTimeout,
+    QuotaExceeded,
     RandomnessSpent,
 )
 from comet_mpc.net.channel import Channel
@@ -77,6 +78,11 @@ class Conversation:
                 self._counters.error(error)
                 _log.exception("an error in the server", extra={"fields": self._fields()})
                 self._part(PeerError("the server failed; nothing was computed"))
+
+    @property
+    def _client(self) -> str:
+        """The name of the client's certificate; all clients without one count as the same."""
+        return self.channel.peer_name or ""
 
     def _fields(self, **more: object) -> dict[str, object]:
         return {"client": self.channel.peer_name, **more}
@@ -139,11 +145,15 @@ class Conversation:
             case Prepare():
                 plan = self._deployment.plan(message)
                 self._deployment.check_room(plan)
-                order = Order(message.bundle_id, message.batch, message.bucket, plan)
+                order = Order(message.bundle_id, message.batch, message.bucket, plan, self._client)
                 self._deployment.provider.prepare(order, self._deployment.store, self)
             case Run():
                 plan = self._deployment.plan(message)
+                with self._within_quota():
+                    self._deployment.quota.check(self._client, message.batch)
                 with contextlib.closing(self._take(message, plan)) as bundle:
+                    with self._within_quota():
+                        self._deployment.quota.charge(self._client, message.batch)
                     self._compute(message, bundle)
 
     @contextlib.contextmanager
@@ -193,11 +203,21 @@ class Conversation:
         until = time.monotonic() + self._deployment.provider.lag_seconds
         while True:
             try:
-                return self._deployment.store.take(message.bundle_id, plan.digest, plan.correlations)
+                return self._deployment.store.take(
+                    message.bundle_id, plan.digest, plan.correlations, owner=self._client
+                )
             except RandomnessSpent:
                 if time.monotonic() >= until:
                     raise
                 time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def _within_quota(self) -> Iterator[None]:
+        try:
+            yield
+        except QuotaExceeded:
+            self._counters.add(refused_quota_total=1)
+            raise
 
     def _compute(self, message: Run, bundle: Bundle) -> None:
         deployment, start = self._deployment, time.monotonic()

@@ -23,6 +23,7 @@ from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import Prepare, Run, Welcome
 from comet_mpc.service.metrics import Counters
 from comet_mpc.service.programs import Programs
+from comet_mpc.service.quota import Quota
 
 __all__ = ["Deployment", "ServiceLimits"]
 
@@ -37,6 +38,8 @@ class ServiceLimits(PreparationLimits):
     """Texts in one run of the program."""
     ready: int = 4
     """Bundles that a client is told it may keep ready per program."""
+    queries_per_day: int = 0
+    """Texts that are classified for one client's certificate in a day (UTC); 0: as many as it asks for."""
     store_bytes: int = 1 << 34
     """Of prepared randomness on disk; beyond that the oldest, whose clients have not come back, is dropped."""
     idle_seconds: float = 60.0
@@ -84,6 +87,7 @@ class Deployment:
             largest_batch=self.limits.batch,
             ready=self.limits.ready,
         )
+        self.quota = Quota(Path(state) / "queries", self.limits.queries_per_day)
         # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.
         self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, self.limits.store_bytes)
 

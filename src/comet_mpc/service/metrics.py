@@ -35,6 +35,7 @@ _COUNTERS = {
     "offline_seconds_total": "Seconds spent on that.",
     "bundles_prepared_total": "Bundles of randomness prepared.",
     "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
+    "refused_quota_total": "Runs refused because the client's queries of the day were used up.",
     "refused_busy_total": "Connections refused because all workers were occupied.",
 }
 _ERRORS = (*errors.__all__, "other")

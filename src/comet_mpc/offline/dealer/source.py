@@ -124,7 +124,7 @@ class _Provider(Provider):
                 SERVER,
                 order.bundle_id,
                 order.plan.correlations,
-                lambda seed: store.add(order.bundle_id, order.plan.digest, seed),
+                lambda seed: store.add(order.bundle_id, order.plan.digest, seed, owner=order.owner),
                 key=self._desk.secret,
                 patience=self._desk.limits.preparation_seconds,
             )

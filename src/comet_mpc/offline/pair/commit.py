@@ -22,19 +22,27 @@ from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.source import Progress
-from comet_mpc.offline.store import BundleStore
+from comet_mpc.offline.store import BundleStore, BundleWriter
 
 __all__ = ["prepare_stored"]
 
 
 def prepare_stored(
-    preparer: Preparer, bundle_id: str, plan: Plan, store: BundleStore, progress: Progress | None = None
+    preparer: Preparer,
+    bundle_id: str,
+    plan: Plan,
+    store: BundleStore,
+    progress: Progress | None = None,
+    *,
+    owner: str = "",
 ) -> Traffic:
     """One more bundle for the plan in this party's store, by agreement with the other. Any error ends the connection.
 
+    owner: at the server, the name of the client's certificate. No other client can run the bundle.
     Returns what it took on the wire, the last two messages apart: what `preparation_traffic` says.
     """
     channel = preparer.channel
+    writer: BundleWriter | None = None
     before = channel.traffic
     if progress is not None:
         expected = preparation_traffic(plan.correlations, first=preparer.fresh)
@@ -45,7 +53,7 @@ def prepare_stored(
         traffic = channel.traffic - before
         channel.watcher = None
         name = bytes.fromhex(bundle_id)
-        with store.add(bundle_id, plan.digest, prepared.seed, spent=_bytes(traffic)) as writer:
+        with store.add(bundle_id, plan.digest, prepared.seed, spent=_bytes(traffic), owner=owner) as writer:
             for piece in prepared.packed():
                 writer.write(piece)
             writer.seal()
@@ -58,7 +66,8 @@ def prepare_stored(
                 channel.exchange([name], 0)
     except BaseException as error:
         channel.close()
-        store.discard(bundle_id)
+        if writer is not None:
+            writer.retract()  # a bundle that had the same id before stays
         if isinstance(error, CometError | KeyboardInterrupt | SystemExit):
             raise
         raise PeerError("the preparation of a bundle failed; nothing of it is kept") from error

@@ -151,7 +151,7 @@ class _Provider(Provider):
             channel.timeout = self._desk.limits.step_seconds
             visitor.accept()
             start = time.monotonic()
-            traffic = prepare_stored(preparer, order.bundle_id, order.plan, store)
+            traffic = prepare_stored(preparer, order.bundle_id, order.plan, store, owner=order.owner)
         visitor.prepared(order, traffic.sent + traffic.received, time.monotonic() - start)
 
     @contextlib.contextmanager
