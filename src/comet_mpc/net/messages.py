@@ -20,6 +20,7 @@ ErrorName = Literal[
     "PeerClosed",
     "PeerError",
     "PeerTimeout",
+    "RandomnessDamaged",
     "RandomnessError",
     "RandomnessSpent",
     "ServerBusy",
