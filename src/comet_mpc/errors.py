@@ -13,9 +13,11 @@
     ├── RandomnessError       prepared randomness cannot be used, or must not be
     │   ├── RandomnessExhausted   the program needs more than was prepared for it
     │   ├── ForeignRandomness     it was prepared for another program, model or peer
+    │   ├── RandomnessDamaged     what was stored has changed since, or cannot be read: it is dropped
     │   └── RandomnessSpent       it was used before: a mask is used once, even across crashes
     └── PeerError             the other side failed, misbehaved or is unreachable
         ├── PeerClosed            it closed the connection
+        │   └── PeerGaveUp            it ended a run because its own randomness was damaged: take another bundle
         ├── PeerTimeout           it made no progress for too long
         │   └── NobodyConnected       nobody connected while a listener waited
         ├── WrongSize             it sent a message that is longer or shorter than the program expects
@@ -43,9 +45,11 @@ __all__ = [
     "NotFinite",
     "PeerClosed",
     "PeerError",
+    "PeerGaveUp",
     "PeerTimeout",
     "ProtocolMismatch",
     "QuotaExceeded",
+    "RandomnessDamaged",
     "RandomnessError",
     "RandomnessExhausted",
     "RandomnessSpent",
@@ -122,6 +126,10 @@ class ForeignRandomness(RandomnessError):
     """The randomness was prepared for another program, model or peer."""
 
 
+class RandomnessDamaged(RandomnessError):
+    """What was stored has changed since, or cannot be read any more. It is dropped; another bundle will do."""
+
+
 class RandomnessSpent(RandomnessError):
     """The randomness was used before. A mask is used once, even across crashes."""
 
@@ -132,6 +140,10 @@ class PeerError(CometError):
 
 class PeerClosed(PeerError):
     """The other side closed the connection."""
+
+
+class PeerGaveUp(PeerClosed):
+    """The other side ended a run, before any result, because its own randomness was damaged. Take another bundle."""
 
 
 class PeerTimeout(PeerError):

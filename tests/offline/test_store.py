@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from comet_mpc.engine.correlations import BitProducts, Correlation, Mask, encode_correlations, program_digest
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError, RandomnessSpent
+from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDamaged, RandomnessError, RandomnessSpent
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
@@ -122,9 +123,10 @@ def test_a_damaged_header_is_refused(store: BundleStore, place: int) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(RandomnessError, match="damaged"):
+    with pytest.raises(RandomnessDamaged, match="damaged"):
         store.take(name, DIGEST, PROGRAM)
     assert store.list(DIGEST) == ()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("change", [-1, 1, -len(CORRECTIONS), -len(CORRECTIONS) - 1])
@@ -144,6 +146,33 @@ def test_a_damaged_correction_is_found_by_verify(store: BundleStore) -> None:
         file.write(b"\x55")
     with pytest.raises(RandomnessError, match="does not check"):
         store.verify(name)
+
+
+@pytest.mark.parametrize("place", [-800, -300, -1])
+def test_a_damaged_correction_is_found_before_the_last_one_is_handed_out(store: BundleStore, place: int) -> None:
+    name = put(store)
+    path = store.directory / f"{name}.bundle"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+    bundle = store.take(name, DIGEST, PROGRAM)
+    assert bundle.stored is not None
+    bundle.stored.read(len(CORRECTIONS) - 1)
+    with pytest.raises(RandomnessDamaged, match="does not check"):
+        bundle.stored.read(1)
+    assert not any(store.directory.iterdir())
+
+
+def test_a_bundle_that_the_disk_cannot_read_is_a_damaged_one(store: BundleStore) -> None:
+    bundle = store.take(put(store), DIGEST, PROGRAM)
+    assert bundle.stored is not None
+
+    def failing(size: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    bundle.stored._file = SimpleNamespace(read=failing, close=bundle.stored.close)  # type: ignore[attr-defined]
+    with pytest.raises(RandomnessDamaged, match="cannot be read: Input/output error"):
+        bundle.stored.read(1)
 
 
 def test_too_few_corrections_for_the_program_are_refused(store: BundleStore) -> None:
@@ -240,6 +269,7 @@ def test_a_seed_is_not_printed(store: BundleStore) -> None:
 _USER = """
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from comet_mpc.engine.correlations import decode_correlations, program_digest
 from comet_mpc.errors import RandomnessSpent
 from comet_mpc.offline.sources import DEALER

@@ -103,6 +103,20 @@ def test_prepared_randomness_is_used_and_replenished(world: World, tmp_path: Pat
         assert client.classify(some_texts(1))[0].label == prediction.label
 
 
+def test_a_bundle_damaged_on_the_servers_disk_is_replaced_by_another(world: World, tmp_path: Path) -> None:
+    (text,) = some_texts(1, seed=77)
+    with world.client(tmp_path) as client:
+        assert client.prepare(2, warm=False) == 2
+        for name in [path.stem for path in tmp_path.glob("*/bundles/*.bundle")]:
+            (stored,) = (world.checkpoint.parent / "state").glob(f"*/{name}.bundle")
+            content = bytearray(stored.read_bytes())
+            content[-4000] ^= 64
+            stored.write_bytes(content)
+        (prediction,) = client.classify([text])
+    assert np.max(np.abs(np.array(prediction.logits) - expected_logits(world.model, text))) < PLAIN_BOUND
+    assert sum(event.get("error") == "RandomnessDamaged" for event in world.server.events()) == 2
+
+
 def test_pairs_and_texts_that_are_too_long(world: World, cache: Path) -> None:
     pair, long = ("the film is good", "the plot is dull"), " ".join(["very"] * 100)
     with world.client(cache) as client:

@@ -10,6 +10,7 @@ A channel belongs to one thread; only `close` may be called from another one, an
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import msgspec
 
-from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, ProtocolMismatch, WrongSize, WrongVersion
+from comet_mpc.errors import PeerClosed, PeerError, PeerGaveUp, PeerTimeout, ProtocolMismatch, WrongSize, WrongVersion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +49,7 @@ DEFAULT_TIMEOUT = 60.0
 
 _MAGIC = b"COMET\x00"
 _PREAMBLE = len(_MAGIC) + 2
+_LARGEST_UNREAD = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Channel(ABC):
 
         The result is a writable view of memory that nobody else holds.
         Nothing to send: no frame is sent. Nothing expected: none is received. Neither: no round.
+        An empty frame in place of the expected one says that the peer gives up (`PeerGaveUp`).
         Cost: 8 + n bytes each way; 1 round.
         """
         if expected < 0:
@@ -104,6 +107,14 @@ class Channel(ABC):
         if limit < 0:
             raise ValueError(f"limit must not be negative, got {limit}")
         return bytearray(self._run(None, range(limit + 1), rounds=1))
+
+    def give_up(self, seconds: float) -> None:
+        """Ends a run, in place of this side's next round: the peer, which is in that round, raises `PeerGaveUp`."""
+        self.timeout = seconds
+        with contextlib.suppress(PeerError):
+            self.send()
+            self.receive(_LARGEST_UNREAD)  # the peer's round: to close before it has come could discard what was sent
+        self.close()
 
     @property
     def traffic(self) -> Traffic:
@@ -196,6 +207,8 @@ def _byte_views(buffers: Iterable[Sendable]) -> list[memoryview]:
 
 def check_size(length: int, sizes: range) -> None:
     """Raises `WrongSize` for a frame length outside `sizes`, which is an exact size or range(limit + 1)."""
+    if length == 0 and 0 not in sizes:
+        raise PeerGaveUp("the peer gave up: its randomness is damaged, and there is no result")
     if length not in sizes:
         raise WrongSize(got=length, expected=sizes[-1] if len(sizes) == 1 else f"at most {sizes[-1]}")
 

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.demand import Drawn, InOrder
 from comet_mpc.engine.share import Words
-from comet_mpc.errors import RandomnessExhausted, RandomnessSpent
+from comet_mpc.errors import RandomnessDamaged, RandomnessExhausted, RandomnessSpent
 
-__all__ = ["Bundle", "OpenBundle", "Reader", "read_exactly"]
+__all__ = ["Bundle", "CheckedReader", "OpenBundle", "Reader", "read_exactly"]
 
 
 class Reader(Protocol):
     """Where the stored part of a bundle comes from: a file, or bytes in memory."""
 
     def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class CheckedReader:
+    """The stored part in a file: hashed as it is read, and its last byte is given only if all of it checks."""
+
+    def __init__(self, file: BinaryIO, bundle_id: str, length: int, checksum: bytes) -> None:
+        self._file, self._bundle_id, self._rest, self._checksum = file, bundle_id, length, checksum
+        self._hasher = hashlib.sha256()
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            data = self._file.read(size)
+        except OSError as error:
+            raise RandomnessDamaged(f"bundle {self._bundle_id} cannot be read: {error.strerror}") from error
+        self._hasher.update(data)
+        self._rest -= len(data)
+        if self._rest <= 0 and self._hasher.digest() != self._checksum:
+            raise RandomnessDamaged(f"bundle {self._bundle_id} is damaged: what it holds does not check")
+        return data
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def read_exactly(reader: Reader, size: int) -> bytes:
@@ -52,7 +76,7 @@ class Bundle:
 
     def close(self) -> None:
         """Lets go of the file that it is read from, if there is one."""
-        if isinstance(self.stored, io.IOBase):
+        if self.stored is not None:
             self.stored.close()
 
 

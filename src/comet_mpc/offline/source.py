@@ -189,7 +189,7 @@ class Source(ABC):
     computes_ahead: ClassVar[bool]
     """Whether a client can do part of a query's work before it has a text (`OpenBundle.compute_ahead`)."""
     checked_when_taken: ClassVar[bool]
-    """Whether a stored bundle is checked to the last byte before it is used."""
+    """Whether a stored bundle is checked to the last byte before it is used; else, before its last byte is used."""
     third_party: Address | None = None
     """Where the third party is, if there is one."""
 

@@ -11,8 +11,10 @@ What software cannot prevent is a copy: do not back up, snapshot or replicate th
     .taken-…              consumed, about to be unlinked; nobody takes it
 
 The header carries party, source, owner, program digest, bundle id, seed, what the preparation took on the wire, the
-exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies the header and the length, and
-every byte if the source asks for it (`BundleFormat`). `verify` checks every byte at leisure, and consumes nothing.
+exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies the header and the length. The rest
+is checked before any of it is used, if the source asks for that (`BundleFormat`), or else while it is read: the last
+byte is handed out only if all of them are as they were written, and no program reveals its result before it has drawn
+that byte. `verify` checks every byte at leisure, and consumes nothing. A damaged bundle is dropped (`RandomnessDamaged`).
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from typing import BinaryIO, Protocol, Self
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError, RandomnessSpent
-from comet_mpc.offline.bundle import Bundle
+from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDamaged, RandomnessError, RandomnessSpent
+from comet_mpc.offline.bundle import Bundle, CheckedReader
 
 __all__ = ["BundleFormat", "BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
 
@@ -114,25 +116,24 @@ class _Header:
         data = file.read(_HEADER_BYTES)
         fields, checksum = data[: _FIELDS.size], data[_FIELDS.size :]
         if len(data) != _HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
-            raise RandomnessError(f"bundle {name} is damaged: its header does not check; remove the file")
+            raise RandomnessDamaged(f"bundle {name} is damaged: its header does not check")
         magic, party, source, owner, digest, bundle_id, seed, spent, length, body = _FIELDS.unpack(fields)
         if magic != _MAGIC:
             raise RandomnessError(f"bundle {name} was written by another version; remove the file")
         size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
         if size != length:
-            raise RandomnessError(
-                f"bundle {name} is damaged: got {size} bytes after the header, expected {length}; remove the file"
-            )
+            raise RandomnessDamaged(f"bundle {name} is damaged: got {size} bytes after the header, expected {length}")
         return cls(party, digest.hex(), bundle_id.hex(), seed, source, owner, spent, length, body)
 
     def check_rest(self, file: BinaryIO) -> None:
         """Reads all that comes after the header, and goes back."""
-        hasher, start = hashlib.sha256(), file.tell()
-        while piece := file.read(_READ):
-            hasher.update(piece)
-        if hasher.digest() != self.checksum:
-            raise RandomnessError(f"bundle {self.bundle_id} is damaged: what it holds does not check")
+        start, reader = file.tell(), self.checked(file)
+        while reader.read(_READ):
+            pass
         file.seek(start)
+
+    def checked(self, file: BinaryIO) -> CheckedReader:
+        return CheckedReader(file, self.bundle_id, self.length, self.checksum)
 
 
 class BundleStore:
@@ -174,10 +175,10 @@ class BundleStore:
         )
 
     def list(self, digest: str) -> tuple[str, ...]:
-        """Ids of the complete bundles for a program, oldest first. Damaged files are left out."""
+        """Ids of the complete bundles for a program, oldest first. Files with a damaged header are dropped."""
         found = []
         for path in self.directory.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError, RandomnessError), path.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError, RandomnessError), _opened(path) as file:
                 header = _Header.read(file, path.stem)
                 known = (header.digest, header.party, header.source, header.bundle_id)
                 if known == (digest, self.party, self._source.number, path.stem):
@@ -189,12 +190,13 @@ class BundleStore:
 
         digest, correlations: of the program it is for (`Plan.digest`, `Plan.correlations`). owner: as in `add`. Raises
         `RandomnessSpent` if there is no such bundle (any more) or it is another owner's, `ForeignRandomness` if it is
-        another program's, `RandomnessError` if it is damaged; if the header tells, the file stays where it is.
+        another program's, `RandomnessDamaged` if it is damaged: then it is dropped. Where the source does not want all
+        of it checked here, reading the bundle raises that, with the last byte at the latest.
         """
         check_bundle_id(bundle_id)
         path = self._path(bundle_id)
         with self._directory() as descriptor:
-            with _spent_if_missing(bundle_id), path.open("rb") as peeked:
+            with _spent_if_missing(bundle_id), _opened(path) as peeked:
                 self._check(_Header.read(peeked, bundle_id), bundle_id, digest, correlations, owner)
             # Renaming decides who gets it, and what was renamed is what is opened: even if the name was reused
             # since the check above, nobody reads a file that another has won.
@@ -213,7 +215,8 @@ class BundleStore:
             except BaseException:
                 file.close()
                 raise
-        return Bundle(self.party, header.seed, tuple(correlations), file, bundle_id, header.spent)
+        stored = file if self._source.checked_when_taken else header.checked(file)
+        return Bundle(self.party, header.seed, tuple(correlations), stored, bundle_id, header.spent)
 
     def discard(self, bundle_id: str) -> None:
         """Removes a bundle that will not be used, for example because the peer does not have its part."""
@@ -383,6 +386,17 @@ class BundleWriter:
             yield
         except OSError as error:
             raise ConfigurationError(f"cannot store a bundle in {self._store.directory}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A bundle's file, which is removed if it turns out to be damaged."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except RandomnessDamaged:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import numpy as np
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessSpent
+from comet_mpc.errors import ConfigurationError, PeerGaveUp, RandomnessError
 from comet_mpc.models.served import PublicModel, Query
 from comet_mpc.net.channel import DEFAULT_TIMEOUT, Channel, Traffic
 from comet_mpc.net.identity import TlsIdentity
@@ -230,12 +230,17 @@ class Client:
                 try:
                     request = Run(randomness.bundle.bundle_id, query.batch, query.bucket, digest)
                     channel = self._connection.request(request, Ready)
-                except (RandomnessSpent, ForeignRandomness):
+                except RandomnessError:
                     if attempt == _MOST_STALE:  # the server has lost its parts again and again
                         raise
                     continue
                 before = channel.traffic
-                logits = _compute(channel, query, model, randomness)
+                try:
+                    logits = _compute(channel, query, model, randomness)
+                except PeerGaveUp:  # its part of this bundle was damaged
+                    if attempt == _MOST_STALE:
+                        raise
+                    continue
                 return randomness, logits, channel.traffic - before, time.monotonic() - start
         raise AssertionError("unreachable")
 

@@ -22,6 +22,7 @@ from comet_mpc.errors import (
     PeerError,
     PeerTimeout,
     QuotaExceeded,
+    RandomnessDamaged,
     RandomnessSpent,
 )
 from comet_mpc.net.channel import Channel
@@ -92,11 +93,14 @@ class Conversation:
         _log.warning(event, extra={"fields": fields})
 
     def _part(self, error: CometError) -> None:
-        """Tells the client why, if it can still hear it."""
-        if self._reserved or self.channel.closed:
+        """Tells the client why, if it can still hear it; in the middle of a run, that another bundle will do."""
+        if self.channel.closed or (self._reserved and not isinstance(error, RandomnessDamaged)):
+            return
+        self.deadline = time.monotonic() + 2 * _PARTING_SECONDS
+        if self._reserved:
+            self.channel.give_up(_PARTING_SECONDS)
             return
         self.channel.timeout = _PARTING_SECONDS
-        self.deadline = time.monotonic() + 2 * _PARTING_SECONDS
         with contextlib.suppress(PeerError):
             say(self.channel, refusal(error))
             self.channel.receive(MESSAGE_LIMIT)  # closing at once could discard the refusal

@@ -41,7 +41,7 @@ class DealerSource(Source):
     has_third_party = True
     masks_weights = True
     computes_ahead = True
-    checked_when_taken = False  # damaged corrections make a result wrong but reveal nothing
+    checked_when_taken = False  # what damaged corrections make wrong reveals nothing: checked as they are read
 
     def __init__(self, address: Address | None = None) -> None:
         self.third_party = address
