@@ -20,15 +20,15 @@ namespace comet::ot {
 /// (TMMO; Guo, Katz, Wang, Yu 2020).
 ///
 /// A receiver that does not use one c for all digits could learn Δ. Both sides get their matrix, v or w, by planes of
-/// one bit of every row: plane b of w is that of v, plus c where bit b of Δ is set. Hashes of the planes that are linear
-/// over F_2 (`field.hpp`) must do the same.
+/// one bit of every row: plane b of w is that of v, plus c where bit b of Δ is set. Hashes of the planes that are
+/// linear over F_2 (`field.hpp`) must do the same.
 struct Extension {
     span<const u8> keys; // 128 / fold · 2^fold of 16 bytes; the sender's are in the order of x + Δ_j, key 0 is not used
     unsigned fold;       // 1, 2, 4 or 8
     AesKey hash_key;
-    u64 first;     // index of the first transfer, a multiple of 128
-    size_t count;  // a multiple of 128
-    size_t halves; // 64-bit words kept of every H: 1 or 2
+    u64 first;       // index of the first transfer, a multiple of 128
+    size_t count;    // a multiple of 128
+    size_t halves;   // 64-bit words kept of every H: 1 or 2
     span<u8> planes; // 128 of `count` bits: where the matrix goes
 };
 

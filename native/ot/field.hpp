@@ -8,7 +8,8 @@ namespace comet::ot {
 ///
 ///     digests[p] = Σ_i rows[p][i] · key^(n-1-i)   for every row of n blocks, one after the other in `rows`.
 ///
-/// Linear over F_2, and two different rows collide for at most n - 1 keys. Nothing branches on, or looks up by, the data.
+/// Linear over F_2, and two different rows collide for at most n - 1 keys. Nothing branches on, or looks up by, the
+/// data.
 void hash_rows_by(Block key, span<const Block> rows, span<Block> digests, Isa isa);
 
 } // namespace comet::ot

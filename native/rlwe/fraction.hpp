@@ -1,6 +1,7 @@
 #pragma once
 
-// Numbers in [0, 1), or integers mod 2^192: what a coefficient is of its modulus, to more digits than any rounding needs.
+// Numbers in [0, 1), or integers mod 2^192: what a coefficient is of its modulus, to more digits than any rounding
+// needs.
 
 #include <array>
 

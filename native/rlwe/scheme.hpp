@@ -22,8 +22,8 @@ struct Blinding {
     span<const i8, degree> errors1;
 };
 
-/// Adds a fresh encryption of zero under the public key. c1, rounded to `bits` bits a coefficient, is what is sent; c0 at
-/// `positions`, as fractions of q, is what the server keeps. `ciphertext` is destroyed.
+/// Adds a fresh encryption of zero under the public key. c1, rounded to `bits` bits a coefficient, is what is sent; c0
+/// at `positions`, as fractions of q, is what the server keeps. `ciphertext` is destroyed.
 void respond(const Basis &basis, span<u32> ciphertext, span<const u32> public_key, const Blinding &blinding,
              span<const u32> positions, unsigned bits, span<u8> sent, span<Fraction> kept, Isa isa);
 
