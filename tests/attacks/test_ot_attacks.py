@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 from collections.abc import Callable
@@ -216,10 +217,15 @@ def test_a_set_up_of_rubbish_shows_up_in_the_first_transfers() -> None:
 # The extension --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def set_up() -> tuple[Transfers, Transfers]:
+    return as_parties(lambda end, party: set_up_transfers(end, party, FOLD))
+
+
 @pytest.fixture
-def both_sides() -> tuple[Transfers, Transfers]:
-    client, server, *_ = as_parties(lambda end, party: set_up_transfers(end, party, FOLD))
-    return client, server
+def both_sides(set_up: tuple[Transfers, Transfers]) -> tuple[Transfers, Transfers]:
+    """As they are right after the set-up."""
+    return copy.deepcopy(set_up)
 
 
 @pytest.fixture

@@ -35,4 +35,5 @@ def _shared(channel: Channel, party: int) -> Transfers:
 
 def share_base_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
     """For preparations over faulty channels, in this process."""
+    _made()  # now, not by two parties at once who would get two different ones
     monkeypatch.setattr("comet_mpc.offline.pair.prepare.set_up_transfers", _shared)
