@@ -14,7 +14,8 @@ The header carries party, source, owner, program digest, bundle id, seed, what t
 exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies the header and the length. The rest
 is checked before any of it is used, if the source asks for that (`BundleFormat`), or else while it is read: the last
 byte is handed out only if all of them are as they were written, and no program reveals its result before it has drawn
-that byte. `verify` checks every byte at leisure, and consumes nothing. A damaged bundle is dropped (`RandomnessDamaged`).
+that byte. `verify` checks every byte at leisure, and consumes nothing. A damaged bundle is dropped
+(`RandomnessDamaged`).
 """
 
 from __future__ import annotations
