@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,12 @@ class PartySession(DrawingSession):
 
     def _trivial(self, owner: int, shape: tuple[int, ...], words: Words | None) -> Words | None:
         return words if owner == self.party and words is not None else np.zeros(shape, np.uint64)
+
+    def _dithered(self, share: Share, bits: int) -> Words | None:
+        if self.party != SERVER or share.values is None:
+            return share.values
+        noise = np.frombuffer(os.urandom(8 * share.count), np.uint64) & np.uint64(2**bits - 1)
+        return share.values + noise.reshape(share.shape) - np.uint64(2**bits // 2)
 
     def _draw(self, correlation: Correlation) -> Drawn:
         return self._randomness.draw(correlation)

@@ -109,6 +109,18 @@ class Session(ABC):
         """x + c for public c, in x's own scale."""
         return share + self.constant(values, share.fraction)
 
+    def dither(self, share: Share, bits: int) -> Share:
+        """x plus noise that the server alone knows: uniform, fresh, at most 2^(bits-1) units either way. Local.
+
+        Before x is truncated by so many bits and revealed: the client knows its own coin of that rounding, and now not
+        the whole coin. A plan and a twin add none.
+        """
+        values = self._dithered(share, bits)
+        return share.with_values(values).bounded(share.bound + 2.0 ** (bits - 1 - share.fraction))
+
+    def _dithered(self, share: Share, bits: int) -> Words | None:
+        return share.values
+
     # Communication ---------------------------------------------------------------------------------
 
     def communicate(self, *requests: Request) -> tuple[Result, ...]:

@@ -351,11 +351,13 @@ def classify(
 
 
 def coarsened(session: Session, logits: Share, bits: int) -> Share:
-    """Logits with the digits that an answer has: `bits` fraction bits.
+    """Logits with the digits that an answer has: `bits` fraction bits, off by less than 1.5 units.
 
-    In the ring that is left when the others are cut off, so nothing is sent for it; a wrong value is then most likely
-    out of range, and noticed. One round where that ring is too narrow.
+    The last coin is not the client's alone (`Session.dither`). The ring is what is left when the other bits are cut
+    off, so nothing is sent for that; a wrong value is most likely out of range there, and noticed. One round where that
+    ring is too narrow.
     """
-    free = logits.width - (logits.fraction - bits)
-    fits = (logits.bound + 2.0**-bits) * 2.0**bits < 2.0 ** (free - 2)
-    return session.truncate_to(logits, bits, free if fits else WORD)
+    shift = logits.fraction - bits
+    dithered, free = session.dither(logits, shift), logits.width - shift
+    fits = (dithered.bound + 2.0**-bits) * 2.0**bits < 2.0 ** (free - 2)
+    return session.truncate(dithered, shift, free if fits else WORD)

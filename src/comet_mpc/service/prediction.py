@@ -53,7 +53,7 @@ def checked(logits: Reals | None, batch: int, model: PublicModel) -> Reals:
     """What the server's last message makes of the logits must be possible at all."""
     if logits is None or logits.shape != (batch, len(model.config.encoder.labels)):
         raise ShapeError("the program did not give this client its logits")
-    largest = model.logit_bound + 2.0**-model.answer_bits  # the last digit is rounded up or down
+    largest = model.logit_bound + 1.5 * 2.0**-model.answer_bits  # what the last digit may be off by
     if not np.all(np.isfinite(logits)) or float(np.max(np.abs(logits))) > largest:
         raise PeerError("the server's answer is outside the model's range: there is no result")
     return logits
