@@ -76,7 +76,7 @@ def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets
     session.open(session.evaluate(X**2, {"x": fused}, bound=4.1), session.square_sum(left))
     session.open(*session.look_up(first.digit_sum(2, 3), _TABLE))
     session.look_up(second.digit_sum(2, 3), _TABLE)
-    session.truncate(second.lift(36), 24)
+    session.communicate(ask.Truncate(first.lift(36), 24), ask.Truncate(second.lift(36), 24))
     linear = session.linear(session.give(first), weights["matrix"])
     scaled = session.scale(session.give(linear), weights["vector"])
     return session.reveal(session.truncate(scaled, 20, 32) + scores[:_ROWS, :_COLUMNS], CLIENT)
@@ -208,6 +208,8 @@ class _Watching(PartySession):
             at += length
             pads = kernels.unpack_words(self._pads(index, column, transfers), size, words.size)
             self._note_masked("Fetch", words, 256**size, length, np.zeros_like(words), pads)
+            if not self._dealt:
+                continue
             own = words.reshape(-1, entries)[np.arange(place.size), place]
             self._note("Fetch, own", own, 256**size, 0, known=pad, place=place, share=chosen.share.flat())
 
@@ -277,10 +279,12 @@ class _Watching(PartySession):
 
 @dataclass(frozen=True)
 class Recorded:
-    """The messages to one party, run by run, and which input the other one had."""
+    """The messages to one party, run by run, and which input the other one had, and it itself."""
 
     runs: list[list[Message]]
     secret: list[int]
+    own: list[int]
+    blocks: int = 1
 
 
 def as_parties(work: Callable[[Channel, int], Made], timeout: float = 60.0) -> tuple[Made, Made]:
@@ -348,7 +352,7 @@ def record(
     program: Program = everything,
     secret: bytes | None = None,
     tick: Callable[[], None] = lambda: None,
-) -> tuple[Recorded, Recorded]:
+) -> list[Recorded]:
     """What client and server receive online (and from a dealer) in so many runs, with fresh randomness each.
 
     secret: from which all seeds of a dealer are derived; only tests pass one.
@@ -361,11 +365,13 @@ def record(
     plan = plan_program(lambda session: chosen(session, public, (0, 0)), fused=source != "pair", permits_leaks=leaks)
     case = _Case(source, chosen, plan, control, seeds, secret)
 
+    inputs = [run % 2 for run in range(runs)], [run // 2 % 2 for run in range(runs)]
+
     def work(channel: Channel, party: int) -> list[list[Message]]:
         preparer = Preparer(channel, party, plan.correlations, threads=1) if source == "pair" else None
         noted = []
         for run in range(runs):
-            secrets = run % 2, run // 2 % 2
+            secrets = inputs[CLIENT][run], inputs[SERVER][run]
             weights, key = case.weights(run, secrets[SERVER], party)
             drawn = case.prepared(run, preparer, weights) if preparer else case.dealt(run, party, weights, key)
             randomness = _OldMasks(drawn) if control == "old mask" else drawn
@@ -383,4 +389,4 @@ def record(
         return noted
 
     client, server = as_parties(work)
-    return Recorded(client, [run // 2 % 2 for run in range(runs)]), Recorded(server, [run % 2 for run in range(runs)])
+    return [Recorded(client, inputs[SERVER], inputs[CLIENT]), Recorded(server, inputs[CLIENT], inputs[SERVER])]

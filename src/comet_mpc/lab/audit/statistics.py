@@ -6,7 +6,7 @@ Every statistic is judged by its *surprise*: if the hypothesis holds, a surprise
 z·sqrt(n) with a probability below exp(-z²/2), and a chi-square of k degrees exceeds r·k with one below
 (r·e^(1-r))^(k/2); many questions at once cost their number.
 
-    means   mean of every word, and its difference between two secrets of the other party's
+    means   mean of every word, and its difference between two secrets of the other party's, for each of the receiver's
     joint   cells of a message's high and low bits, alone, against what its receiver holds, and of their sums
     pairs   every bit of a message against every bit of what its receiver holds
     guess   a classifier, trained on one half of the runs, guesses the other party's secret in the other half
@@ -60,12 +60,17 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class Pile:
-    """One message of all runs: words (runs, places), and ±1 by run for the secret that the receiver must not learn."""
+    """One message of all runs: words (runs, places).
+
+    secret  ±1 by run: which input the other party had, which the receiver must not learn
+    own     ±1 by run: which input the receiver had itself
+    """
 
     words: Words
     modulus: int
     held: dict[str, Words]
     secret: Reals
+    own: Reals
 
     def combined(self) -> Iterator[Words]:
         """The words, and their sums, differences and exclusive ors with all that is held."""
@@ -82,7 +87,7 @@ class Pile:
                     yield self.words ^ other
 
 
-def pile_up(runs: Sequence[Message], secret: Sequence[int], *, blocks: int = 1) -> Pile:
+def pile_up(runs: Sequence[Message], secret: Sequence[int], own: Sequence[int], *, blocks: int = 1) -> Pile:
     """The same message of every run. blocks: a run with many words may count as so many runs with fewer."""
     first = runs[0]
     low = first.modulus
@@ -94,7 +99,8 @@ def pile_up(runs: Sequence[Message], secret: Sequence[int], *, blocks: int = 1) 
 
     names = set(first.held).intersection(*(run.held for run in runs))
     held = {name: stack([run.held[name] for run in runs]) for name in sorted(names)}
-    return Pile(stack([run.words for run in runs]), low, held, np.repeat(2.0 * np.asarray(secret) - 1.0, blocks))
+    labels = (np.repeat(2.0 * np.asarray(each) - 1.0, blocks) for each in (secret, own))
+    return Pile(stack([run.words for run in runs]), low, held, *labels)
 
 
 def judge(pile: Pile) -> dict[str, float]:
@@ -137,7 +143,7 @@ def _means(pile: Pile, combined: Sequence[Words]) -> float:
     runs, places = pile.words.shape
     largest, questions = 0.0, 0
     for numbers in _numbers(combined, pile.modulus):
-        for sign in (np.ones(runs), pile.secret):
+        for sign in (np.ones(runs), pile.secret, pile.own, pile.secret * pile.own):
             sums = sign @ numbers
             whole = abs(float(sums.sum())) / math.sqrt(places)
             largest = max(largest, float(np.abs(sums).max()), whole)
