@@ -34,7 +34,7 @@ from comet_mpc.offline.bundle import Bundle, OpenBundle
 from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight, weight_key, weights_digest
 from comet_mpc.offline.pair.prepare import Preparer
 
-__all__ = ["Control", "Program", "Recorded", "Secrets", "as_parties", "everything", "flooded", "record"]
+__all__ = ["Control", "Program", "Recorded", "Secrets", "Unmasked", "as_parties", "everything", "flooded", "record"]
 
 Made = TypeVar("Made")
 Control = Literal["", "same seed", "old mask", "no mask", "flooded"]
@@ -118,7 +118,7 @@ class _OldMasks:
         return drawn
 
 
-class _Unmasked(Dealing):
+class Unmasked(Dealing):
     """A dealer that sends products of masks as they are."""
 
     def corrections(self) -> Iterator[memoryview]:
@@ -181,7 +181,7 @@ class _Watching(PartySession):
         share, size = request.share, data.size
         kind, modulus = type(request).__name__, 2**share.width
         match request, drawn:
-            case (ask.Open() | ask.TruncateOpen() | ask.Give()), Drawn(index=index):
+            case ((ask.Open() | ask.TruncateOpen() | ask.Give()), Drawn(index=index)):
                 words = kernels.unpack_words(data, word_bytes(share.width), share.count)
                 self._note_masked(kind, words, modulus, size, share.flat(), self._expansion(index, share.count))
             case ask.Truncate(), Drawn(arrays=(bits, _)):
@@ -332,7 +332,7 @@ class _Case:
             seeds = seeds[0], seeds[0]
         if party == CLIENT:
             return DealtRandomness(Bundle(CLIENT, seeds[CLIENT], self.plan.correlations), weights)
-        dealing = (_Unmasked if self.control == "no mask" else Dealing)(self.plan.correlations, key, seeds)
+        dealing = (Unmasked if self.control == "no mask" else Dealing)(self.plan.correlations, key, seeds)
         stored = io.BytesIO(b"".join(dealing.corrections()))
         return DealtRandomness(Bundle(SERVER, seeds[SERVER], self.plan.correlations, stored), weights)
 

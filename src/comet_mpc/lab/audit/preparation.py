@@ -42,7 +42,10 @@ from comet_mpc.offline.rlwe.scheme import (
 )
 from comet_mpc.offline.rlwe.tiling import Tiling, choose_tiling
 
-__all__ = ["record_preparation"]
+__all__ = ["SET_UPS", "record_preparation"]
+
+Guesses = Sequence[list[Bytes]]
+"""Responses to the client's upload as they would be for either of the server's inputs, with nothing to hide them."""
 
 _COUNT = 1024
 """Products of bits, of either direction half, and products of bits with words."""
@@ -50,6 +53,7 @@ _WIDTH = 24
 _ROWS, _INPUTS, _OUTPUTS = 8, 8, 8
 _BLOCKS = 4
 """Runs are few and messages long: a message counts as that of so many runs."""
+SET_UPS = 4
 _DIGITS = 15
 """Bits that an extension sends for one transfer."""
 
@@ -205,7 +209,7 @@ class _Party:
         c0, c1 = (_coefficients(tiling.scheme.primes, each.reshape(-1)) for each in both)
         self.note("upload", c0[0], PRIMES[0], len(data), public=c1[0])
 
-    def product(self, engine: Homomorphic, which: int, seed: bytes) -> Callable[[Sequence[Bytes]], None] | None:
+    def product(self, engine: Homomorphic, which: int, seed: bytes) -> Callable[[Guesses], None] | None:
         """A product of the client's words with the server's integers; what comes back notes the response."""
         tiling = choose_tiling(_ROWS, _INPUTS, _OUTPUTS, 64, 24)
         if self.party == SERVER:
@@ -214,9 +218,8 @@ class _Party:
             engine.run([MatrixJob(tiling, 64, y=_weights(which))])
             (data,) = self.channel.taken()
             self.upload(data, tiling)
-            silent = _Silent()
-            real, engine.stream = engine.stream, silent
-            self.guesses = [
+            real, engine.stream = engine.stream, _Silent()
+            self.guesses: Guesses = [
                 MatrixJob(tiling, 64, y=_weights(guess)).answer(engine, memoryview(data)) for guess in (0, 1)
             ]
             engine.stream = real
@@ -227,7 +230,7 @@ class _Party:
         (data,) = self.channel.taken()
         positions = tiling.positions(0, 0)
 
-        def note(guesses: Sequence[list[Bytes]]) -> None:
+        def note(guesses: Guesses) -> None:
             scheme, size = tiling.scheme, tiling.scheme.response_bytes
             bits = scheme.response_bits
             parts = [np.frombuffer(data[:size], np.uint8), *(guess[0] for guess in guesses)]
@@ -265,9 +268,9 @@ def _coefficients(primes: tuple[int, ...], transformed: Residues) -> Words:
 
 
 def record_preparation(
-    runs: int, control: Control = "", *, set_ups: int = 4, tick: Callable[[], None] = lambda: None
+    runs: int, control: Control = "", *, set_ups: int = SET_UPS, tick: Callable[[], None] = lambda: None
 ) -> list[Recorded]:
-    """What either party receives in so many set-ups, and then in so many runs of the other steps, after the last one."""
+    """What either party receives in so many set-ups, and then in so many runs of the other steps."""
     parties: dict[int, _Party] = {}
     seed, count = new_seed(), set_ups + runs
     inputs = [run % 2 for run in range(count)], [run // 2 % 2 for run in range(count)]

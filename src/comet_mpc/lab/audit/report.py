@@ -9,7 +9,7 @@ import msgspec
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.audit.online import Control, Recorded, record
-from comet_mpc.lab.audit.preparation import record_preparation
+from comet_mpc.lab.audit.preparation import SET_UPS, record_preparation
 from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS, judge, pile_up
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES
 from comet_mpc.progress import Tick
@@ -94,7 +94,7 @@ def findings(recorded: Sequence[Recorded], phase: str, control: Control = "") ->
 
 
 def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick | None = None) -> list[Finding]:
-    """All messages and controls. runs: with a dealer; a pair takes longer, and has a twentieth, with larger messages."""
+    """All messages and controls. runs: with a dealer; a pair, which takes longer, has a twentieth of them."""
     if runs < FEWEST:
         raise ConfigurationError(f"{runs} runs are too few to tell chance from a leak: there must be {FEWEST}")
     runs -= runs % 4  # secrets are balanced in every four
@@ -103,12 +103,12 @@ def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick | None = None) -
     for phase in phases:
         real, broken = (runs, controls) if phase == "dealer" else (few, 8)
         planned += [(phase, "", real), *((phase, control, broken) for control in _CAUGHT[phase])]
-    total = sum(count for *_, count in planned)
+    total = sum(count + (SET_UPS if phase == "preparing" else 0) for phase, _, count in planned)
 
     def step(note: str) -> Callable[[], None]:
         def one() -> None:
             nonlocal done
-            done = min(total, done + 1)
+            done += 1
             if tick is not None:
                 tick(done, total, note)
 
