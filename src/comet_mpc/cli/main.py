@@ -27,6 +27,7 @@ _COMMANDS = {
     "calibrate": ("train.calibrate", "Set the ranges of a model's values from data."),
     "finetune": ("train.finetune", "Train a Comet model for a task."),
     "eval": ("evaluate.evaluate", "Measure a model's accuracy, in the clear or privately."),
+    "audit": ("audit.audit_command", "Test whether a party learns anything from what it receives."),
     "bench": ("bench.bench", "Measure time, traffic and errors on this machine."),
 }
 """Name: the function (or group of commands) and its module, and what it does."""

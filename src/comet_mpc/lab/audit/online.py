@@ -1,0 +1,392 @@
+"""What the parties receive while a program runs, by either source of randomness; and controls that must be caught.
+
+The program uses every kind of message. Both parties run it for real, in two threads; a session that watches writes
+down each message and what its receiver holds at that place: its share, the expansion of its own seed, their sum, what
+it received earlier, its result. The two parties' inputs are one of two each, so that there is something to tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from comet_mpc.engine import Session, Weight, kernels, tables
+from comet_mpc.engine import correlations as kinds
+from comet_mpc.engine import requests as ask
+from comet_mpc.engine.correlations import AnyMask, Correlation
+from comet_mpc.engine.demand import Drawn
+from comet_mpc.engine.party import Leg, Packed, PartySession
+from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.requests import Request, Step
+from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
+from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
+from comet_mpc.engine.tables import Column, Table
+from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
+from comet_mpc.lab.audit.statistics import Message
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline.bundle import Bundle, OpenBundle
+from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight, weight_key, weights_digest
+from comet_mpc.offline.pair.prepare import Preparer
+
+__all__ = ["Control", "Program", "Recorded", "Secrets", "Unmasked", "as_parties", "everything", "flooded", "record"]
+
+Made = TypeVar("Made")
+Control = Literal["", "same seed", "old mask", "no mask", "flooded"]
+"""What is broken on purpose: nothing; both parties have one seed; a mask hides two messages; the dealer's products are
+not masked; the paper's flooded shares are sent."""
+Secrets = tuple[int, int]
+"""Which of two inputs the client and the server have."""
+Program = Callable[[Session, Mapping[str, Weight], Secrets], object]
+
+X, Y = variables("x y")
+_ROWS, _COLUMNS = 4, 8
+_TABLE = Table((Column(tuple(range(0, 160, 10)), 8), Column(tuple(range(0, -32, -2)), 24)))
+_EARLIER = 6
+"""Messages of the same size that a message is compared with."""
+_CORRECTIONS = {
+    kinds.BitProducts: "bits",
+    kinds.Monomials: "powers",
+    kinds.SquareSums: "squares",
+    kinds.MatrixProduct: "matrix",
+    kinds.WeightProduct: "weights",
+    kinds.WeightScale: "scale",
+    kinds.TableTransfers: "table",
+}
+
+
+def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets) -> object:
+    """Every kind of message: x is the client's, y the server's, and the result is the client's."""
+    shape = (_ROWS, _COLUMNS)
+    x, y = (np.full(shape, (0.25, -0.75)[which]) for which in secrets)
+    first = session.private(CLIENT, shape, 12, 1.0, x)
+    second = session.private(SERVER, shape, 12, 1.0, y)
+    a, b = session.open(first, second)
+    product = session.evaluate(X**2 * Y + X, {"x": a, "y": b}, bound=2.0)
+    truncated = session.truncate(product, 24)
+    left, right = session.open(truncated.reshape(16, 2), second.reshape(16, 2))
+    scores = session.truncate(session.matmul(left, right, transposed=True), 12, 32)
+    fused = session.truncate_open(product, 20)
+    session.truncate_open(second.lift(32), 20)
+    session.open(session.evaluate(X**2, {"x": fused}, bound=4.1), session.square_sum(left))
+    session.open(*session.look_up(first.digit_sum(2, 3), _TABLE))
+    session.look_up(second.digit_sum(2, 3), _TABLE)
+    session.communicate(ask.Truncate(first.lift(36), 24), ask.Truncate(second.lift(36), 24))
+    linear = session.linear(session.give(first), weights["matrix"])
+    scaled = session.scale(session.give(linear), weights["vector"])
+    return session.reveal(session.truncate(scaled, 20, 32) + scores[:_ROWS, :_COLUMNS], CLIENT)
+
+
+def _models() -> tuple[dict[str, Weight], dict[str, Weight]]:
+    rng = np.random.default_rng(3)
+    matrix, vector = rng.uniform(-1, 1, (_COLUMNS, _COLUMNS)), rng.uniform(-1, 1, _COLUMNS)
+
+    def model(scale: float) -> dict[str, Weight]:
+        return {
+            "matrix": Weight.encode("matrix", scale * matrix, 10, gain=20.0),
+            "vector": Weight.encode("vector", scale * vector, 10, gain=20.0),
+        }
+
+    return model(1.0), model(-0.5)
+
+
+MODELS = _models()
+
+
+def flooded(session: Session, weights: Mapping[str, Weight], secrets: Secrets) -> object:
+    """The paper's first guess of the server's value, 1 or 3."""
+    x = session.private(SERVER, (32,), 16, 8.0, np.full(32, (1.0, 3.0)[secrets[SERVER]]))
+    return flooded_guess_not_private(session, x, Flooding())
+
+
+class _OldMasks:
+    """Randomness that gives what it gave before, if the same is asked for again."""
+
+    def __init__(self, inner: OpenBundle) -> None:
+        self._inner, self._given = inner, dict[Correlation, tuple[Words, ...]]()
+        self.party, self.fused, self.bundle = inner.party, inner.fused, inner.bundle
+
+    def draw(self, correlation: Correlation) -> Drawn:
+        drawn = self._inner.draw(correlation)
+        if isinstance(correlation, AnyMask | kinds.BitProducts | kinds.TableTransfers):
+            return Drawn(drawn.index, self._given.setdefault(correlation, drawn.arrays))
+        return drawn
+
+
+class Unmasked(Dealing):
+    """A dealer that sends products of masks as they are."""
+
+    def corrections(self) -> Iterator[memoryview]:
+        for index, correlation in enumerate(self.correlations):
+            for array, (_, width) in enumerate(correlation.facts.corrections):
+                for value in self._values(index, correlation, array):
+                    yield kernels.pack_words(value, word_bytes(width)).data
+
+
+def _unpacked(bits: Packed | Words, count: int) -> Words:
+    return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(np.uint64)
+
+
+class _Watching(PartySession):
+    """Writes down what it receives."""
+
+    def __init__(
+        self, party: int, channel: Channel, randomness: OpenBundle | _OldMasks, *, dealt: bool, permits_leaks: bool
+    ) -> None:
+        super().__init__(party, channel, randomness, permits_leaks=permits_leaks)
+        self.messages: list[Message] = []
+        self._streams, self._dealt = Streams(randomness.bundle.seed), dealt
+        self._values: dict[tuple[int, int], list[Words]] = {}
+        self._transfers: tuple[int, kinds.TableTransfers]
+        self._masks: dict[int, Words] = {}
+        self.key = b""
+
+    def _expansion(self, index: int, count: int, array: int = 0) -> Words:
+        """Of this party's own seed, at the stream from which the other's words come."""
+        return self._streams.words(index << 16 | array if self._dealt else index, count)
+
+    def _note(self, kind: str, words: Words, modulus: int, size: int, **held: Words) -> None:
+        self.messages.append(Message(kind, self.party, words, modulus, held, size))
+
+    def _note_masked(self, kind: str, words: Words, modulus: int, size: int, own: Words, seed: Words) -> None:
+        """A message ±(share - mask), with the receiver's own share and what it could take for the mask.
+
+        With the receiver's share it is a masked value; the difference of two of them tells if one mask hides both.
+        """
+        value = words + own
+        before = self._values.setdefault((modulus, words.size), [])
+        earlier = {f"earlier {i}": other - own for i, other in enumerate(before[-_EARLIER:])}
+        before.append(value)
+        self._note(kind, words, modulus, size, share=own, seed=seed, both=own + seed, **earlier)
+
+    def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
+        sent, finish = super()._leg(request, drawn)
+
+        def watched(data: memoryview) -> ask.Result:
+            if len(data):
+                self._received(request, drawn, np.frombuffer(bytes(data), np.uint8))
+            result = finish(data)
+            if isinstance(request, ask.Reveal) and isinstance(result, np.ndarray) and not self.permits_leaks:
+                self._add_result(result)
+            return result
+
+        return sent, watched
+
+    def _received(self, request: Request, drawn: Drawn | None, data: Packed) -> None:
+        share, size = request.share, data.size
+        kind, modulus = type(request).__name__, 2**share.width
+        match request, drawn:
+            case ((ask.Open() | ask.TruncateOpen() | ask.Give()), Drawn(index=index)):
+                words = kernels.unpack_words(data, word_bytes(share.width), share.count)
+                self._note_masked(kind, words, modulus, size, share.flat(), self._expansion(index, share.count))
+            case ask.Truncate(), Drawn(arrays=(bits, _)):
+                theirs, mine = _unpacked(data, share.count), _unpacked(bits, share.count)
+                likely = np.uint64(0 if self._leader else 2 ** (share.width - 2)) - share.flat()
+                self._note_masked(kind, theirs, 2, size, likely >> np.uint64(share.width - 1) & np.uint64(1), mine)
+            case ask.Choose(), Drawn(index=index):
+                words = kernels.unpack_words(data, word_bytes(share.width), share.count)
+                self._note_masked(
+                    kind, words, modulus, size, np.uint64(0) - share.flat(), self._expansion(index, share.count)
+                )
+            case ask.Fetch(chosen=chosen), None:
+                self._fetched(chosen, data)
+            case ask.Reveal(), None if self.permits_leaks:
+                words = kernels.unpack_words(data, word_bytes(share.width), share.count)
+                self._note("Open", words, modulus, size, share=share.flat())
+
+    def _fetched(self, chosen: ask.Chosen, data: Packed) -> None:
+        (index, transfers), (place, *known) = self._transfers, chosen.drawn
+        entries, sizes, at = chosen.table.entries, chosen.table.sizes, 0
+        for column, (size, pad) in enumerate(zip(sizes, known, strict=True)):
+            length = place.size * entries * size
+            words = kernels.unpack_words(data[at : at + length], size, place.size * entries)
+            at += length
+            pads = kernels.unpack_words(self._pads(index, column, transfers), size, words.size)
+            self._note_masked("Fetch", words, 256**size, length, np.zeros_like(words), pads)
+            if not self._dealt:
+                continue
+            own = words.reshape(-1, entries)[np.arange(place.size), place]
+            self._note("Fetch, own", own, 256**size, 0, known=pad, place=place, share=chosen.share.flat())
+
+    def _draw(self, correlation: Correlation) -> Drawn:
+        drawn = super()._draw(correlation)
+        if isinstance(correlation, kinds.TableTransfers):
+            self._transfers = drawn.index, correlation
+        if isinstance(correlation, AnyMask) and drawn.arrays:
+            self._masks[drawn.index] = drawn.arrays[0]
+        if self.party == SERVER and self._dealt and not isinstance(correlation, AnyMask | kinds.WeightCorrelation):
+            self._corrected(drawn, correlation)
+        return drawn
+
+    def _corrected(self, drawn: Drawn, correlation: Correlation) -> None:
+        """What the dealer has sent for this correlation."""
+        widths = correlation.facts.corrections
+        own = {
+            f"mask {reference.place}": self._masks[reference.place]
+            for reference in correlation.facts.references
+            if reference.place in self._masks
+        }
+        if isinstance(correlation, kinds.BitProducts):
+            own["bits"] = _unpacked(drawn.arrays[0], correlation.count)
+        for array, (words, (count, width)) in enumerate(
+            zip(drawn.arrays[-len(widths) :], widths, strict=True), start=1
+        ):
+            held = {name: each for name, each in own.items() if each.size == count}
+            held["seed"] = self._expansion(drawn.index, count, array)
+            if isinstance(correlation, kinds.TableTransfers):
+                pads = self._pads(drawn.index, array - 1, correlation)
+                held["pads"] = tables.pick(pads, drawn.arrays[0], correlation.sizes[array - 1]) - held["seed"]
+            kind = f"products, {_CORRECTIONS[type(correlation)]}"
+            self._note(kind, words, 2**width, count * word_bytes(width), **held)
+
+    def _pads(self, index: int, column: int, transfers: kinds.TableTransfers) -> Packed:
+        """What the client's pads would be, had it the same seed."""
+        length = transfers.count * transfers.entries * transfers.sizes[column]
+        words = self._expansion(index, -(-length // 8), 1 + len(transfers.sizes) + column)
+        return words.view(np.uint8)[:length]
+
+    def _compute(self, step: Step, drawn: Drawn | None) -> Words:
+        """At the server, a product of the client's mask with that of a weight: what it tells of x, with x - mask."""
+        if isinstance(step, ask.Weigh) and drawn is not None and self.party == SERVER and self._dealt:
+            fixed = step.weight.fixed().astype(np.int64).view(np.uint64)
+            mask, given = fixed - mask_weight(self.key, step.weight), step.x.words()
+            if fixed.ndim == 2:
+                rows = given.reshape(-1, fixed.shape[1])
+                known = np.ascontiguousarray(kernels.matmul(rows, mask, transpose_right=True).T)
+            else:
+                known = given * mask
+            correlation = kinds.WeightProduct if fixed.ndim == 2 else kinds.WeightScale
+            words, count = drawn.arrays[0], known.size
+            kind = f"products, {_CORRECTIONS[correlation]}"
+            seed = self._expansion(drawn.index, count, 1)
+            held = known.reshape(-1)
+            self._note(kind, words, 2**64, 8 * count, seed=seed, given=held, both=held + seed)
+        return super()._compute(step, drawn)
+
+    def _add_result(self, result: Words) -> None:
+        """All that was received before, beside the result; its last bits are the rounding's, so they are left out."""
+        words = result.reshape(-1) >> np.uint64(8)
+        self.messages = [
+            replace(m, held={**m.held, "result": np.resize(words, m.words.size)}) if m.words.size else m
+            for m in self.messages
+        ]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The messages to one party, run by run, and which input the other one had, and it itself."""
+
+    runs: list[list[Message]]
+    secret: list[int]
+    own: list[int]
+    blocks: int = 1
+
+
+def as_parties(work: Callable[[Channel, int], Made], timeout: float = 60.0) -> tuple[Made, Made]:
+    """The same function as client and as server, in two threads."""
+    ends = memory_pair(timeout)
+
+    def guarded(party: int) -> Made:
+        try:
+            return work(ends[party], party)
+        except BaseException:
+            ends[party].close()
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        client, server = (pool.submit(guarded, party) for party in (CLIENT, SERVER))
+        return client.result(), server.result()
+
+
+@dataclass(frozen=True)
+class _Case:
+    """All that both parties of many runs know."""
+
+    source: str
+    program: Program
+    plan: Plan
+    control: Control
+    seeds: Sequence[tuple[bytes, bytes]]
+    secret: bytes
+
+    def weights(self, run: int, which: int, party: int) -> tuple[dict[str, Weight], bytes]:
+        """What a party has of them, and the key of their masks: it is new in every run."""
+        held = MODELS[which]
+        secret = self.secret if self.control == "old mask" else derive_seed(self.secret, str(run))
+        digest = "the same" if self.control == "old mask" else weights_digest(held)
+        key = weight_key(secret, digest)
+        if party == SERVER:
+            return held, key
+        if self.source == "pair":
+            return {name: weight.public() for name, weight in held.items()}, key
+        return {name: replace(w.public(), masked=mask_weight(key, w)) for name, w in held.items()}, key
+
+    def dealt(self, run: int, party: int, weights: Mapping[str, Weight], key: bytes) -> OpenBundle:
+        seeds = self.seeds[run]
+        if self.control == "same seed":
+            seeds = seeds[0], seeds[0]
+        if party == CLIENT:
+            return DealtRandomness(Bundle(CLIENT, seeds[CLIENT], self.plan.correlations), weights)
+        dealing = (Unmasked if self.control == "no mask" else Dealing)(self.plan.correlations, key, seeds)
+        stored = io.BytesIO(b"".join(dealing.corrections()))
+        return DealtRandomness(Bundle(SERVER, seeds[SERVER], self.plan.correlations, stored), weights)
+
+    def prepared(self, run: int, preparer: Preparer, weights: Mapping[str, Weight]) -> OpenBundle:
+        preparer.weights = weights
+        made = preparer.prepare()
+        if self.control == "same seed":
+            made = replace(made, seed=self.seeds[run][0])
+        return made.open()
+
+
+def record(
+    source: str,
+    runs: int,
+    control: Control = "",
+    *,
+    program: Program = everything,
+    secret: bytes | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Recorded]:
+    """What client and server receive online (and from a dealer) in so many runs, with fresh randomness each.
+
+    secret: from which all seeds of a dealer are derived; only tests pass one.
+    """
+    secret = secret or new_seed()
+    seeds = [(derive_seed(secret, "client", str(run)), derive_seed(secret, "server", str(run))) for run in range(runs)]
+    public = {name: weight.public() for name, weight in MODELS[0].items()}
+    leaks = control == "flooded"
+    chosen = flooded if leaks else program
+    plan = plan_program(lambda session: chosen(session, public, (0, 0)), fused=source != "pair", permits_leaks=leaks)
+    case = _Case(source, chosen, plan, control, seeds, secret)
+
+    inputs = [run % 2 for run in range(runs)], [run // 2 % 2 for run in range(runs)]
+
+    def work(channel: Channel, party: int) -> list[list[Message]]:
+        preparer = Preparer(channel, party, plan.correlations, threads=1) if source == "pair" else None
+        noted = []
+        for run in range(runs):
+            secrets = inputs[CLIENT][run], inputs[SERVER][run]
+            weights, key = case.weights(run, secrets[SERVER], party)
+            drawn = case.prepared(run, preparer, weights) if preparer else case.dealt(run, party, weights, key)
+            randomness = _OldMasks(drawn) if control == "old mask" else drawn
+            session = _Watching(party, channel, randomness, dealt=preparer is None, permits_leaks=leaks)
+            session.key = key
+            if party == CLIENT and preparer is None and not leaks:
+                for weight in weights.values():
+                    assert weight.masked is not None
+                    words = weight.masked.reshape(-1)
+                    session._note("weights", words, 2**64, 8 * words.size, seed=session._expansion(0, words.size))
+            chosen(session, weights, secrets)
+            noted.append(session.messages)
+            if party == CLIENT:
+                tick()
+        return noted
+
+    client, server = as_parties(work)
+    return [Recorded(client, inputs[SERVER], inputs[CLIENT]), Recorded(server, inputs[CLIENT], inputs[SERVER])]

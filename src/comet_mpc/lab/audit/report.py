@@ -1,0 +1,131 @@
+"""The audit: every message's statistics, beside the same of protocols that are broken on purpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.lab.audit.online import Control, Recorded, record
+from comet_mpc.lab.audit.preparation import SET_UPS, record_preparation
+from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS, judge, pile_up
+from comet_mpc.offline.dealer.fetch import PARTY_ROLES
+from comet_mpc.progress import Tick
+
+__all__ = ["FEWEST", "PHASES", "Finding", "audit", "findings", "passes"]
+
+FEWEST = 40
+"""Runs with which every control is still caught."""
+
+PHASES = ("dealer", "pair", "preparing")
+"""Messages of a query and of its dealer; of a query that two parties have prepared; of that preparation."""
+
+_CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
+    "dealer": {
+        "same seed": (
+            "Open", "Truncate", "TruncateOpen", "Give", "Choose", "Fetch", "products, bits", "products, powers",
+            "products, squares", "products, matrix", "products, weights", "products, scale", "products, table",
+        ),
+        "old mask": ("weights", "Open", "Truncate", "TruncateOpen", "Give", "Choose", "Fetch"),
+        "no mask": (
+            "Fetch, own", "products, bits", "products, powers", "products, squares", "products, matrix",
+            "products, weights", "products, scale",
+        ),
+        "flooded": ("Open",),
+    },
+    "pair": {"same seed": ("Open", "Give"), "old mask": ("Open", "Truncate", "Give", "Choose", "Fetch")},
+    "preparing": {
+        "old mask": ("points", "trees", "extension", "answer", "words", "flips", "upload"),
+        "no mask": ("public key", "response", "response, decrypted"),
+    },
+}  # fmt: skip
+"""By phase and control, the messages at which it must be caught. Elsewhere it changes nothing that is received."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of message to one party, in the protocol or in a control."""
+
+    phase: str
+    message: str
+    to: str
+    control: str
+    """Empty: the protocol itself."""
+    runs: int
+    bytes: int
+    """In one run."""
+    surprise: dict[str, float]
+    limit: float
+
+    @property
+    def right(self) -> bool:
+        """The protocol is below the limit everywhere, a control above it somewhere."""
+        return (max(self.surprise.values()) >= self.limit) == bool(self.control)
+
+
+def findings(recorded: Sequence[Recorded], phase: str, control: Control = "") -> list[Finding]:
+    """One for each kind of message and receiver; of a control, only where it must be caught."""
+    found = []
+    for each in recorded:
+        places: dict[str, list[int]] = {}
+        for place, message in enumerate(each.runs[0]):
+            places.setdefault(message.kind, []).append(place)
+        for kind, where in places.items():
+            if control and kind not in _CAUGHT[phase][control]:
+                continue
+            piles = [pile_up([run[at] for run in each.runs], each.secret, each.own, blocks=each.blocks) for at in where]
+            judged = [judge(pile) for pile in piles]
+            worst = {name: max(one[name] for one in judged) - math.log10(len(judged)) for name in STATISTICS}
+            first = each.runs[0]
+            found.append(
+                Finding(
+                    phase=phase,
+                    message=kind,
+                    to=PARTY_ROLES[first[where[0]].receiver],
+                    control=control,
+                    runs=len(each.runs),
+                    bytes=sum(first[place].size for place in where),
+                    surprise={name: round(max(0.0, value), 1) for name, value in worst.items()},
+                    limit=round(LIMIT, 1),
+                )
+            )
+    return found
+
+
+def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick | None = None) -> list[Finding]:
+    """All messages and controls. runs: with a dealer; a pair, which takes longer, has a twentieth of them."""
+    if runs < FEWEST:
+        raise ConfigurationError(f"{runs} runs are too few to tell chance from a leak: there must be {FEWEST}")
+    runs -= runs % 4  # secrets are balanced in every four
+    few, controls, done = 4 * max(2, runs // 80), max(FEWEST, runs // 8 * 4), 0
+    planned: list[tuple[str, Control, int]] = []
+    for phase in phases:
+        real, broken = (runs, controls) if phase == "dealer" else (few, 8)
+        planned += [(phase, "", real), *((phase, control, broken) for control in _CAUGHT[phase])]
+    total = sum(count + (SET_UPS if phase == "preparing" else 0) for phase, _, count in planned)
+
+    def step(note: str) -> Callable[[], None]:
+        def one() -> None:
+            nonlocal done
+            done += 1
+            if tick is not None:
+                tick(done, total, note)
+
+        return one
+
+    found: list[Finding] = []
+    for phase, control, count in planned:
+        told = step(f"{phase}, {control}" if control else phase)
+        if phase == "preparing":
+            recorded = record_preparation(count, control, tick=told)
+        else:
+            recorded = record(phase, count, control, tick=told)
+        found += findings(recorded, phase, control)
+    order = {(one.phase, one.message, one.to): place for place, one in enumerate(found) if not one.control}
+    return sorted(found, key=lambda one: order.get((one.phase, one.message, one.to), len(found)))
+
+
+def passes(found: Sequence[Finding]) -> bool:
+    """Whether the protocol tells nothing and every control was caught where it must be."""
+    return all(one.right for one in found)
