@@ -14,7 +14,7 @@ from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS, judge, pile_up
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES
 from comet_mpc.progress import Tick
 
-__all__ = ["FEWEST", "PHASES", "Finding", "audit", "findings", "passes"]
+__all__ = ["CAUGHT", "FEWEST", "PHASES", "Finding", "audit", "findings", "passes"]
 
 FEWEST = 40
 """Runs with which every control is still caught."""
@@ -22,7 +22,7 @@ FEWEST = 40
 PHASES = ("dealer", "pair", "preparing")
 """Messages of a query and of its dealer; of a query that two parties have prepared; of that preparation."""
 
-_CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
+CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
     "dealer": {
         "same seed": (
             "Open", "Truncate", "TruncateOpen", "Give", "Choose", "Fetch", "products, bits", "products, powers",
@@ -72,7 +72,7 @@ def findings(recorded: Sequence[Recorded], phase: str, control: Control = "") ->
         for place, message in enumerate(each.runs[0]):
             places.setdefault(message.kind, []).append(place)
         for kind, where in places.items():
-            if control and kind not in _CAUGHT[phase][control]:
+            if control and kind not in CAUGHT[phase][control]:
                 continue
             piles = [pile_up([run[at] for run in each.runs], each.secret, each.own, blocks=each.blocks) for at in where]
             judged = [judge(pile) for pile in piles]
@@ -102,7 +102,7 @@ def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick | None = None) -
     planned: list[tuple[str, Control, int]] = []
     for phase in phases:
         real, broken = (runs, controls) if phase == "dealer" else (few, 8)
-        planned += [(phase, "", real), *((phase, control, broken) for control in _CAUGHT[phase])]
+        planned += [(phase, "", real), *((phase, control, broken) for control in CAUGHT[phase])]
     total = sum(count + (SET_UPS if phase == "preparing" else 0) for phase, _, count in planned)
 
     def step(note: str) -> Callable[[], None]:

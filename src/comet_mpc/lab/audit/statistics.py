@@ -23,7 +23,17 @@ import numpy.typing as npt
 
 from comet_mpc.engine.share import Words
 
-__all__ = ["FALSE_ALARM", "LIMIT", "STATISTICS", "Message", "Pile", "judge", "pile_up", "surprise_of_sum"]
+__all__ = [
+    "FALSE_ALARM",
+    "LIMIT",
+    "STATISTICS",
+    "Message",
+    "Pile",
+    "judge",
+    "pile_up",
+    "surprise_of_squares",
+    "surprise_of_sum",
+]
 
 Reals = npt.NDArray[np.float64]
 
@@ -115,7 +125,7 @@ def surprise_of_sum(z: float, questions: int, *, sides: int = 2) -> float:
     return max(0.0, z * z / 2 / math.log(10) - math.log10(sides * questions))
 
 
-def _surprise_of_squares(square: float, freedom: int, questions: int) -> float:
+def surprise_of_squares(square: float, freedom: int, questions: int) -> float:
     ratio = square / freedom
     if ratio <= 1.0:
         return 0.0
@@ -123,9 +133,16 @@ def _surprise_of_squares(square: float, freedom: int, questions: int) -> float:
 
 
 def _centred(words: Words, modulus: int) -> Reals:
-    """Uniform numbers of mean 0 and deviation 1."""
-    deviation = math.sqrt((1 - 1 / modulus**2) / 3) if modulus < 2**32 else math.sqrt(1 / 3)
-    return ((words.astype(np.float64) * 2 + 1) / modulus - 1) / deviation
+    """Uniform numbers of mean 0 and deviation 1: words as integers around zero, so that small ones stay exact."""
+    if modulus & (modulus - 1):
+        signed = words.astype(np.int64)
+        signed[signed > modulus // 2] -= modulus
+        shift = 0.0
+    else:
+        unused = np.uint64(65 - modulus.bit_length())
+        signed = (words << unused).view(np.int64) >> unused.astype(np.int64)
+        shift = 0.5
+    return (signed.astype(np.float64) + shift) * math.sqrt(12 / (modulus**2 - 1))
 
 
 def _signs(words: Words) -> Reals:
@@ -178,7 +195,7 @@ def _joint(pile: Pile, combined: Sequence[Words]) -> float:
             if len(rows):
                 wanted = rows.sum(axis=1, keepdims=True) / cells
                 squares.append((float(((rows - wanted) ** 2 / wanted).sum()), len(rows) * (cells - 1)))
-    return max((_surprise_of_squares(square, freedom, len(squares)) for square, freedom in squares), default=0.0)
+    return max((surprise_of_squares(square, freedom, len(squares)) for square, freedom in squares), default=0.0)
 
 
 def _bits(words: Words, modulus: int) -> npt.NDArray[np.float32]:
@@ -208,8 +225,8 @@ def _guess(pile: Pile, combined: Sequence[Words]) -> float:
     if len(one) < 2 or len(other) < 2:
         return 0.0
     middle = (one.mean(axis=0) + other.mean(axis=0)) / 2
-    spread = np.sqrt((one.var(axis=0) + other.var(axis=0)) / 2) + 1e-9
-    weight = (one.mean(axis=0) - other.mean(axis=0)) / spread
+    spread = np.maximum(np.sqrt((one.var(axis=0) + other.var(axis=0)) / 2), 1e-12 * np.abs(middle) + 1e-100)
+    weight = np.clip((one.mean(axis=0) - other.mean(axis=0)) / spread, -1e3, 1e3)
     best = np.argsort(np.abs(weight))[-_FEATURES:]
     scores = ((features[half:, best] - middle[best]) / spread[best]) @ weight[best]
     right = float((np.where(scores >= 0, 1.0, -1.0) * pile.secret[half:]).sum())

@@ -1,0 +1,71 @@
+"""What a party receives while two parties prepare says nothing together with its transfers, its key and its factors.
+
+Here the randomness is the operating system's, so the outcome is not the same on every run: by the bounds of
+`comet_mpc.lab.audit.statistics` all of this fails by chance less than once in a million times.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from comet_mpc.lab.audit.online import Control, record
+from comet_mpc.lab.audit.preparation import record_preparation
+from comet_mpc.lab.audit.report import Finding, findings
+from support.judged import assert_nothing_but_caught
+
+
+@cache
+def preparing(control: Control = "") -> list[Finding]:
+    return findings(record_preparation(8, control, set_ups=2), "preparing", control)
+
+
+@cache
+def online(control: Control = "") -> list[Finding]:
+    return findings(record("pair", 8, control), "pair", control)
+
+
+CASES: list[tuple[Control, str, str]] = [
+    *(
+        ("old mask", message, to)
+        for message in ("points", "trees", "extension", "answer")
+        for to in ("client", "server")
+    ),
+    ("old mask", "words", "client"),
+    ("old mask", "flips", "server"),
+    ("old mask", "upload", "server"),
+    ("no mask", "public key", "server"),
+    ("no mask", "response", "client"),
+    ("no mask", "response, decrypted", "client"),
+]
+
+
+@pytest.mark.parametrize(("control", "message", "to"), CASES)
+def test_preparing_says_nothing_but_its_control_is_caught(control: Control, message: str, to: str) -> None:
+    assert_nothing_but_caught(preparing(), preparing(control), message, to)
+
+
+def test_every_message_of_a_preparation_has_a_control() -> None:
+    assert {(finding.message, finding.to) for finding in preparing()} == {(message, to) for _, message, to in CASES}
+
+
+ONLINE: list[tuple[Control, str, str]] = [
+    *(("same seed", "Open", to) for to in ("client", "server")),
+    ("same seed", "Give", "server"),
+    *(("old mask", message, to) for message in ("Open", "Truncate") for to in ("client", "server")),
+    ("old mask", "Give", "server"),
+    ("old mask", "Choose", "client"),
+    ("old mask", "Fetch", "server"),
+]
+
+
+@pytest.mark.parametrize(("control", "message", "to"), ONLINE)
+def test_a_query_prepared_by_a_pair_says_nothing_but_its_control_is_caught(
+    control: Control, message: str, to: str
+) -> None:
+    assert_nothing_but_caught(online(), online(control), message, to)
+
+
+def test_every_message_of_such_a_query_has_a_control() -> None:
+    assert {(finding.message, finding.to) for finding in online()} == {(message, to) for _, message, to in ONLINE}
