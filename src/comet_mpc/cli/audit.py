@@ -24,8 +24,8 @@ _TITLES = {
     "preparing": "Preparing without a dealer",
 }
 _EXPLAINED = (
-    f"Numbers are surprises: s means that chance alone does this once in 10^s audits.\n"
-    f"The limit is {LIMIT:.1f}: a perfect protocol reaches it in one audit of {1 / FALSE_ALARM:,.0f}.\n"
+    f"Numbers are surprises: s means that chance does this in less than one of 10^s cases.\n"
+    f"The limit is {LIMIT:.1f}. A perfect protocol exceeds it in less than one of {1 / FALSE_ALARM:,.0f} audits.\n"
     "Indented rows are broken on purpose, and must be caught:\n"
     "  same seed  both parties have the same seed\n"
     "  old mask   one mask hides two messages\n"
@@ -59,8 +59,9 @@ def _tables(found: Sequence[Finding]) -> list[object]:
     shown: list[object] = []
     for phase, group in groupby(found, key=lambda finding: finding.phase):
         rows = list(group)
-        runs = max(row.runs for row in rows if not row.control)
-        shown.append(table(f"{_TITLES[phase]} ({runs} runs)", columns, map(_row, rows), left=2))
+        runs = sorted({row.runs for row in rows if not row.control})
+        counted = " or ".join(map(str, runs))
+        shown.append(table(f"{_TITLES[phase]} ({counted} runs)", columns, map(_row, rows), left=2))
     return shown
 
 
