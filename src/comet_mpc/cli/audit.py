@@ -24,8 +24,8 @@ _TITLES = {
     "preparing": "Preparing without a dealer",
 }
 _EXPLAINED = (
-    f"Numbers are surprises: s means that chance does this in less than one of 10^s cases.\n"
-    f"The limit is {LIMIT:.1f}. A perfect protocol exceeds it in less than one of {1 / FALSE_ALARM:,.0f} audits.\n"
+    f"Numbers are surprises: chance reaches s in less than one of 10^s cases.\n"
+    f"The limit is {LIMIT:.1f}. False alarms: less than one in {1 / FALSE_ALARM:,.0f} audits.\n"
     "Indented rows are broken on purpose, and must be caught:\n"
     "  same seed  both parties have the same seed\n"
     "  old mask   one mask hides two messages\n"
