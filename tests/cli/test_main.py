@@ -10,11 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from comet_mpc import __version__
 from comet_mpc.cli.main import _COMMANDS, app
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.models.certify import in_form
+from comet_mpc.models.checkpoint import CometConfig, read_config, save_config, tensor_shapes
 from support.toy_model import make_checkpoint
 
 FIELDS = {
@@ -30,6 +35,30 @@ def comet(*arguments: str) -> Result:
 
 def test_version() -> None:
     assert comet("--version").stdout == f"comet {__version__}\n"
+
+
+def test_a_model_that_was_not_fine_tuned_is_not_served(tmp_path: Path) -> None:
+    """The same weights with other non-linear steps answer at random until they are trained with them."""
+    model = make_checkpoint(tmp_path / "model", layers=1)
+    refused = comet("--debug", "serve", str(model), "--keys", str(tmp_path))
+    assert isinstance(refused.exception, ConfigurationError)
+    assert f"comet finetune {model} OUT" in str(refused.exception)
+    config = msgspec.structs.replace(read_config(model), scores={"accuracy": 91.5})
+    save_config(model, config)
+    for more in ([], ["--untrained"]):
+        refused = comet("--debug", "serve", str(model), "--keys", str(tmp_path), "--state", str(tmp_path / "s"), *more)
+        assert "server.pem" in str(refused.exception)  # so far it came
+    assert in_form_of(config).scores == {}
+
+
+def in_form_of(config: CometConfig) -> CometConfig:
+    """Unified again: other steps than those it was trained with."""
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in tensor_shapes(config).items()}
+    changed, _ = in_form(
+        config, tensors, activation=config.activation, attention=config.attention, pooler=config.pooler,
+        labels=config.encoder.labels,
+    )  # fmt: skip
+    return changed
 
 
 def test_help_and_version_load_nothing_heavy() -> None:

@@ -31,7 +31,9 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.hugging_face import load_hugging_face
+from comet_mpc.models.served import ServedModel
 from support.small_models import CERTIFIED, UNMODIFIED, small_model
+from support.toy_model import make_checkpoint
 
 Generator = np.random.Generator
 
@@ -74,6 +76,52 @@ def test_the_fingerprint_sees_every_tensor_and_setting() -> None:
     assert fingerprint(config, tensors) != first
 
 
+def test_the_fingerprint_sees_the_tokenizer(tmp_path: Path) -> None:
+    """The number of a word decides which row of the table it gets."""
+    directory = make_checkpoint(tmp_path / "one")
+    first = ServedModel.load(directory).fingerprint
+    assert ServedModel.load(make_checkpoint(tmp_path / "two")).fingerprint == first
+    config, tensors = load_checkpoint(directory)
+    swapped = (directory / "tokenizer.json").read_bytes().replace(b'"good"', b'"x"').replace(b'"bad"', b'"good"')
+    save_checkpoint(directory, config, tensors, tokenizer=swapped.replace(b'"x"', b'"bad"'))
+    assert ServedModel.load(directory).fingerprint != first
+
+
+def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_damaged_file_is_refused_by_name_or_changes_nothing(tmp_path: Path, name: str) -> None:
+    directory = make_checkpoint(tmp_path, layers=1)
+    before = ServedModel.load(directory).fingerprint
+    path = directory / name
+    whole, generator, refusals = path.read_bytes(), np.random.default_rng(7), []
+    for place in generator.integers(0, len(whole), 60):
+        data = bytearray(whole)
+        data[place] ^= 1 << int(generator.integers(8))
+        path.write_bytes(data)
+        try:
+            assert ServedModel.load(directory).fingerprint == before  # blanks, or the names of checksums
+        except CheckpointError as error:
+            refusals.append(str(error))
+    assert all(name in refusal for refusal in refusals)
+    assert len(refusals) == 60 if name != "config.json" else len(refusals) > 20
+    path.write_bytes(whole)
+    assert ServedModel.load(directory).fingerprint == before
+
+
+def test_a_checkpoint_without_checksums_is_loaded(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path, layers=1)
+    path = directory / "config.json"
+    content = json.loads(path.read_text())
+    assert content.pop("checksums").keys() == {"comet", "model.safetensors", "tokenizer.json"}
+    path.write_text(json.dumps(content))
+    assert ServedModel.load(directory).fingerprint
+
+
 def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     config, tensors = small_model()
     save_checkpoint(tmp_path, config, tensors)
@@ -110,6 +158,11 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         (lambda c: c["comet"]["encoder"].update(architecture="gpt2"), "gpt2"),
         (lambda c: c["comet"]["encoder"].update(heads=7), "not a multiple"),
         (lambda c: c["comet"].update(steps=0), "steps"),
+        (lambda c: c["comet"]["encoder"].update(layers=2_000_000_000), "layers"),
+        (lambda c: c["comet"]["encoder"].update(vocabulary=2**62), "vocabulary"),
+        (lambda c: c["comet"].update(scores={"accuracy": "high"}), "scores"),
+        (lambda c: c["comet"].update(task="QNLI"), "was changed since it was written"),
+        (lambda c: c.update(checksums=[1]), "checksums"),
     ],
 )
 def test_a_foreign_configuration_is_refused(tmp_path: Path, change: Any, message: str) -> None:

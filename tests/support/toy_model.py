@@ -113,8 +113,7 @@ def make_checkpoint(
             value = generator.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = np.asarray(value, np.float32)
     config = certify(config, tensors) if form is None else calibrated(config, tensors, seen or {})
-    save_checkpoint(directory, config, tensors)
-    toy_tokenizer(architecture).save(str(directory / "tokenizer.json"))
+    save_checkpoint(directory, config, tensors, tokenizer=toy_tokenizer(architecture).to_str().encode())
     return directory
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from comet_mpc.cli.options import DEALER_WARNING, AnySource, JsonFlag, Keys, group
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.served import MOST_ANSWER_BITS, ServedModel
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity, issue, make_authority
@@ -36,6 +37,18 @@ _LONGEST = 60
 """Characters of a text that a table shows."""
 
 keys = group("Make certificates, with which the parties know each other.")
+
+
+def _check_fine_tuned(model: Path, untrained: bool) -> None:
+    """A model that was given other non-linear steps, and was not trained with them, answers at random."""
+    config = read_config(model)
+    if untrained or config.fine_tuned or not config.certified:  # a form that is not certified is refused on loading
+        return
+    task = f" --task {config.task}" if config.task else ""
+    raise ConfigurationError(
+        f"{model} was not fine-tuned in this form, as far as it says, so its answers would be no better than chance: "
+        f"run `comet finetune {model} OUT --data DIR{task}` and serve OUT, or try it as it is with --untrained"
+    )
 
 
 def serve(
@@ -87,6 +100,10 @@ def serve(
             "not have them.",
         ),
     ] = True,
+    untrained: Annotated[
+        bool,
+        typer.Option("--untrained", help="Serve a model that was not fine-tuned in this form: for trials only."),
+    ] = False,
 ) -> None:
     """Serve a model to clients, until SIGINT or SIGTERM.
 
@@ -100,6 +117,7 @@ def serve(
         raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
     if source is not None and not find_source(source).has_third_party and dealer is not None:
         raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
+    _check_fine_tuned(model, untrained)
     log_as_json()
     server = Server(
         ServedModel.load(model, private_embeddings=private_embeddings, answer_bits=answer_bits),

@@ -127,13 +127,12 @@ def unify(
     new = [part for part in ("pooler", "classifier") if not _same(tensors, made, f"{part}.weight")]
     if form == "certified":
         config = certify(config, made)
-    save_checkpoint(out, config, made)
-    if directory.resolve() != out.resolve():
-        (out / "tokenizer.json").write_bytes(tokenizer_json(directory))
+    tokenizer = tokenizer_json(directory)
+    save_checkpoint(out, config, made, tokenizer=tokenizer)
     e = config.encoder
     typer.echo(
         f"wrote {out}: {e.architecture}, {e.layers} layers, hidden size {e.hidden}, {form} form, "
-        f"labels {', '.join(e.labels)}; fingerprint {fingerprint(config, made)[:16]}"
+        f"labels {', '.join(e.labels)}; fingerprint {fingerprint(config, made, tokenizer)[:16]}"
     )
     if new:
         typer.echo(f"new, with random weights, so it must be trained: {' and '.join(new)}")
@@ -324,8 +323,8 @@ def _finish(out: Path, train: Any, dev: Any, task: Task) -> dict[str, float]:
     if smu and not any(site.seen for site in config.sites.values()):
         count = _CALIBRATION_ROWS if config.certifiable else _MANY_ROWS
         config, _ = _calibrated(config, tensors, training.first_rows(train, count))
-        save_config(out, config)
     with bar("evaluating") as tick:
         net = unified.UnifiedModel.from_tensors(config, tensors).use("served")
         scores: dict[str, float] = task.score(training.predict(net, dev, tick=tick), dev.labels)
+    save_config(out, msgspec.structs.replace(config, scores=scores))
     return scores

@@ -362,8 +362,9 @@ def in_form(
     """
     encoder = msgspec.structs.replace(config.encoder, labels=labels)
     changed = msgspec.structs.replace(
-        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler, steps=steps, sites={}
-    )
+        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler, steps=steps,
+        sites={}, scores={},
+    )  # fmt: skip
     generator = np.random.default_rng(seed)
     made: dict[str, npt.NDArray[np.float32]] = {}
     for name, shape in tensor_shapes(changed).items():

@@ -1,8 +1,11 @@
-"""A Comet checkpoint: config.json with a section `comet`, and model.safetensors. No torch.
+"""A Comet checkpoint: config.json with a section `comet`, model.safetensors and tokenizer.json. No torch.
 
 The section says which model it is, what its non-linear steps are, and by which public rules they are evaluated.
 The tensors have one naming for all architectures (`tensor_shapes`), and every key and shape is accounted for.
 Weights are float32 or float16, or int8 with one scale per row in `<name>.scale`.
+
+Beside the section, config.json has `checksums`: SHA-256 of the section and of the other two files. A file that was
+changed since is refused by name. Checkpoints of older versions have none, and are loaded all the same.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ __all__ = [
     "check_finite",
     "fingerprint",
     "load_checkpoint",
+    "read_config",
     "read_json",
     "read_tensors",
+    "read_tokenizer",
     "save_checkpoint",
     "save_config",
     "tensor_shapes",
@@ -48,7 +53,9 @@ _SCALE = ".scale"
 _FLOATS = ("F16", "F32")
 
 
-Positive = Annotated[int, msgspec.Meta(gt=0)]
+_TENSORS, _TOKENIZER = "model.safetensors", "tokenizer.json"
+
+Positive = Annotated[int, msgspec.Meta(gt=0, le=1 << 24)]
 Real = Annotated[float, msgspec.Meta(ge=0.0, lt=float(2**20))]
 
 
@@ -62,15 +69,15 @@ class Encoder(_Strict, frozen=True, kw_only=True):
     architecture: Literal["bert", "roberta", "mpnet"]
     vocabulary: Positive
     positions: Positive
-    types: Annotated[int, msgspec.Meta(ge=0)]
+    types: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
     hidden: Positive
-    layers: Positive
+    layers: Annotated[int, msgspec.Meta(gt=0, le=1024)]
     heads: Positive
     intermediate: Positive
     epsilon: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)]
-    padding: Annotated[int, msgspec.Meta(ge=0)]
+    padding: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
     """The id of the padding token."""
-    buckets: Annotated[int, msgspec.Meta(ge=0)] = 0
+    buckets: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
     """Relative position buckets (MPNet), 0 for none."""
     labels: tuple[str, ...] = ("0", "1")
     """Names of the classes; exactly one name: a regression."""
@@ -134,9 +141,15 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     """For quantities of which there is one per row: variances, norms, denominators."""
     emphasis: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.25
     task: str = ""
-    length: Annotated[int, msgspec.Meta(ge=0)] = 0
+    length: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
     """Tokens per text that it was trained with, 0: not said."""
+    scores: dict[str, float] = {}
+    """Of the dev set, by metric, after it was fine-tuned in this form; none: it was not."""
     sites: dict[str, Site] = {}
+
+    @property
+    def fine_tuned(self) -> bool:
+        return bool(self.scores)
 
     @property
     def certifiable(self) -> bool:
@@ -245,7 +258,7 @@ def check_finite(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object")
@@ -254,18 +267,65 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
     """The configuration and all tensors as float32. `certify.check_ranges` checks what it claims."""
+    content, config = _read_config(directory)
+    weights = Path(directory) / _TENSORS
+    tensors = read_tensors(weights)
+    account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
+    checksums = _checksums(directory, content)
+    if checksums.get("comet", _digest(content["comet"])) != _digest(content["comet"]):
+        raise CheckpointError(
+            f"{Path(directory) / 'config.json'}: section `comet` was changed since it was written: it is damaged, "
+            "or somebody has edited it; if that was on purpose, remove `comet` from `checksums`"
+        )
+    with weights.open("rb") as file:
+        _check_sum(weights, checksums, hashlib.file_digest(file, "sha256").hexdigest())
+    return config, tensors
+
+
+def read_config(directory: Path) -> CometConfig:
+    """The configuration alone."""
+    return _read_config(directory)[1]
+
+
+def _read_config(directory: Path) -> tuple[dict[str, Any], CometConfig]:
     path = Path(directory) / "config.json"
     content = read_json(path)
     if "comet" not in content:
         raise CheckpointError(f"{path} has no section `comet`: make a Comet checkpoint of it with `comet unify`")
     try:
-        config = msgspec.convert(content["comet"], CometConfig)
+        return content, msgspec.convert(content["comet"], CometConfig)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path}: section `comet`: {error}") from error
-    weights = path.with_name("model.safetensors")
-    tensors = read_tensors(weights)
-    account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
-    return config, tensors
+
+
+def read_tokenizer(directory: Path) -> bytes:
+    """The file of the tokenizer, as it was written."""
+    path = Path(directory) / _TOKENIZER
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error.strerror}") from error
+    if (config := path.with_name("config.json")).exists():
+        _check_sum(path, _checksums(directory, read_json(config)), hashlib.sha256(data).hexdigest())
+    return data
+
+
+def _checksums(directory: Path, content: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        return msgspec.convert(content.get("checksums", {}), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{Path(directory) / 'config.json'}: section `checksums`: {error}") from error
+
+
+def _check_sum(path: Path, checksums: Mapping[str, str], found: str) -> None:
+    if checksums.get(path.name, found) != found:
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is not the one in config.json; get the checkpoint again from its source"
+        )
+
+
+def _digest(section: object) -> str:
+    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
 
 
 def save_checkpoint(
@@ -273,10 +333,16 @@ def save_checkpoint(
     config: CometConfig,
     tensors: Mapping[str, npt.NDArray[Any]],
     *,
+    tokenizer: bytes | None = None,
     half: bool = False,
     int8: tuple[str, ...] = (),
 ) -> None:
-    """Writes both files; an interrupted save leaves the old ones. `half`: float16; `int8` names matrices for int8."""
+    """Writes a checkpoint, one whole file after the other, config.json with its checksums last.
+
+    tokenizer  the file of a tokenizer; None: the one that is there, if there is one, stays
+    half       float16
+    int8       names of matrices that are stored in int8
+    """
     expected = tensor_shapes(config)
     account_for({name: value.shape for name, value in tensors.items()}, expected, directory)
     stored: dict[str, npt.NDArray[Any]] = {}
@@ -290,23 +356,34 @@ def save_checkpoint(
             stored[name + _SCALE] = scale
         else:
             stored[name] = value.astype(np.float16) if half else value
-    with atomic_write(Path(directory) / "model.safetensors") as file:
+    if tokenizer is not None:
+        with atomic_write(Path(directory) / _TOKENIZER) as file:
+            file.write(tokenizer)
+    with atomic_write(Path(directory) / _TENSORS) as file:
         file.write(save(stored))
     save_config(directory, config)
 
 
 def save_config(directory: Path, config: CometConfig) -> None:
-    """Writes config.json alone: other intervals for the same weights."""
-    section = {"model_type": config.encoder.architecture, "comet": msgspec.to_builtins(config)}
+    """Writes config.json alone: other intervals for the same weights, or what the model scored."""
+    section = msgspec.to_builtins(config, str_keys=True)
+    checksums = {"comet": _digest(section)}
+    for path in (Path(directory) / _TENSORS, Path(directory) / _TOKENIZER):
+        if path.exists():
+            with path.open("rb") as stored:
+                checksums[path.name] = hashlib.file_digest(stored, "sha256").hexdigest()
+    content = {"model_type": config.encoder.architecture, "comet": section, "checksums": checksums}
     with atomic_write(Path(directory) / "config.json") as file:
-        file.write(json.dumps(section, indent=1).encode() + b"\n")
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
-def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
-    """SHA-256 over the section `comet` and every tensor's name, shape and values."""
+def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]], tokenizer: bytes = b"") -> str:
+    """SHA-256 over all that an answer depends on: the section `comet`, every tensor's name, shape and values, and the
+    file of the tokenizer."""
     digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
     for name in sorted(tensors):
         value = np.ascontiguousarray(tensors[name], dtype="<f4")
         digest.update(f"{name}{value.shape}".encode())
         digest.update(value.tobytes())
+    digest.update(hashlib.sha256(tokenizer).digest())
     return digest.hexdigest()

@@ -24,6 +24,7 @@ from comet_mpc.models.checkpoint import (
     account_for,
     read_json,
     read_tensors,
+    read_tokenizer,
     tensor_shapes,
 )
 
@@ -101,7 +102,7 @@ def tokenizer_json(directory: Path) -> bytes:
     """The tokenizer as one file, made from older files where there is none."""
     path = directory / "tokenizer.json"
     if path.exists():
-        return path.read_bytes()
+        return read_tokenizer(directory)
     if not any((directory / name).exists() for name in ("vocab.txt", "vocab.json")):
         raise CheckpointError(f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json")
     try:

@@ -27,7 +27,7 @@ from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.activation import Smu
 from comet_mpc.functions.attention import certified_attention
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint
+from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint, read_tokenizer
 from comet_mpc.models.fold import check_fixed, fold, plain_states
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
@@ -372,13 +372,13 @@ def public_part(
     private_embeddings: bool = False,
 ) -> PublicModel:
     """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
-    path = Path(directory) / "tokenizer.json"
+    stored = read_tokenizer(directory)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(stored.decode())
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+        raise CheckpointError(f"{directory}/tokenizer.json cannot be read as a tokenizer: {error}") from error
     return PublicModel(
-        fingerprint=fingerprint(config, tensors),
+        fingerprint=fingerprint(config, tensors, stored),
         config=_without_data(config),
         value_bounds=value_bounds,
         logit_bound=logit_bound,

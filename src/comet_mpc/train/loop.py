@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -285,9 +286,8 @@ class _Run:
         progress.history.append({"epoch": round(progress.step / self.per_epoch, 2), **scores})
         if main > progress.best:
             progress.best = main
-            save_checkpoint(self.out, config, model.tensors())
-            if self.tokenizer:
-                (self.out / "tokenizer.json").write_bytes(self.tokenizer)
+            config = msgspec.structs.replace(config, scores=scores)
+            save_checkpoint(self.out, config, model.tensors(), tokenizer=self.tokenizer or None)
         self._save_state()
         return scores
 
