@@ -25,6 +25,7 @@ TOLD_AS = {
     "PeerError": "PeerError",
     "PeerGaveUp": "PeerClosed",
     "PeerTimeout": "PeerTimeout",
+    "QuotaExceeded": "QuotaExceeded",
     "RandomnessDamaged": "RandomnessDamaged",
     "RandomnessError": "RandomnessError",
     "RandomnessExhausted": "RandomnessError",

@@ -267,6 +267,7 @@ def free_ports(*wanted: int) -> dict[int, int]:
 
 
 _CHANGING = (
+    (re.compile(r"(\d+)\.\d%"), r"\1 %"),  # the last digit of an answer is rounded at random
     (re.compile(r"\b\d+(\.\d+)? (ms|s)\b"), "TIME"),
     (re.compile(r"\b([0-9a-f]{2} ){11}[0-9a-f]{2}\b"), "BYTES"),
     (re.compile(r"\b7\.99\d\d\b"), "ENTROPY"),
@@ -276,7 +277,7 @@ _CHANGING = (
 
 
 def masked(text: str) -> list[str]:
-    """Lines of a printed output without what differs from run to run: times, random bytes, widths of columns."""
+    """Lines of a printed output without what differs from run to run: times, random bytes, widths of columns, last digits."""
     for pattern, name in _CHANGING:
         text = pattern.sub(name, text)
     return [line.strip() for line in text.splitlines() if line.strip()]
