@@ -115,7 +115,7 @@ def test_a_race_for_an_id_that_is_lost_at_the_last_moment_harms_nobody(
 def test_a_preparation_that_fails_leaves_a_bundle_of_the_same_id_alone(
     tmp_path: Path, identities: Identities, tiny_model: ServedModel
 ) -> None:
-    """Mallory asks for one under the id of Alice's, and hangs up as soon as it is accepted. So does Alice, by mistake."""
+    """Mallory asks for one under the id of Alice's, and hangs up once it is accepted. So does Alice, by mistake."""
     service = local_service(tiny_model, PairSource(), identities["server"], tmp_path / "state")
     name, plan = new_bundle_id(), service.programs.plan(1, 16)
     with service.store.add(name, plan.digest, bytes(16), owner="alice"):
