@@ -1,8 +1,8 @@
 """What roundings tell a client about the weights: the same text again and again, and a look at one's own low bits.
 
-The toy is W2·trunc(W1·x). At a truncation the client's low bits decide, together with the value's, whether it rounds up.
-So a client that repeats one input knows a threshold for every rounding of every run, and sees in the result what each of
-them weighs: W2. Nothing here deviates from the protocol, so nothing but the digits of the answer can make it dearer.
+The toy is W2·trunc(W1·x). At a truncation the client's low bits decide, together with the value's, whether it rounds
+up. So a client that repeats one input knows a threshold for every rounding of every run, and sees in the result what
+each of them weighs: W2. Nothing here deviates from the protocol, so all that makes it dearer is what answers tell.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Toy:
     @property
     def secret(self) -> Reals:
         """W2, which the client is after."""
-        return self.weights["W2"].fixed()[0].astype(np.float64)
+        return np.asarray(self.weights["W2"].fixed()[0], np.float64)
 
     def view(self, runs: int, bits: int) -> View:
         """The runs are rows of one batch: each has randomness of its own."""
@@ -80,10 +80,10 @@ class Toy:
         assert found is not None
         return View(found[:, 0], seen["coins"], seen["last"][:, 0], bits)
 
-    def flips(self, coins: Reals) -> npt.NDArray[np.bool_]:
+    def flips(self, coins: Reals) -> Reals:
         """Which roundings went up: a client does not know it, but whoever does attacks best."""
         exact = np.rint(self.x * 2.0**18) @ self.weights["W1"].fixed().T.astype(np.float64)
-        return coins <= exact * 2.0**-20 % 1.0
+        return np.asarray(coins <= exact * 2.0**-20 % 1.0, np.float64)
 
 
 def _low_bits(words: Words, bits: int) -> Reals:
@@ -92,13 +92,13 @@ def _low_bits(words: Words, bits: int) -> Reals:
     return np.asarray(low * 2.0**-bits)
 
 
-def least_squares(flips: Reals | npt.NDArray[np.bool_], answers: Reals) -> Reals:
-    columns = np.column_stack([flips, np.ones(len(answers))])
+def least_squares(flips: Reals, answers: Reals) -> Reals:
+    columns = np.asarray(np.column_stack([flips, np.ones(len(answers))]), np.float64)
     return np.asarray(np.linalg.lstsq(columns, answers, rcond=None)[0][:-1])
 
 
 def found_by_coins(view: View, sweeps: int = 6) -> Reals:
-    """The client's own attack: one after the other, the threshold of every rounding that explains most of the answers."""
+    """The client's own attack: rounding by rounding, the threshold that explains most of the answers."""
     coins, answers = view.coins, view.answers
     runs = len(answers)
     order, counts = np.argsort(coins, axis=0), np.arange(1, runs)

@@ -48,7 +48,7 @@ from comet_mpc.service.prediction import Prediction
 from support.certificates import Identities
 from support.clients import LocalClient, RecordingService, Side, begin_conversation
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel, hung_up
-from support.processes import World, running_world
+from support.processes import TWIN_BOUND, World, running_world
 from support.toy_model import twin_logits
 from support.two_parties import both
 from support.waiting import PATIENCE, Clock, eventually
@@ -90,7 +90,7 @@ class Inference:
             client.adopt(self.clean, service)
         result = client.try_to_classify(TEXT)
         if not isinstance(result, CometError):
-            assert np.max(np.abs(np.array(result[0].logits) - self.expected)) < 0.02
+            assert np.max(np.abs(np.array(result[0].logits) - self.expected)) < TWIN_BOUND
         for store in (cache / "bundles", *cache.glob("*/bundles")):
             assert not list(store.glob("*.bundle"))  # whatever was named to the server is gone here
         consumed = list(service.consumed)  # before looking: others consume meanwhile

@@ -94,7 +94,7 @@ def test_fixed_point_changes_nothing(model: ServedModel) -> None:
     report = evaluate_twin(model, examples, task=TASKS["SST-2"])
     assert report["agreement"] == 1.0
     assert report["scores"] == report["plain_scores"]
-    assert report["logit_difference"]["median"] <= report["logit_difference"]["largest"] < 0.005
+    assert report["logit_difference"]["median"] <= report["logit_difference"]["largest"] < 0.005 + 2.0**-9
 
 
 @pytest.mark.skipif("COMET_GLUE" not in os.environ, reason="set COMET_GLUE to a directory of GLUE TSV files")
@@ -102,7 +102,7 @@ def test_fixed_point_changes_nothing_on_the_dev_set(model: ServedModel) -> None:
     rows = read_split(Path(os.environ["COMET_GLUE"]), TASKS["SST-2"], "dev")
     report = evaluate_twin(model, rows, task=TASKS["SST-2"])
     assert report["agreement"] >= 0.999
-    assert report["logit_difference"]["99 %"] < 0.005
+    assert report["logit_difference"]["99 %"] < 0.005 + 2.0**-9  # half a unit of the answer's last digit
     assert report["logit_difference"]["largest"] < 0.02
 
 

@@ -32,6 +32,7 @@ from support.waiting import PATIENCE
 
 __all__ = [
     "LocalClient",
+    "NamedChannel",
     "RecordingService",
     "Side",
     "after_rounds",
@@ -117,6 +118,18 @@ def begin_conversation(service: Deployment, channel: Channel) -> threading.Threa
     return thread
 
 
+class NamedChannel(FaultyChannel):
+    """The server's end of a line to a client whose certificate has this name."""
+
+    def __init__(self, inner: Channel, name: str) -> None:
+        super().__init__(inner, role="client")
+        self._name = name
+
+    @property
+    def peer_name(self) -> str | None:
+        return self._name
+
+
 class RecordingService(Deployment):
     """Notes which bundles were consumed, and deals them itself."""
 
@@ -143,7 +156,7 @@ class RecordingService(Deployment):
             dealing = Dealing(plan.correlations, self.key)
             self._dealt = dealing.client_seed, dealing.server_seed, b"".join(dealing.corrections())
         client_seed, server_seed, corrections = self._dealt
-        with self.store.add(name, plan.digest, server_seed) as writer:
+        with self.store.add(name, plan.digest, server_seed, owner=order.owner) as writer:
             writer.write(corrections)
         if client is not None:
             client.add(name, plan.digest, client_seed).commit()
