@@ -277,7 +277,7 @@ _CHANGING = (
 
 
 def masked(text: str) -> list[str]:
-    """Lines of a printed output without what differs from run to run: times, random bytes, widths of columns, last digits."""
+    """Lines of a printed output without what differs from run to run: times, random bytes, widths, last digits."""
     for pattern, name in _CHANGING:
         text = pattern.sub(name, text)
     return [line.strip() for line in text.splitlines() if line.strip()]
