@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.errors import ForeignRandomness, PeerError, RandomnessError, RandomnessSpent
+from comet_mpc.errors import ConfigurationError, ForeignRandomness, PeerError, RandomnessError, RandomnessSpent
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.dealer.fetch import fetch_bundle
@@ -19,8 +19,9 @@ from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.source import Order
 from comet_mpc.offline.sources import DEALER, PairSource
 from comet_mpc.offline.store import BundleStore, new_bundle_id
-from comet_mpc.service.deployment import Deployment
+from comet_mpc.service.deployment import Deployment, ServiceLimits
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.service.programs import Programs
 from support.certificates import Identities
 from support.clients import NamedChannel, RecordingService, begin_conversation, local_service
 from support.faulty_channel import FaultyChannel
@@ -67,6 +68,42 @@ def test_a_bundle_of_one_client_cannot_be_run_by_another(service: RecordingServi
         say(line, Run(name, 1, 16, digest))
         expect(line, Ready)
     assert service.consumed == [name]
+
+
+def test_asking_for_a_large_bundle_and_hanging_up_drops_nobody_elses(
+    tmp_path: Path, identities: Identities, tiny_model: ServedModel
+) -> None:
+    """Room is made when a bundle is there, not when it is asked for: a client that leaves has taken none."""
+    plan = Programs(tiny_model, PairSource()).plan(1, 16)
+    room = ServiceLimits(store_bytes=2 * PairSource().stored_bytes(SERVER, plan.correlations))
+    service = Deployment(tiny_model, PairSource(), identities["server"], tmp_path / "state", room)
+    names = [new_bundle_id() for _ in range(2)]
+    for name in names:
+        with service.store.add(name, plan.digest, bytes(16), owner="alice") as writer:
+            writer.write(bytes(PairSource().stored_bytes(SERVER, plan.correlations) - 200))
+    for _ in range(3):
+        with line_of(service, "mallory") as line:
+            say(line, Prepare(new_bundle_id(), 1, 16, plan.digest))
+            expect(line, Accepted)
+    assert set(service.store.list(plan.digest)) == set(names)
+    with service.store.add(new_bundle_id(), plan.digest, bytes(16), owner="bob") as writer:  # the control: room is made
+        writer.write(bytes(PairSource().stored_bytes(SERVER, plan.correlations)))
+    assert service.store.count() < 3
+
+
+def test_a_bundle_that_can_never_fit_is_refused_at_once(
+    tmp_path: Path, identities: Identities, tiny_model: ServedModel
+) -> None:
+    plan = Programs(tiny_model, PairSource()).plan(8, 16)
+    room = ServiceLimits(store_bytes=PairSource().stored_bytes(SERVER, plan.correlations) - 1)
+    service = Deployment(tiny_model, PairSource(), identities["server"], tmp_path / "state", room)
+    with line_of(service, "mallory") as line:
+        say(line, Prepare(new_bundle_id(), 8, 16, plan.digest))
+        with pytest.raises(ConfigurationError, match="fewer texts"):
+            expect(line, Accepted)
+        one = Programs(tiny_model, PairSource()).plan(1, 16)
+        say(line, Prepare(new_bundle_id(), 1, 16, one.digest))
+        expect(line, Accepted)
 
 
 def test_a_stranger_does_not_learn_for_which_program_a_bundle_is(service: RecordingService) -> None:
