@@ -144,6 +144,7 @@ def test_a_client_cannot_be_both_parties_of_a_bundle(dealer: Dealer, identities:
         b"\x00\xff\xfe",
         b"{}",
         b"[" * 4000,
+        b'{"nested":' + b"[" * 4000,
         b'{"type":"Ask"}',
         b'{"type":"Received"}',
         b'{"type":"Ask","bundle_id":7,"digest":"0"}',

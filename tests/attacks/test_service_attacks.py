@@ -43,7 +43,7 @@ from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.client import Client
 from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.deployment import ServiceLimits, _secret
-from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, from_client, introduce, say
 from comet_mpc.service.prediction import Prediction
 from support.certificates import Identities
 from support.clients import LocalClient, RecordingService, Side, begin_conversation
@@ -359,3 +359,15 @@ def test_a_client_that_is_set_up_wrongly_says_so(world: World, tmp_path: Path) -
         Client("localhost:1", keys=tmp_path)
     with pytest.raises(ConfigurationError, match="either keys"):
         Client("localhost:1")
+
+
+NESTED = b'{"nested":' + b"[" * 4000
+
+
+def test_json_that_is_nested_too_deeply_is_no_message() -> None:
+    with pytest.raises(PeerError, match="no message"):
+        from_client(NESTED)
+    here, there = memory_pair(PATIENCE)
+    there.send(NESTED)
+    with pytest.raises(PeerError, match="something else than Ready"):
+        expect(here, Ready)

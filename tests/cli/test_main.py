@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -245,3 +246,21 @@ def test_an_unwritable_file_is_one_clear_line(tmp_path: Path) -> None:
     result = comet("bench", "truncation", "--values", "700", "--json", str(tmp_path / "file" / "x.json"))
     assert result.exit_code == 1
     assert "cannot write" in result.stderr
+
+
+def test_an_interrupt_while_modules_are_imported_ends_in_order(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    code = "from comet_mpc.cli.start import run; run()"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (found.returncode, found.stderr) == (130, "")
+
+
+def test_what_the_operating_system_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("comet_mpc.cli.service.make_authority", refuse)
+    found = comet("keys", "make", str(tmp_path))
+    assert found.exit_code == 1
+    assert found.stderr == "comet: Too many open files; raise the limit (ulimit -n)\n"

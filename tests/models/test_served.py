@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -219,3 +220,15 @@ def test_nothing_secret_is_printed(model: ServedModel) -> None:
     assert repr(query) == "Query(batch=1, bucket=16)"
     assert model.fingerprint[:12] in repr(model)
     assert len(repr(model)) < 60
+
+
+@pytest.mark.parametrize("text", [3, None, b"good", ("a", "b", "c"), (), ("good", 3), {"good": 1}])
+def test_what_is_no_text_is_refused(model: ServedModel, text: Any) -> None:
+    with pytest.raises(ConfigurationError, match="text 4 is neither a text nor a pair of texts"):
+        model.encode([text], number=4)
+
+
+def test_a_text_that_is_not_utf_8_is_refused(model: ServedModel) -> None:
+    """As a command line has it: bytes that are no text come as lone surrogates."""
+    with pytest.raises(ConfigurationError, match="text 1 is not valid text"):
+        model.encode([b"caf\xe9".decode(errors="surrogateescape")])

@@ -337,7 +337,9 @@ def test_another_wire_version_is_refused_whatever_follows(pair: tuple[Channel, C
     assert here.closed
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"a": 1.5}', b'{"a": {"b": 1}}', b'{"a": "\xff"}'])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[1]", b'{"a": 1.5}', b'{"a": {"b": 1}}', b'{"a": "\xff"}', b'{"a":' * 600]
+)
 def test_a_malformed_mapping_is_the_peers_fault(pair: tuple[Channel, Channel], text: bytes) -> None:
     here, there = pair
     there.send(b"COMET\x00", WIRE_VERSION.to_bytes(2, "little"), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 import stat
 from collections.abc import Callable
@@ -139,3 +140,32 @@ def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
     make_authority(tmp_path, "authority of this test", days=0, force=True)
     with pytest.raises(ConfigurationError, match=r"authority\.pem expired on"):
         issue(tmp_path, "bob", "client")
+
+
+@pytest.mark.parametrize("name", ["authority.pem", "client.pem", "client.key", "authority.key"])
+def test_a_damaged_file_is_fine_or_refused_by_name(tmp_path: Path, name: str) -> None:
+    """Among them: curves and kinds of key that do not exist, dates and numbers that cannot be."""
+    make_test_set(tmp_path)
+    path = tmp_path / name
+    whole, generator = path.read_bytes(), random.Random(13)
+    refusals = []
+    for attempt in range(250):
+        data = bytearray(whole)
+        place = generator.randrange(len(data))
+        if attempt % 4:
+            data[place] = generator.choice(b"ABCDEFGHIJKLMabcdefghijklm0123456789+/")
+        else:
+            del data[place:]
+        path.write_bytes(data)
+        for use in (
+            lambda: TlsIdentity.find(tmp_path, "client").client_context(),
+            lambda: issue(tmp_path, "x", "client"),
+        ):
+            try:
+                use()
+            except ConfigurationError as error:
+                refusals.append(str(error))
+            (tmp_path / "x.pem").unlink(missing_ok=True)
+            (tmp_path / "x.key").unlink(missing_ok=True)
+    assert len(refusals) > 50
+    assert all(str(tmp_path) in refusal for refusal in refusals)

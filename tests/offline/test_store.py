@@ -367,3 +367,16 @@ def test_a_killed_process_never_leads_to_a_second_use(store: BundleStore, tmp_pa
     assert store.list(DIGEST) == ()
     BundleStore(store.directory, SERVER, DEALER)
     assert not any(store.directory.iterdir())
+
+
+def test_a_full_disk_is_named_before_anything_is_prepared(store: BundleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.check_disk(1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 19))
+    with pytest.raises(ConfigurationError, match="the disk of the server is full"):
+        store.check_disk(1000)
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigurationError, match="not writable"):
+        BundleStore(tmp_path / "bundles", SERVER, DEALER)

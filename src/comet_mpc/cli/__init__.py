@@ -1,5 +1,6 @@
 """The command `comet`.
 
+start     where it begins: Ctrl-C while modules are imported ends it in order
 main      the command itself: its subcommands by name, each loaded when it is called
 options   what several commands share: options, and what is made of their values
 tables    results, as tables for people and as JSON for machines

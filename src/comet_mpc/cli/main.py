@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from importlib import import_module
@@ -70,6 +71,14 @@ class _Commands(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             typer.echo(f"comet: {error}", err=True)
+            raise typer.Exit(1) from None
+        except OSError as error:  # what nobody could name better, such as too few file descriptors or a full disk
+            if ctx.params.get("debug") or error.errno == errno.EPIPE:
+                raise
+            hint = "; raise the limit (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+            typer.echo(
+                f"comet: {error.strerror or error}" + (f": {error.filename}" if error.filename else "") + hint, err=True
+            )
             raise typer.Exit(1) from None
         finally:
             signal.signal(signal.SIGTERM, before)

@@ -263,9 +263,7 @@ class PublicModel:
             raise ConfigurationError("there is no text to classify")
         encodings = []
         for place, text in enumerate(texts, start=number):
-            parts = (text,) if isinstance(text, str) else text
-            if not any(part.strip() for part in parts):
-                raise ConfigurationError(f"text {place} is empty: there is nothing to classify")
+            parts = _parts(text, place)
             encodings.append(self.tokenizer.encode(*parts))
         lengths = [len(encoding.ids) for encoding in encodings]
         needed = next(size for size in self.buckets() if size >= max(lengths))
@@ -391,9 +389,23 @@ def public_part(
 
 
 def _without_data(config: CometConfig) -> CometConfig:
-    """The configuration without what calibration has seen of its data: that is nobody's business but the server's."""
+    """The configuration without what calibration has seen, and what it scored: that is the server's business."""
     sites = {name: msgspec.structs.replace(site, seen=()) for name, site in config.sites.items()}
-    return msgspec.structs.replace(config, sites=sites)
+    return msgspec.structs.replace(config, sites=sites, scores={})
+
+
+def _parts(text: object, place: int) -> tuple[str, str | None]:
+    """A text, or the two of a pair, if a tokenizer can read them."""
+    parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, tuple | list) else ()
+    if not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
+        raise ConfigurationError(f"text {place} is neither a text nor a pair of texts, but {type(text).__name__}")
+    try:
+        "".join(parts).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"text {place} is not valid text: it has bytes that are not UTF-8") from error
+    if not any(part.strip() for part in parts):
+        raise ConfigurationError(f"text {place} is empty: there is nothing to classify")
+    return parts[0], parts[1] if len(parts) == 2 else None
 
 
 def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:

@@ -34,6 +34,7 @@ __all__ = [
     "DEFAULT_TIMEOUT",
     "FRAME_HEADER",
     "GREETING_LIMIT",
+    "UNREADABLE",
     "WIRE_VERSION",
     "Channel",
     "Traffic",
@@ -46,6 +47,8 @@ FRAME_HEADER = 8
 WIRE_VERSION = 1
 GREETING_LIMIT = 4096
 DEFAULT_TIMEOUT = 60.0
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON from a peer may raise; nested too deeply, it is a RecursionError."""
 
 _MAGIC = b"COMET\x00"
 _PREAMBLE = len(_MAGIC) + 2
@@ -300,7 +303,7 @@ def _read_greeting(frame: bytes) -> dict[str, str | int]:
         raise WrongVersion(got=version, expected=WIRE_VERSION)
     try:
         return msgspec.json.decode(frame[_PREAMBLE:], type=dict[str, str | int])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise PeerError("the peer's greeting is not a mapping of names to texts and integers") from error
 
 

@@ -67,6 +67,9 @@ class TlsIdentity:
         _read(self.key)
         try:
             context.load_verify_locations(self.authority)
+        except OSError as error:  # also an SSLError
+            raise ConfigurationError(f"{self.authority} cannot be used: {_reason(error)}; copy it again") from error
+        try:
             context.load_cert_chain(self.certificate, self.key, password=self._refuse_password)
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
@@ -76,6 +79,8 @@ class TlsIdentity:
             raise ConfigurationError(
                 f"{self.key} is not a private key in PEM form: issue it again or copy it again"
             ) from error
+        except OSError as error:
+            raise ConfigurationError(f"{self.key} cannot be used: {_reason(error)}") from error
         return context
 
     def _refuse_password(self) -> Never:
@@ -218,17 +223,26 @@ def _read(path: Path) -> bytes:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
 
 
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror or error).replace("_", " ").lower()
+
+
 def _read_certificate(path: Path) -> x509.Certificate:
+    data = _read(path)
     try:
-        return x509.load_pem_x509_certificate(_read(path))
-    except ValueError as error:
+        found = x509.load_pem_x509_certificate(data)
+        found.public_key()  # this and the dates are read when they are asked for
+        found.not_valid_after_utc, found.not_valid_before_utc, found.subject  # noqa: B018
+        return found
+    except Exception as error:  # a damaged one raises many kinds, not all of them ValueErrors
         raise ConfigurationError(f"{path} is not a certificate in PEM form: issue it again or copy it again") from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    data = _read(path)
     try:
-        key = serialization.load_pem_private_key(_read(path), password=None)
-    except (ValueError, TypeError) as error:
+        key = serialization.load_pem_private_key(data, password=None)
+    except Exception as error:  # as above
         raise ConfigurationError(f"{path} is not an unencrypted private key in PEM form: copy it again") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigurationError(f"{path} is not an elliptic-curve key: make the authority again")

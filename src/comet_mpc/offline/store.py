@@ -26,6 +26,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import struct
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDamaged, RandomnessError, RandomnessSpent
 from comet_mpc.offline.bundle import Bundle, CheckedReader
+from comet_mpc.units import human_bytes
 
 __all__ = ["BundleFormat", "BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
 
@@ -50,6 +52,7 @@ _SUFFIX = ".bundle"
 _WRITING = ".writing-"
 _TAKEN = ".taken-"
 _READ = 1 << 20
+_SPARE = 1 << 20
 
 
 def new_bundle_id() -> str:
@@ -155,6 +158,8 @@ class BundleStore:
             found = self.directory.stat()
         except OSError as error:
             raise ConfigurationError(f"cannot use {self.directory}: {error.strerror}") from error
+        if not os.access(self.directory, os.W_OK):
+            raise ConfigurationError(f"cannot use {self.directory}: it is not writable")
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise ConfigurationError(
                 f"{self.directory} holds secrets: it must belong to this user and be closed to others (chmod 700)"
@@ -240,6 +245,16 @@ class BundleStore:
                 return
             self.discard(name)
             needed -= size
+
+    def check_disk(self, needed: int) -> None:
+        """Raises if the disk has no room for so many bytes."""
+        free = shutil.disk_usage(self.directory).free
+        if free < needed + _SPARE:
+            who = "client" if self.party == CLIENT else "server"
+            raise ConfigurationError(
+                f"the disk of the {who} is full: randomness of {human_bytes(needed)} does not fit into "
+                f"{human_bytes(free)}"
+            )
 
     def count(self) -> int:
         """Bundles that are complete, of all programs."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 
+from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, PeerTimeout, RandomnessError, RandomnessSpent
 from comet_mpc.offline.bundle import OpenBundle
 from comet_mpc.offline.source import Order, Supplier
@@ -60,6 +61,7 @@ class BundlePool:
     def prepare(self, batch: int, bucket: int) -> str:
         """Has one more bundle prepared, now; returns its id. The store has it then."""
         plan = self._model.programs.plan(batch, bucket)
+        self._model.store.check_disk(self._model.source.stored_bytes(CLIENT, plan.correlations))
         order = Order(new_bundle_id(), batch, bucket, plan)
         self._supplier.prepare(order, self._model.store)
         return order.bundle_id

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from comet_mpc.errors import NotAuthenticated, PeerClosed, ProtocolMismatch, RandomnessSpent
+from comet_mpc.errors import NotAuthenticated, PeerClosed, PeerTimeout, ProtocolMismatch, RandomnessSpent
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import Address, connect
@@ -120,7 +120,12 @@ class Connection:
         return self.dial(self._address, 0.0)
 
     def _greeted(self) -> Channel:
-        channel = self._wrap(self.reach())
+        try:
+            channel = self._wrap(self.reach())
+        except PeerTimeout as error:  # connections wait until a worker is free
+            raise PeerTimeout(
+                f"{error}: all workers of the server may be busy; try again later, or wait longer (--timeout)"
+            ) from error
         try:
             if channel.peer_role != "server":
                 raise NotAuthenticated(f"the peer is not a server: its certificate says {channel.peer_role!r}")

@@ -113,7 +113,8 @@ class Conversation:
         say(self.channel, self._deployment.welcome)
         while (message := self._next()) is not None:
             try:
-                self._handle(message)
+                with _own_troubles_named():
+                    self._handle(message)
             except CometError as error:
                 if self._reserved or self.channel.closed:
                     raise
@@ -242,3 +243,12 @@ class Conversation:
         )
         fields = self._fields(batch=message.batch, bucket=message.bucket, bytes=count, rounds=traffic.rounds)
         _log.info("answered", extra={"fields": {**fields, "seconds": round(seconds, 6)}})
+
+
+@contextlib.contextmanager
+def _own_troubles_named() -> Iterator[None]:
+    """What the operating system refuses this server (disk, file descriptors) is told, not shown as a failure."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"the server cannot do this now: {error.strerror or error}") from error

@@ -103,6 +103,7 @@ class Deployment:
     def check_room(self, plan: Plan) -> None:
         """Refuses a bundle that no dropping of others would make room for."""
         needed = self.source.stored_bytes(SERVER, plan.correlations)
+        self.store.check_disk(needed)
         if needed > self.limits.store_bytes:
             raise ConfigurationError(
                 f"a bundle of this size takes {needed} bytes, this server keeps {self.limits.store_bytes} in all: "

@@ -37,7 +37,7 @@ from comet_mpc.errors import (
     PeerError,
     ProtocolMismatch,
 )
-from comet_mpc.net.channel import Channel, agree, greet
+from comet_mpc.net.channel import UNREADABLE, Channel, agree, greet
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import SOURCES
@@ -135,7 +135,7 @@ def expect(channel: Channel, kind: type[M]) -> M:
     """The server's next message, which must be of this kind. A refusal is raised, and the channel stays open."""
     try:
         message: FromServer = msgspec.json.decode(channel.receive(MESSAGE_LIMIT), type=FromServer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         channel.close()
         raise PeerError(f"the server sent something else than {kind.__name__}") from error
     if isinstance(message, Refusal | Mismatch):
@@ -149,7 +149,7 @@ def expect(channel: Channel, kind: type[M]) -> M:
 def from_client(data: bytes | bytearray) -> FromClient:
     try:
         message: FromClient = msgspec.json.decode(data, type=FromClient)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise PeerError("the client sent something that is no message") from error
     return message
 

@@ -37,7 +37,7 @@ from comet_mpc.errors import (
     PeerTimeout,
     ProtocolMismatch,
 )
-from comet_mpc.net.channel import Channel, greet
+from comet_mpc.net.channel import UNREADABLE, Channel, greet
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.store import check_bundle_id
@@ -94,7 +94,7 @@ def decode_from_party(data: bytes | bytearray, kind: type[M]) -> M:
     """A party's message of the kind that is due."""
     try:
         message = msgspec.json.decode(data, type=FromParty)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise PeerError(f"the party sent something else than a {kind.__name__}: {error}") from error
     if not isinstance(message, kind):
         raise PeerError(f"the party sent {type(message).__name__}, expected {kind.__name__}")
@@ -144,7 +144,7 @@ class _FromDealer:
                 raise PeerError("the dealer sent something that is no message")
             try:
                 message: FromDealer = msgspec.json.decode(frame, type=FromDealer)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise PeerError("the dealer sent something that is no message") from error
             if isinstance(message, Refusal | Mismatch):
                 raise_refusal(message, "the dealer")

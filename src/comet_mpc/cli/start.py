@@ -1,0 +1,15 @@
+"""Where the command begins: before anything heavy is imported, so that Ctrl-C meanwhile ends it in order."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    try:
+        import_module("comet_mpc.cli.main").app()
+    except KeyboardInterrupt:
+        sys.exit(130)
