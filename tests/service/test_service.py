@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,11 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example
 from comet_mpc.net.channel import Channel
 from comet_mpc.service.messages import Ready, Run, expect, say
+from comet_mpc.service.prediction import Prediction
 from support.clients import after_rounds, bundles_ready, only_what_is_stored, set_up_bytes, settled
 from support.processes import World, running_world, send_raw, server_process
 from support.toy_model import WORDS, make_checkpoint, some_texts
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, eventually
 
 PLAIN_BOUND = 0.05
 """Logits of the protocol and of the same rules in real numbers."""
@@ -103,12 +105,17 @@ def test_prepared_randomness_is_used_and_replenished(world: World, tmp_path: Pat
         assert client.classify(some_texts(1))[0].label == prediction.label
 
 
+def list_of(directory: Path, pattern: str) -> list[Path]:
+    return list(directory.glob(pattern))
+
+
 def test_a_bundle_damaged_on_the_servers_disk_is_replaced_by_another(world: World, tmp_path: Path) -> None:
     (text,) = some_texts(1, seed=77)
     with world.client(tmp_path) as client:
         assert client.prepare(2, warm=False) == 2
         for name in [path.stem for path in tmp_path.glob("*/bundles/*.bundle")]:
-            (stored,) = (world.checkpoint.parent / "state").glob(f"*/{name}.bundle")
+            # the dealer tells the client first
+            (stored,) = eventually(partial(list_of, world.state, f"*/{name}.bundle"))
             content = bytearray(stored.read_bytes())
             content[-4000] ^= 64
             stored.write_bytes(content)
@@ -192,6 +199,31 @@ def test_the_command_prints_a_table_or_json(world: World, cache: Path, tmp_path:
     for wrong in ([], ["good", "--file", str(file)], ["--file", str(tmp_path / "none")]):
         refused = CliRunner().invoke(app, ["--debug", "query", world.server.address, *wrong, *common])
         assert isinstance(refused.exception, ConfigurationError)
+
+
+def test_a_run_that_breaks_off_keeps_its_answers_and_goes_on(world: World, cache: Path, tmp_path: Path) -> None:
+    texts = [*some_texts(2, seed=5), " ".join(some_texts(1, words=25, seed=6))]
+    file, out = tmp_path / "texts", tmp_path / "answers"
+    file.write_text("\n".join(texts))
+    with world.client(cache) as client:
+        seen: list[int] = []
+
+        def told(place: int, found: Prediction) -> None:
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+            seen.append(place)
+            assert found.tokens == found.tokens_used == len(texts[place].split()) + 2
+
+        with pytest.raises(KeyboardInterrupt):
+            client.classify(texts, told=told)
+        assert seen == [0, 1]
+    command = ["query", world.server.address, "--file", str(file), "--out", str(out), "--keys", str(world.keys)]
+    for answers in ("3 new answers, 0 from before", "1 new answer, 2 from before"):
+        found = CliRunner().invoke(app, [*command, "--cache", str(cache)])
+        assert answers in found.stderr, found.output
+        assert sorted(json.loads(line)["number"] for line in out.read_text().splitlines()) == [1, 2, 3]
+        kept = [line for line in out.read_text().splitlines() if json.loads(line)["number"] in (1, 2)]
+        out.write_text("\n".join(kept) + "\n")
 
 
 def test_metrics_and_logs_tell_costs_and_no_text(world: World, cache: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from comet_mpc.cli.answers import AnswerFile, entry, read_texts
 from comet_mpc.cli.options import DEALER_WARNING, AnySource, JsonFlag, Keys, group
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.errors import ConfigurationError
@@ -212,6 +213,14 @@ def query(
     ] = "",
     batch: Annotated[int, typer.Option(min=1, help="The most texts to send at once.")] = 8,
     timeout: Annotated[float, typer.Option(help="Give up after so many seconds without progress.")] = 60.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write each answer to a file as it comes, one JSON object per line. The same command "
+            "goes on with a file that is there.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Classify texts privately: the server learns neither the texts nor the answers.
@@ -219,8 +228,10 @@ def query(
     If the server uses a dealer, that is true only if the dealer is run by somebody who operates neither the server nor
     the client. --source pair refuses a server that uses one.
     """
-    texts = [] if ready and not text and file is None else _texts(text, file)
-    predictions: list[Prediction] = []
+    if out is not None and json:
+        raise ConfigurationError("give --out or --json, not both")
+    texts = {} if ready and not text and file is None else read_texts(text, file)
+    answered: list[Prediction] = []
     with (
         bar("preparing randomness", shown=human_bytes) as tick,
         Client(
@@ -237,44 +248,52 @@ def query(
         ) as client,
     ):
         if texts:
-            predictions = client.classify(texts)
-        sizes = {(found.cost.texts, found.cost.bucket) for found in predictions} or {(1, client.connect().buckets()[0])}
+            answered = _answer(client, texts, out, json)  # printed before any spare randomness is prepared
+        sizes = {(found.cost.texts, found.cost.bucket) for found in answered} or {(1, client.connect().buckets()[0])}
         prepared = sum(client.prepare(ready, batch=size, bucket=bucket, warm=False) for size, bucket in sizes if ready)
         kind = client.source
-    if json:
-        entries = [{"text": item, **dataclasses.asdict(found)} for item, found in zip(texts, predictions, strict=True)]
-        write_json(Path("-"), entries)
-        return
-    if predictions:
-        _show(texts, predictions)
-    if ready:
+    if ready and not json:
         typer.echo(f"randomness is ready for {counted(prepared, 'more query', 'more queries')} (source: {kind})")
 
 
-def _texts(given: list[str] | None, file: Path | None) -> list[str]:
-    """From the command line, or one text per line from a file or standard input."""
-    if given and file is not None:
-        raise ConfigurationError("give texts or --file, not both")
-    if given and given != ["-"]:
-        return given
-    if not given and file is None:
-        raise ConfigurationError("there is no text: give some, or --file FILE (- for standard input)")
-    try:
-        content = sys.stdin.read() if file is None or str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the texts: {error}") from error
-    texts = [line for line in content.splitlines() if line.strip()]
-    if not texts:
-        raise ConfigurationError("there is no text to classify")
-    return texts
+def _answer(client: Client, texts: dict[int, str], out: Path | None, json: bool) -> list[Prediction]:
+    """Asks, and prints what was answered; after an error, what was answered before it."""
+    answered: dict[int, Prediction] = {}
+    with AnswerFile(out, texts) if out is not None else contextlib.nullcontext() as file:
+        left = texts if file is None else file.left
+        numbers = list(left)
+
+        def told(place: int, found: Prediction) -> None:
+            answered[numbers[place]] = found
+            if file is not None:
+                file.add(numbers[place], found)
+
+        try:
+            if left:
+                client.classify(list(left.values()), told=told)
+        finally:
+            found = {number: answered[number] for number in sorted(answered)}
+            if file is not None:
+                before = len(texts) - len(left)
+                typer.echo(f"{out}: {counted(len(found), 'new answer')}, {before} from before", err=True)
+            elif json:
+                write_json(Path("-"), [entry(texts[number], one) for number, one in found.items()])
+            elif found:
+                _show([texts[number] for number in found], list(found.values()))
+            if 0 < len(found) < len(left):
+                again = "; the same command goes on from there" if file is not None else ""
+                typer.echo(f"{len(found)} of {len(left)} texts were answered{again}", err=True)
+    return list(found.values())
 
 
 def _show(texts: list[str], predictions: list[Prediction]) -> None:
     rows = []
     for text, found in zip(texts, predictions, strict=True):
         shown = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-        rows.append((shown + (" (cut)" if found.truncated else ""), found.label, f"{found.probability:.3f}"))
-    Console().print(table("The answers", ("text", "label", "probability"), rows, left=2))
+        cut = f" (cut: {found.tokens_used} of {found.tokens} tokens)" if found.truncated else ""
+        rows.append((shown + cut, found.label, f"{found.probability if found.score is None else found.score:.3f}"))
+    header = "probability" if predictions[0].score is None else "score"
+    Console().print(table("The answers", ("text", "label", header), rows, left=2))
     runs = list({id(found.cost): found.cost for found in predictions}.values())  # texts of one run share their cost
     online, offline = (
         f"{human_bytes(sum(getattr(run, f'{phase}_bytes') for run in runs))}, "

@@ -63,6 +63,8 @@ class Query:
     mask: Reals
     truncated: tuple[bool, ...]
     """Whether a text was longer than the model takes."""
+    tokens: tuple[int, ...] = ()
+    """How many tokens each text has, before it was cut."""
 
     def __repr__(self) -> str:
         return f"Query(batch={self.rows.shape[0]}, bucket={self.rows.shape[1]})"
@@ -279,7 +281,19 @@ class PublicModel:
             mask[row, :length] = 1.0
         truncated = tuple(bool(encoding.overflowing) for encoding in encodings)
         rows = self.one_hot(ids, types) if self.private_embeddings else self.embed(ids, types)
-        return Query(rows, mask, truncated)
+        tokens = tuple(
+            self._tokens(text) if cut else length for text, length, cut in zip(texts, lengths, truncated, strict=True)
+        )
+        return Query(rows, mask, truncated, tokens)
+
+    def _tokens(self, text: str | tuple[str, str]) -> int:
+        """Of a text that was cut: what was left of it, and what was not."""
+        total = 0
+        for part in (text,) if isinstance(text, str) else text:
+            encoding = self.tokenizer.encode(part)
+            pieces = [encoding, *encoding.overflowing]
+            total += sum(piece.special_tokens_mask.count(0) for piece in pieces)
+        return total + encoding.special_tokens_mask.count(1)
 
     def _check_ids(self, ids: npt.NDArray[np.int64]) -> None:
         vocabulary = self.config.encoder.vocabulary

@@ -12,7 +12,7 @@ a server together could read the text. `Client(source="pair")` insists on a serv
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import ConfigurationError, PeerGaveUp, RandomnessError
+from comet_mpc.errors import CometError, ConfigurationError, PeerGaveUp, RandomnessError
 from comet_mpc.models.served import PublicModel, Query
 from comet_mpc.net.channel import DEFAULT_TIMEOUT, Channel, Traffic
 from comet_mpc.net.identity import TlsIdentity
@@ -166,11 +166,14 @@ class Client:
             pool.open_one(batch, bucket)
         return ready
 
-    def classify(self, texts: Sequence[Text]) -> list[Prediction]:
+    def classify(
+        self, texts: Sequence[Text], *, told: Callable[[int, Prediction], None] | None = None
+    ) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error.
 
-        Texts of one bucket go together, in batches of 1, 2, 4, … so that prepared randomness fits. Answers are checked
-        when all of them are there: the server cannot tell from this client's messages whether one was impossible.
+        told: is given each prediction as soon as it is there, with the place of its text. Texts of one bucket go
+        together, in batches of 1, 2, 4, … so that prepared randomness fits. An answer that is impossible is an error
+        when all of them are there: the server cannot tell from this client's messages whether there was one.
         """
         model, pool = self._connected()
         if isinstance(texts, str):
@@ -181,22 +184,28 @@ class Client:
         for place, text in enumerate(texts):
             query = model.public.encode([text], number=place + 1)
             buckets.setdefault(query.bucket, []).append((place, query))
-        answers: list[tuple[list[int], Query, Reals | None, Cost]] = []
+        predictions: dict[int, Prediction] = {}
+        impossible: CometError | None = None
         try:
             for members in buckets.values():
                 while members:
                     size = 1 << (min(len(members), self._batch).bit_length() - 1)
                     part, members = members[:size], members[size:]
                     query = _together([query for _, query in part])
-                    answers.append(([place for place, _ in part], query, *self._answer(query, model, pool)))
+                    logits, cost = self._answer(query, model, pool)
+                    try:
+                        found = _predictions(logits, query, model.public, cost)
+                    except CometError as error:
+                        impossible = impossible or error
+                        continue
+                    for (place, _), one in zip(part, found, strict=True):
+                        predictions[place] = one
+                        if told is not None:
+                            told(place, one)
         finally:
             pool.pause()
-        predictions: dict[int, Prediction] = {}
-        labels = model.public.config.encoder.labels
-        for places, query, logits, cost in answers:
-            rows = checked(logits, query.batch, model.public)
-            for place, row, cut in zip(places, rows, query.truncated, strict=True):
-                predictions[place] = prediction(row, labels, cut, cost)
+        if impossible is not None:
+            raise impossible
         return [predictions[place] for place in range(len(texts))]
 
     def _answer(self, query: Query, model: ClientModel, pool: BundlePool) -> tuple[Reals | None, Cost]:
@@ -256,9 +265,17 @@ def _compute(channel: Channel, query: Query, model: ClientModel, randomness: Ope
         randomness.bundle.close()
 
 
+def _predictions(logits: Reals | None, query: Query, model: PublicModel, cost: Cost) -> list[Prediction]:
+    rows, labels = checked(logits, query.batch, model), model.config.encoder.labels
+    used = query.mask.sum(axis=1).astype(int).tolist()
+    facts = zip(rows, query.truncated, query.tokens, used, strict=True)
+    return [prediction(row, labels, cut, cost, tokens, kept) for row, cut, tokens, kept in facts]
+
+
 def _together(queries: list[Query]) -> Query:
     return Query(
         np.concatenate([query.rows for query in queries]),
         np.concatenate([query.mask for query in queries]),
         tuple(flag for query in queries for flag in query.truncated),
+        tuple(count for query in queries for count in query.tokens),
     )

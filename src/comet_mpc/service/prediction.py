@@ -38,15 +38,21 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The answer for one text. With a single label (a regression) the score is logits[0]."""
+    """The answer for one text. A model with a single label is a regression: it has a score."""
 
     label: str
     probability: float
+    """Of the label; of no meaning for a regression."""
     logits: tuple[float, ...]
     probabilities: dict[str, float]
     truncated: bool
     """The text was longer than the model takes, and was cut."""
     cost: Cost
+    tokens: int = 0
+    """Of the text, before it was cut."""
+    tokens_used: int = 0
+    score: float | None = None
+    """Of a regression."""
 
 
 def checked(logits: Reals | None, batch: int, model: PublicModel) -> Reals:
@@ -59,7 +65,9 @@ def checked(logits: Reals | None, batch: int, model: PublicModel) -> Reals:
     return logits
 
 
-def prediction(logits: Reals, labels: tuple[str, ...], truncated: bool, cost: Cost) -> Prediction:
+def prediction(
+    logits: Reals, labels: tuple[str, ...], truncated: bool, cost: Cost, tokens: int = 0, used: int = 0
+) -> Prediction:
     weights = np.exp(logits - np.max(logits))
     shares = weights / weights.sum()
     best = int(np.argmax(shares))
@@ -70,4 +78,7 @@ def prediction(logits: Reals, labels: tuple[str, ...], truncated: bool, cost: Co
         probabilities=dict(zip(labels, map(float, shares), strict=True)),
         truncated=truncated,
         cost=cost,
+        tokens=tokens,
+        tokens_used=used,
+        score=float(logits[0]) if len(labels) == 1 else None,
     )
