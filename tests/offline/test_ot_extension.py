@@ -169,7 +169,8 @@ def dealt_keys(fold: int) -> tuple[ReceiverKeys, SenderKeys]:
         missing = int.from_bytes(secret, "little") >> (digit * fold) & (2**fold - 1)
         ordered[digit] = own[np.arange(2**fold) ^ missing]
         ordered[digit, 0] = 0
-    return ReceiverKeys(keys.tobytes(), fold, hash_key), SenderKeys(ordered.tobytes(), secret, fold, hash_key)
+    receiver = ReceiverKeys(keys.tobytes(), fold, hash_key, hash_key)
+    return receiver, SenderKeys(ordered.tobytes(), secret, fold, hash_key, hash_key)
 
 
 @every_isa
@@ -209,6 +210,16 @@ def test_the_sender_gets_all_keys_but_those_its_secret_names(fold: int) -> None:
         missing = secret >> (digit * fold) & (2**fold - 1)
         np.testing.assert_array_equal(ordered[digit][1:], own[np.arange(2**fold) ^ missing][1:])
         assert not ordered[digit][0].any()
+
+
+def test_the_key_of_the_check_is_bound_to_the_tree() -> None:
+    """A receiver that knew it before it chose its tree could choose one whose choices hash as it likes."""
+    receiver, sender = ReceiverSetup("here"), SenderSetup("here")
+    (keys, tree), (others, other_tree) = (receiver.finish(sender.message, 8) for _ in range(2))
+    assert keys.hash_key == others.hash_key
+    assert tree != other_tree
+    assert keys.check_key != others.check_key
+    assert sender.finish(receiver.message, tree, 8).check_key == keys.check_key
 
 
 def test_set_ups_are_fresh_and_bound_to_their_direction() -> None:

@@ -353,11 +353,11 @@ def classify(
 def coarsened(session: Session, logits: Share, bits: int) -> Share:
     """Logits with the digits that an answer has: `bits` fraction bits, off by less than 1.5 units.
 
-    The last coin is not the client's alone (`Session.dither`). The ring is what is left when the other bits are cut
-    off, so nothing is sent for that; a wrong value is most likely out of range there, and noticed. One round where that
-    ring is too narrow.
+    The last coin is not the client's alone (`Session.dither`). The ring is the narrowest that holds them: a client that
+    deviates gets no more bits of an answer than that. Nothing is sent, but for one round where the ring is wider than
+    what is left when the other bits are cut off.
     """
     shift = logits.fraction - bits
-    dithered, free = session.dither(logits, shift), logits.width - shift
-    fits = (dithered.bound + 2.0**-bits) * 2.0**bits < 2.0 ** (free - 2)
-    return session.truncate(dithered, shift, free if fits else WORD)
+    dithered = session.dither(logits, shift)
+    _, exponent = math.frexp((dithered.bound + 2.0**-bits) * 2.0**bits)
+    return session.truncate(dithered, shift, exponent + 2)

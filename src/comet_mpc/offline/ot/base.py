@@ -10,7 +10,8 @@ sum of all left nodes and the sum of all right nodes through one base transfer. 
 can grow the tree again but for one path: its secret digit is the leaf at the end of it.
 
 Hidden: the chooser's bits perfectly, the other keys by the hardness of computational Diffie-Hellman. All hashes are
-taken as random oracles and bound to direction, index, side and the whole transcript: one X serves all transfers.
+taken as random oracles. Those that make keys are bound to direction, index, side and the whole transcript, so one X
+serves all transfers; H is bound to direction, index and side, as it must be.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ _NODE = 16
 
 @dataclass(frozen=True)
 class ReceiverKeys:
-    """The extension's receiver: all 2^fold keys of every digit, one after the other, and the public hash key."""
+    """The extension's receiver: all 2^fold keys of every digit, one after the other, and the public hash keys."""
 
     keys: bytes = field(repr=False)
     fold: int
     hash_key: bytes
+    check_key: bytes
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class SenderKeys:
     secret: bytes = field(repr=False)
     fold: int
     hash_key: bytes
+    check_key: bytes
 
 
 class ReceiverSetup:
@@ -92,7 +95,8 @@ class ReceiverSetup:
                 level = [child for node in level for child in transcript.children(node)]
                 message += [_sum([*level[side::2], pads[i][side]]) for side in (0, 1)]
             leaves += level
-        return ReceiverKeys(b"".join(leaves), fold, transcript.hash_key), b"".join(message)
+        tree = b"".join(message)
+        return ReceiverKeys(b"".join(leaves), fold, transcript.hash_key, transcript.check_key(tree)), tree
 
     def _shared(self, transcript: _Transcript, i: int, side: int, pair: tuple[bytes, bytes]) -> bytes:
         try:
@@ -140,7 +144,8 @@ class SenderSetup:
             missing, leaves = _grow_around(transcript, sums)
             secret |= missing << digit
             ordered += [leaves[x ^ missing] for x in range(2**fold)]
-        return SenderKeys(b"".join(ordered), secret.to_bytes(SECURITY // 8, "little"), fold, transcript.hash_key)
+        keys, own = b"".join(ordered), secret.to_bytes(SECURITY // 8, "little")
+        return SenderKeys(keys, own, fold, transcript.hash_key, transcript.check_key(tree))
 
 
 def _grow_around(transcript: _Transcript, sums: Sequence[tuple[int, bytes]]) -> tuple[int, list[bytes]]:
@@ -170,6 +175,10 @@ class _Transcript:
         for part in (purpose, self._direction, *parts):
             state.update(len(part).to_bytes(8, "little") + part)
         return state.digest()
+
+    def check_key(self, tree: bytes) -> bytes:
+        """Binds the extension's check to the receiver's keys too: it must not know the challenge when it makes them."""
+        return self._hash(b"check key", 32, self._digest, tree)
 
     def point(self, i: int, side: int, other: bytes) -> bytes:
         """H_side: a point whose logarithm nobody knows. The sum of two maps is uniform (Brier et al. 2010)."""

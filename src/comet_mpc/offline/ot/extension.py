@@ -111,6 +111,7 @@ class _Extension:
         """Indices used so far; the same at the other side, which works in lockstep."""
         self._keys = np.frombuffer(keys.keys, np.uint8)
         self.hash_key = np.frombuffer(keys.hash_key, np.uint8)
+        self._check_key = keys.check_key
 
     def _take(self, count: int) -> int:
         """The first index of a fresh range. It counts as used from here on, whatever happens next."""
@@ -123,7 +124,7 @@ class _Extension:
 
     def _hashed(self, first: int, message: Bytes, planes: Bytes, count: int) -> bytes:
         """Hashes of so many planes, one after the other, under a key that is not known before the message."""
-        transcript = hashlib.sha256(b"comet transfers" + self.hash_key.tobytes() + first.to_bytes(8, "little"))
+        transcript = hashlib.sha256(b"comet transfers" + self._check_key + first.to_bytes(8, "little"))
         transcript.update(message.data)
         key = np.frombuffer(transcript.digest()[:_HASH_BYTES], np.uint8)
         digests = np.empty(count * _HASH_BYTES, np.uint8)

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 WEIGHT_BITS = 24
-"""Public bound of the server's weights: |w| <= 2^23 in fixed point. The noise that hides them is chosen for it."""
+"""Public bound of the server's weights: |w| <= 2^23 in fixed point. The modulus of their products is chosen for it."""
 
 BATCH = 1 << 19
 """Elements of small tensors that are prepared together."""

@@ -66,7 +66,7 @@ class Job(ABC):
 
 
 class Homomorphic:
-    """One party's side of one query: keys, threads, and the conversation. Set-up: seeds and a public key, 215 kB."""
+    """One party's side of one connection: keys, threads, and the conversation. Set-up: seeds and a public key, 215 kB."""
 
     def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
         self.channel = channel
@@ -229,7 +229,7 @@ class MatrixJob(Job):
 
 
 def check_bits(y: Integers, bits: int) -> None:
-    """Refuses factors of the server's for which the noise that hides them was not chosen."""
+    """Refuses factors of the server's for which the modulus was not chosen."""
     if y.size and max(-int(y.min()), int(y.max())) > 2 ** (bits - 1):
         raise RangeError(
             f"a factor of the server's exceeds the public bound of {bits} bits: give it fewer fraction bits"

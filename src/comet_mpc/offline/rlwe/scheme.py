@@ -14,12 +14,12 @@ The product is shared, not decrypted. Of the product's ciphertext the server kee
 
 unless C0·T/q is so near the middle between two integers that e tips it over. C0 is uniform to everybody but the server,
 so that happens with probability E|e|·T/q. q is chosen such that this, and the same for the rounding of C1 to
-`response_bits`, is below 2^-69 each: less than once in 2^40 queries of 2^28 outputs.
+`response_bits`, is below 2^-69 each for every coefficient: less than once in 2^40 queries of 2^28 coefficients.
 
 What a response tells the client: nothing, whatever it has uploaded.
 - Before C0 and C1 are used, both get a fresh encryption of zero under the public key, r·pk1 + e1 in C1, with r ternary.
   Under RLWE that is uniform, so C1 is uniform and independent of all that the server has computed. This needs pk1 to be
-  uniform, so it is expanded from randomness of both parties; pk0 and all ciphertexts may be anything.
+  nobody's choice, so it is expanded from randomness of both parties; pk0 and all ciphertexts may be anything.
 - Nothing that depends on C0 is ever sent, so nothing of its noise needs to be hidden, however many outputs there are.
 - A client that uploads something else than encryptions gives the server another share, an additive error of its
   own making. It reaches nobody but through the result of the query, like any error that it could make online.

@@ -9,7 +9,7 @@ exceeds 4·O. The parties hold v_client + v_server = V mod P (`scheme`; the serv
 
 since both are below P/2 if their sum is V, and one is not if it is V + P. With u_c, u_s for the two bits,
 w = u_c + u_s - u_c·u_s takes one product of a bit of the client's with a word of the server's
-(`ot.extension.bit_times_word`). Exact, always.
+(`ot.extension.bit_times_word`). That step is exact, always.
 """
 
 from __future__ import annotations
