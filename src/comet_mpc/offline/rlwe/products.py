@@ -66,7 +66,7 @@ class Job(ABC):
 
 
 class Homomorphic:
-    """One party's side of one connection: keys, threads, and the conversation. Set-up: seeds and a public key, 215 kB."""
+    """One party's side of a connection: keys, threads, and the conversation. Set-up: seeds and a public key, 215 kB."""
 
     def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
         self.channel = channel
