@@ -38,6 +38,11 @@ class View:
     """The same where the answer is truncated."""
     bits: int
 
+    @property
+    def clear(self) -> Reals:
+        """The answers without what the client knows of their last rounding."""
+        return self.answers + (self.last - 0.5) * 2.0**-self.bits
+
 
 @dataclass(frozen=True)
 class Toy:
@@ -97,8 +102,16 @@ def least_squares(flips: Reals, answers: Reals) -> Reals:
     return np.asarray(np.linalg.lstsq(columns, answers, rcond=None)[0][:-1])
 
 
-def found_by_coins(view: View, sweeps: int = 6) -> Reals:
-    """The client's own attack: rounding by rounding, the threshold that explains most of the answers."""
+def found_by_regression(view: View) -> Reals:
+    """The client's own attack on coarse answers: on its coins, after taking its own last coin off.
+
+    It finds each weight up to a factor between 0 and 1, by where its rounding's threshold lies.
+    """
+    return -least_squares(view.coins, view.clear)
+
+
+def found_by_thresholds(view: View, sweeps: int = 6) -> Reals:
+    """The client's own attack on fine answers: rounding by rounding, the threshold that explains most of them."""
     coins, answers = view.coins, view.answers
     runs = len(answers)
     order, counts = np.argsort(coins, axis=0), np.arange(1, runs)
@@ -115,8 +128,8 @@ def found_by_coins(view: View, sweeps: int = 6) -> Reals:
 
 
 def found_when_told(toy: Toy, view: View) -> Reals:
-    """More than a client can do: it is told which roundings went up, and takes its own last coin off the answers."""
-    return least_squares(toy.flips(view.coins), view.answers + (view.last - 0.5) * 2.0**-view.bits)
+    """More than a client can do: it is told which roundings went up."""
+    return least_squares(toy.flips(view.coins), view.clear)
 
 
 def likeness(found: Reals, wanted: Reals) -> float:
@@ -130,24 +143,30 @@ def toys() -> list[Toy]:
 
 def test_with_many_digits_a_thousand_answers_tell_the_weights(toys: list[Toy]) -> None:
     """The control: what an answer of 16 digits gives away. (A rounding that goes up in few runs may be missed.)"""
-    found = [likeness(found_by_coins(toy.view(REPEATED, MANY_DIGITS)), toy.secret) for toy in toys]
+    found = [likeness(found_by_thresholds(toy.view(REPEATED, MANY_DIGITS)), toy.secret) for toy in toys]
     assert np.median(found) > 0.999
     assert min(found) > 0.9
 
 
-def test_with_the_digits_of_an_answer_a_thousand_tell_little(toys: list[Toy]) -> None:
+def test_with_the_digits_of_an_answer_a_thousand_tell_less(toys: list[Toy]) -> None:
+    """Less, and not nothing: about 0.6 for the better of the client's attacks, 0.7 for one that is told more."""
     views = [(toy, toy.view(REPEATED, ANSWER_BITS)) for toy in toys]
-    own = [likeness(found_by_coins(view), toy.secret) for toy, view in views]
+    attacks = found_by_regression, found_by_thresholds
+    own = [max(likeness(attack(view), toy.secret) for attack in attacks) for toy, view in views]
     told = [likeness(found_when_told(toy, view), toy.secret) for toy, view in views]
-    assert np.mean(own) < 0.6
-    assert np.mean(told) < 0.85  # no attack by least squares is better than this one
+    assert 0.3 < np.mean(own) < 0.85
+    assert np.mean(told) < 0.9
 
 
 def test_coarse_answers_make_it_dearer_and_do_not_prevent_it(toys: list[Toy]) -> None:
-    """Noise of a fixed size averages out: 16 times as large a unit takes some 256 times as many answers."""
-    toy = toys[0]
-    found = [likeness(found_when_told(toy, toy.view(runs, ANSWER_BITS)), toy.secret) for runs in (REPEATED, 200_000)]
-    assert found[0] < 0.95 < found[1]
+    """Noise of a fixed size averages out: with enough answers, the client's own attack works again."""
+    own, told = [], []
+    for toy in toys:
+        view = toy.view(100 * REPEATED, ANSWER_BITS)
+        own.append(likeness(found_by_regression(view), toy.secret))
+        told.append(likeness(found_when_told(toy, view), toy.secret))
+    assert np.mean(own) > 0.85
+    assert np.mean(told) > 0.97
 
 
 def test_an_answer_has_no_more_bits_than_are_stated(toys: list[Toy]) -> None:

@@ -12,8 +12,9 @@ import pytest
 from comet_mpc.engine.share import SERVER
 from comet_mpc.errors import CometError, PeerGaveUp
 from comet_mpc.models.served import ServedModel
+from comet_mpc.offline.header import HEADER_BYTES
 from comet_mpc.offline.source import Order
-from comet_mpc.offline.store import _HEADER_BYTES, BundleStore
+from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.prediction import Prediction
 from support.certificates import Identities
 from support.clients import LocalClient, RecordingService
@@ -53,7 +54,7 @@ class Victim:
     def size(self) -> int:
         """Of the server's file."""
         plan = self.service.programs.plan(1, 16)
-        return _HEADER_BYTES + self.service.source.stored_bytes(SERVER, plan.correlations)
+        return HEADER_BYTES + self.service.source.stored_bytes(SERVER, plan.correlations)
 
     def attempt(self, damage: Damage, bundles: int = 1) -> list[Prediction] | CometError:
         self.service.damage, self.service.damaged = damage, bundles
@@ -93,11 +94,11 @@ def cut(length: int) -> Damage:
 def test_a_damaged_bundle_never_gives_a_wrong_answer_and_another_one_is_taken(victim: Victim) -> None:
     """Flipped bits, zeroed blocks and lost ends, anywhere in the file."""
     generator, size = np.random.default_rng(13), victim.size
-    places = [0, 8, 9, 40, _HEADER_BYTES - 1, _HEADER_BYTES, size - 9, size - 2, size - 1]
+    places = [0, 8, 9, 40, HEADER_BYTES - 1, HEADER_BYTES, size - 9, size - 2, size - 1]
     places += map(int, generator.integers(0, size - 1, 60))
     damages = [flip(place, int(generator.integers(8))) for place in places]
     damages += [zero(int(start)) for start in generator.integers(0, size - 513, 10)]
-    damages += [cut(length) for length in (0, 10, _HEADER_BYTES, size - 1)]
+    damages += [cut(length) for length in (0, 10, HEADER_BYTES, size - 1)]
     before, kept = victim.service.counters.total("RandomnessDamaged"), victim.service.store.count()
     for number, damage in enumerate(damages):
         result = victim.attempt(damage)

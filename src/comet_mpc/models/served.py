@@ -340,10 +340,8 @@ class ServedModel(PublicModel):
         config, tensors = load_checkpoint(directory)
         check_ranges(config, tensors)
         folded, value_bounds, logit_bound = fold(config, tensors)
-        public = public_part(
-            directory, config, tensors, value_bounds, logit_bound, private_embeddings=private_embeddings
-        )
-        public = replace(public, answer_bits=answer_bits)
+        public = public_part(directory, config, tensors, value_bounds, logit_bound)
+        public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits)
         e, tables = config.encoder, public.embeddings
         if private_embeddings:
             stacked = [tables["words"], *([tables["types"]] if e.types else [])]
@@ -380,8 +378,6 @@ def public_part(
     tensors: Tensors,
     value_bounds: tuple[float, ...],
     logit_bound: float,
-    *,
-    private_embeddings: bool = False,
 ) -> PublicModel:
     """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
     stored = read_tokenizer(directory)
@@ -398,7 +394,6 @@ def public_part(
         embeddings={
             name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
         },
-        private_embeddings=private_embeddings,
     )
 
 

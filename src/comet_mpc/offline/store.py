@@ -10,12 +10,10 @@ What software cannot prevent is a copy: do not back up, snapshot or replicate th
     .writing-…            being written; nobody takes it
     .taken-…              consumed, about to be unlinked; nobody takes it
 
-The header carries party, source, owner, program digest, bundle id, seed, what the preparation took on the wire, the
-exact length of the rest and its SHA-256, and a SHA-256 of all that. `take` verifies the header and the length. The rest
-is checked before any of it is used, if the source asks for that (`BundleFormat`), or else while it is read: the last
-byte is handed out only if all of them are as they were written, and no program reveals its result before it has drawn
-that byte. `verify` checks every byte at leisure, and consumes nothing. A damaged bundle is dropped
-(`RandomnessDamaged`).
+`take` verifies the header (`offline.header`) and the length. The rest is checked before any of it is used, if the
+source asks for that (`BundleFormat`), or else while it is read: the last byte is handed out only if all of them are as
+they were written, and no program reveals its result before it has drawn that byte. `verify` checks every byte at
+leisure, and consumes nothing. A damaged bundle is dropped (`RandomnessDamaged`).
 """
 
 from __future__ import annotations
@@ -28,9 +26,8 @@ import re
 import secrets
 import shutil
 import stat
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
@@ -38,16 +35,14 @@ from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDamaged, RandomnessError, RandomnessSpent
-from comet_mpc.offline.bundle import Bundle, CheckedReader
+from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.header import HEADER_BYTES, Header, owned_by
 from comet_mpc.units import human_bytes
 
 __all__ = ["BundleFormat", "BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
-_MAGIC = b"COMETB\x00\x03"
-_FIELDS = struct.Struct("<8sBB6x32s32s16s16sQQ32s")
-_HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
 _SUFFIX = ".bundle"
 _WRITING = ".writing-"
 _TAKEN = ".taken-"
@@ -84,60 +79,6 @@ class BundleFormat(Protocol):
     def checked_when_taken(self) -> bool: ...
 
     def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int: ...
-
-
-@dataclass(frozen=True)
-class _Header:
-    party: int
-    digest: str
-    bundle_id: str
-    seed: bytes = field(repr=False)
-    source: int
-    owner: bytes
-    """SHA-256 of the name of the client's certificate, at the server."""
-    spent: int
-    length: int = 0
-    checksum: bytes = b""
-
-    def pack(self) -> bytes:
-        fields = _FIELDS.pack(
-            _MAGIC,
-            self.party,
-            self.source,
-            self.owner,
-            bytes.fromhex(self.digest),
-            bytes.fromhex(self.bundle_id),
-            self.seed,
-            self.spent,
-            self.length,
-            self.checksum,
-        )
-        return fields + hashlib.sha256(fields).digest()
-
-    @classmethod
-    def read(cls, file: BinaryIO, name: str) -> Self:
-        """Reads and checks a header and that the file is exactly as long as it says."""
-        data = file.read(_HEADER_BYTES)
-        fields, checksum = data[: _FIELDS.size], data[_FIELDS.size :]
-        if len(data) != _HEADER_BYTES or hashlib.sha256(fields).digest() != checksum:
-            raise RandomnessDamaged(f"bundle {name} is damaged: its header does not check")
-        magic, party, source, owner, digest, bundle_id, seed, spent, length, body = _FIELDS.unpack(fields)
-        if magic != _MAGIC:
-            raise RandomnessError(f"bundle {name} was written by another version; remove the file")
-        size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
-        if size != length:
-            raise RandomnessDamaged(f"bundle {name} is damaged: got {size} bytes after the header, expected {length}")
-        return cls(party, digest.hex(), bundle_id.hex(), seed, source, owner, spent, length, body)
-
-    def check_rest(self, file: BinaryIO) -> None:
-        """Reads all that comes after the header, and goes back."""
-        start, reader = file.tell(), self.checked(file)
-        while reader.read(_READ):
-            pass
-        file.seek(start)
-
-    def checked(self, file: BinaryIO) -> CheckedReader:
-        return CheckedReader(file, self.bundle_id, self.length, self.checksum)
 
 
 class BundleStore:
@@ -177,7 +118,7 @@ class BundleStore:
         if len(seed) != SEED_BYTES:
             raise RandomnessError(f"a seed has {SEED_BYTES} bytes, got {len(seed)}")
         return BundleWriter(
-            self, _Header(self.party, digest, bundle_id, seed, self._source.number, _owner(owner), spent)
+            self, Header(self.party, digest, bundle_id, seed, self._source.number, owned_by(owner), spent)
         )
 
     def list(self, digest: str) -> tuple[str, ...]:
@@ -185,7 +126,7 @@ class BundleStore:
         found = []
         for path in self.directory.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError, RandomnessError), _opened(path) as file:
-                header = _Header.read(file, path.stem)
+                header = Header.read(file, path.stem)
                 known = (header.digest, header.party, header.source, header.bundle_id)
                 if known == (digest, self.party, self._source.number, path.stem):
                     found.append((os.fstat(file.fileno()).st_mtime_ns, path.stem))
@@ -203,7 +144,7 @@ class BundleStore:
         path = self._path(bundle_id)
         with self._directory() as descriptor:
             with _spent_if_missing(bundle_id), _opened(path) as peeked:
-                self._check(_Header.read(peeked, bundle_id), bundle_id, digest, correlations, owner)
+                self._check(Header.read(peeked, bundle_id), bundle_id, digest, correlations, owner)
             # Renaming decides who gets it, and what was renamed is what is opened: even if the name was reused
             # since the check above, nobody reads a file that another has won.
             won = self.directory / f"{_TAKEN}{bundle_id}-{secrets.token_hex(8)}"
@@ -214,7 +155,7 @@ class BundleStore:
             try:
                 won.unlink()
                 os.fsync(descriptor)
-                header = _Header.read(file, bundle_id)
+                header = Header.read(file, bundle_id)
                 self._check(header, bundle_id, digest, correlations, owner)
                 if self._source.checked_when_taken:
                     header.check_rest(file)
@@ -264,12 +205,12 @@ class BundleStore:
         """Checks a bundle to the last byte without consuming it; raises as `take` does."""
         check_bundle_id(bundle_id)
         with _spent_if_missing(bundle_id), self._path(bundle_id).open("rb") as file:
-            _Header.read(file, bundle_id).check_rest(file)
+            Header.read(file, bundle_id).check_rest(file)
 
     def _check(
-        self, header: _Header, bundle_id: str, digest: str, correlations: Sequence[Correlation], owner: str
+        self, header: Header, bundle_id: str, digest: str, correlations: Sequence[Correlation], owner: str
     ) -> None:
-        if header.owner != _owner(owner):  # it does not learn that there is such a bundle
+        if header.owner != owned_by(owner):  # it does not learn that there is such a bundle
             raise _spent(bundle_id)
         if (header.party, header.source, header.bundle_id) != (self.party, self._source.number, bundle_id):
             raise ForeignRandomness(f"the file of bundle {bundle_id} holds another bundle")
@@ -319,7 +260,7 @@ class BundleWriter:
     As a context manager it commits at the end, and leaves no trace if there was an error.
     """
 
-    def __init__(self, store: BundleStore, header: _Header) -> None:
+    def __init__(self, store: BundleStore, header: Header) -> None:
         self._store = store
         self._header = header
         self._final = store._path(header.bundle_id)
@@ -332,7 +273,7 @@ class BundleWriter:
             self._directory = stack.enter_context(store._directory())
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             self._file = stack.enter_context(open(os.open(self._temporary, flags, 0o600), "wb"))
-            self._file.write(bytes(_HEADER_BYTES))  # no header, no bundle: the true one comes last
+            self._file.write(bytes(HEADER_BYTES))  # no header, no bundle: the true one comes last
             self._resources = stack.pop_all()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -425,8 +366,3 @@ def _spent_if_missing(bundle_id: str) -> Iterator[None]:
 
 def _spent(bundle_id: str) -> RandomnessSpent:
     return RandomnessSpent(f"bundle {bundle_id} is spent or was never stored here; take another one")
-
-
-def _owner(name: str) -> bytes:
-    """A name of any length as the header has it."""
-    return hashlib.sha256(name.encode()).digest()
