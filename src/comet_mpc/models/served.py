@@ -3,6 +3,8 @@
 `PublicModel` is all that a client needs: configuration with the public rules, tokenizer, and (with public embeddings,
 the paper's setting) the embedding tables. It travels as one package of bytes, once per client and model. `ServedModel`
 adds the weights, folded and in fixed point.
+
+Above 400 lines, because the two are one: what a client is given is a part of what the server holds, field by field.
 """
 
 from __future__ import annotations
