@@ -11,8 +11,9 @@ a row, and that is checked before the sender uses a transfer. With a key χ that
 SHA-256 both sides hash their matrix, column by column, with Σ x_i·χ^i in GF(2^128). The receiver sends the hash of its
 choices and a digest of the others, 48 bytes; 128 more transfers, which nobody uses, hide what the hash would tell. One
 that deviates anyway must guess the sender's digits where it does, and is cut off if it guesses wrong (Roy 2022, section
-5). A sender that deviates makes results wrong, and learns nothing. Assumptions: those of `base`; AES-128 as a pseudorandom generator; π(π(x) + i) + π(x), with AES under a public
-key bound to the set-up for π, as a correlation-robust hash (Guo, Katz, Wang and Yu 2020, in the ideal cipher model).
+5). A sender that deviates makes results wrong, and learns nothing. Assumptions: those of `base`; AES-128 as a
+pseudorandom generator; π(π(x) + i) + π(x), with AES under a public key bound to the set-up for π, as a
+correlation-robust hash (Guo, Katz, Wang and Yu 2020, in the ideal cipher model).
 
 Every transfer has an index of its own, which is used once. Nothing here is ever stored: a new connection sets up anew.
 """
