@@ -55,7 +55,6 @@ __all__ = [
     "bit_products_traffic",
     "bit_times_word",
     "extension_bytes",
-    "packed_bytes",
     "set_up_traffic",
     "set_up_transfers",
 ]
