@@ -15,9 +15,9 @@ import pytest
 
 from comet_mpc.errors import PeerError
 from comet_mpc.models.served import ServedModel
-from comet_mpc.net.channel import Channel
+from comet_mpc.net.channel import FRAME_HEADER, Channel
 from support.certificates import Identities
-from support.clients import LocalClient, RecordingService
+from support.clients import LocalClient, RecordingService, out_of_range
 from support.faulty_channel import FaultyChannel
 from support.recording import Recording
 from support.two_parties import outcome
@@ -29,9 +29,9 @@ TEXTS = ["the film is good", "the film is bad", "good"]
 class Recorded(Recording):
     """The client's end: what the server sees of it. Answers are spoilt on their way, or not."""
 
-    def __init__(self, inner: FaultyChannel, answer_bytes: int, spoilt: bool) -> None:
+    def __init__(self, inner: FaultyChannel, model: ServedModel, answer_bytes: int, spoilt: bool) -> None:
         super().__init__(inner)
-        self._size, self._spoilt = answer_bytes, spoilt
+        self._model, self._size, self._spoilt = model, answer_bytes, spoilt
 
     @property
     def peer_role(self) -> str | None:
@@ -44,7 +44,7 @@ class Recorded(Recording):
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         data = super()._transfer(outgoing, sizes, deadline)
         if self._spoilt and outgoing is None and len(data) == self._size:
-            return memoryview(bytearray(byte ^ 0x55 for byte in data))
+            return out_of_range(data, self._model)
         return data
 
 
@@ -61,7 +61,9 @@ class Watched(LocalClient):
         channel = super()._reach()
         assert isinstance(channel, FaultyChannel)
         plan = self._service.programs.plan(1, 16)
-        self.lines.append(Recorded(channel, plan.schedule[-1].from_server - 8, self._spoilt))
+        self.lines.append(
+            Recorded(channel, self._service.model, plan.schedule[-1].from_server - FRAME_HEADER, self._spoilt)
+        )
         return self.lines[-1]
 
     def shapes(self) -> list[list[tuple[str, int]]]:

@@ -46,7 +46,7 @@ from comet_mpc.service.deployment import ServiceLimits, _secret
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, from_client, introduce, say
 from comet_mpc.service.prediction import Prediction
 from support.certificates import Identities
-from support.clients import LocalClient, RecordingService, Side, begin_conversation
+from support.clients import LocalClient, RecordingService, Side, begin_conversation, out_of_range
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel, hung_up
 from support.processes import TWIN_BOUND, World, running_world
 from support.toy_model import twin_logits
@@ -188,7 +188,7 @@ def test_a_bundle_serves_one_run_even_if_it_is_named_twice(inference: Inference)
 
 
 def test_an_answer_out_of_range_is_no_result(inference: Inference) -> None:
-    """A server that sends noise instead of its share of the result."""
+    """A server that sends something else than its share of the result."""
 
     class Liar(LocalClient):
         def _reach(self) -> Channel:
@@ -198,9 +198,7 @@ def test_an_answer_out_of_range_is_no_result(inference: Inference) -> None:
 
             def lie(outgoing: Any, sizes: Any, deadline: float) -> memoryview:
                 data = transfer(outgoing, sizes, deadline)
-                return (
-                    memoryview(bytearray(b"\x55" * len(data))) if channel.messages == inference.cold_messages else data
-                )
+                return out_of_range(data, inference.model) if channel.messages == inference.cold_messages else data
 
             channel._transfer = lie  # type: ignore[method-assign]
             return channel
