@@ -235,3 +235,19 @@ def test_a_bundle_runs_once(world: World, tmp_path: Path) -> None:
         client.classify([TEXT])
         with pytest.raises(RandomnessSpent):
             client.classify([TEXT])
+
+
+_LEAVES = """
+import sys
+from comet_mpc import Client
+client = Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=3)
+client.classify([sys.argv[4]])
+"""
+
+
+def test_a_client_that_ends_while_it_prepares_in_the_background_ends_well(world: World, tmp_path: Path) -> None:
+    """The thread is in C++ code then, which must not be torn down around it."""
+    for attempt in range(2):
+        arguments = [sys.executable, "-c", _LEAVES, world.server.address, str(world.keys), str(tmp_path / str(attempt))]
+        done = subprocess.run([*arguments, TEXT], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -7,6 +7,7 @@ that is lost with the process is lost for good.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -79,6 +80,7 @@ class BundlePool:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="bundle pool", daemon=True)
                 self._thread.start()
+                atexit.register(self.close)  # a thread in C++ code must not outlive the interpreter
             self._changed.notify_all()
 
     def open_one(self, batch: int, bucket: int) -> None:
@@ -110,11 +112,14 @@ class BundlePool:
             return self._changed.wait_for(lambda: not self._wanted and self._working is None, timeout)
 
     def close(self) -> None:
-        """Stops preparing; what is in the store stays there for the next time."""
+        """Stops preparing, and waits for the step that is under way; what is in the store stays for the next time."""
+        atexit.unregister(self.close)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._supplier.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _stored(self, size: Size) -> tuple[str, ...]:
         return self._model.store.list(self._model.programs.plan(*size).digest)
