@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from comet_mpc.cli.answers import AnswerFile, entry, read_texts
-from comet_mpc.cli.service import _show
+from comet_mpc.cli.asking.answers import AnswerFile, CsvFile, entry
+from comet_mpc.cli.asking.query import _show
+from comet_mpc.cli.asking.texts import Texts, read_texts
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.service.prediction import Cost, Prediction, prediction
 
@@ -17,7 +19,7 @@ COST = Cost(
     texts=1, bucket=16, setup_bytes=0, setup_seconds=0.0, offline_bytes=1, offline_seconds=0.0, online_bytes=1,
     online_seconds=0.0, rounds=1, source="pair",
 )  # fmt: skip
-TEXTS = {1: "good", 3: "bad", 4: "long"}
+TEXTS: dict[int, str | tuple[str, str]] = {1: "good", 3: "bad", 4: "long"}
 
 
 def answer(*logits: float, labels: tuple[str, ...] = ("no", "yes"), cut: bool = False) -> Prediction:
@@ -29,7 +31,7 @@ def test_blank_lines_are_counted_and_numbers_are_those_of_the_file(
 ) -> None:
     file = tmp_path / "texts"
     file.write_text("good\n\nbad\nlong\n  \n")
-    assert read_texts(None, file) == TEXTS
+    assert read_texts(None, file).by_number == TEXTS
     assert capsys.readouterr().err == "2 blank lines are left out\n"
 
 
@@ -72,3 +74,92 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) 
     with pytest.raises(ConfigurationError, match="choose another"):
         AnswerFile(path, TEXTS)
     assert path.read_bytes() == content
+
+
+def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
+    with AnswerFile(tmp_path / "answers", TEXTS), pytest.raises(ConfigurationError, match="another process"):
+        AnswerFile(tmp_path / "answers", TEXTS)
+    with AnswerFile(tmp_path / "answers", TEXTS) as file:
+        assert file.left == TEXTS
+
+
+# CSV ------------------------------------------------------------------------------------------------------------------
+
+TABLE = 'id,text,label\n1,"good, and\nlong",x\n2,,y\n\n3,"a ""bad"" one",z\n'
+
+
+def table_in(directory: Path, content: str = TABLE, name: str = "in.csv") -> Path:
+    path = directory / name
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_a_column_is_read_and_blank_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = read_texts(None, None, table_in(tmp_path), ["text"])
+    assert found.by_number == {1: "good, and\nlong", 3: 'a "bad" one'}
+    assert found.rows[1] == ["2", "", "y"]
+    assert capsys.readouterr().err == "1 blank row is left out\n"
+
+
+def test_two_columns_are_pairs_and_tabs_are_seen(tmp_path: Path) -> None:
+    path = table_in(tmp_path, "\ufeffone\ttwo\na\tb, c\n", "in.tsv")
+    assert read_texts(None, None, path, ["one", "two"]).by_number == {1: ("a", "b, c")}
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "said"),
+    [
+        (TABLE, [], "--column"),
+        (TABLE, ["txt"], "0 columns 'txt': it has id, text, label"),
+        ("a,a\n1,2\n", ["a"], "2 columns 'a'"),
+        ("a,b\n1,2\n1\n", ["a"], "line 3: 1 field, but the header has 2"),
+        ('a,b\n1,"2\n', ["a"], "unexpected end of data"),
+        ("a,b\n", ["a"], "no text"),
+        ("", ["a"], "0 columns"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: str, columns: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        read_texts(None, None, table_in(tmp_path, content), columns)
+
+
+def test_rows_come_out_in_their_order_with_their_answers(tmp_path: Path) -> None:
+    """Answers come in any order; a run that breaks off leaves no file that looks finished."""
+    texts, out = read_texts(None, None, table_in(tmp_path), ["text"]), tmp_path / "out.csv"
+    with CsvFile(out, texts) as file:
+        file.add(3, answer(1.0, 2.0))
+    assert not out.exists()
+    with CsvFile(out, texts) as file:
+        assert set(file.left) == {1}
+        file.add(1, answer(2.0, 1.0))
+        file.finish()
+    with out.open(newline="") as lines:
+        assert list(csv.reader(lines)) == [
+            ["id", "text", "label", "comet_label", "probability"],
+            ["1", "good, and\nlong", "x", "no", "0.7311"],
+            ["2", "", "y", "", ""],
+            ["3", 'a "bad" one', "z", "yes", "0.7311"],
+        ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+    before = out.read_bytes()
+    with CsvFile(out, texts) as file:
+        assert file.left == {}
+        file.finish()
+    assert out.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_a_regression_writes_scores(tmp_path: Path) -> None:
+    texts = Texts({1: "good"}, ["text"], [["good"]])
+    with CsvFile(tmp_path / "out.csv", texts) as file:
+        file.add(1, answer(3.25, labels=("similarity",)))
+        file.finish()
+    assert (tmp_path / "out.csv").read_text() == "text,label,score\ngood,similarity,3.2500\n"
+
+
+@pytest.mark.parametrize("content", ["other\n", "id,text,label,comet_label,probability\n1,x,x,no,0.5\n", "\0", ""])
+def test_another_file_is_not_overwritten(tmp_path: Path, content: str) -> None:
+    out = table_in(tmp_path, content, "out.csv")
+    with pytest.raises(ConfigurationError, match="choose another"):
+        CsvFile(out, read_texts(None, None, table_in(tmp_path), ["text"]))
+    assert out.read_text() == content

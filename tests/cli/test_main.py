@@ -142,7 +142,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -> None:
-    result = comet("demo", "--model", checkpoint, "--json", "the film is good", "a dull plot")
+    result = comet("demo", "--model", checkpoint, "--json", "-", "the film is good", "a dull plot")
     assert result.exit_code == 0, result.output
     first, second = json.loads(result.stdout)
     for shown, text in ((first, "the film is good"), (second, "a dull plot")):
@@ -175,7 +175,7 @@ def test_plan_prints_tables_or_json(checkpoint: str) -> None:
     shown = comet("plan", "--shape", "minilm", "--tokens", "32", "--network", "200mbit/10ms")
     assert shown.exit_code == 0, shown.output
     assert "attention" in shown.stdout
-    planned = json.loads(comet("plan", checkpoint, "--tokens", "16", "--json").stdout)
+    planned = json.loads(comet("plan", checkpoint, "--tokens", "16", "--json", "-").stdout)
     assert planned["online_bytes"] == planned["client_sends"] + planned["server_sends"]
     assert sum(cost["rounds"] for cost in planned["operations"]) == planned["rounds"]
     for wrong in (["plan"], ["plan", "--shape", "gpt"], ["plan", "--shape", "minilm", "--network", "fast"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shlex
 import signal
 import subprocess
@@ -19,8 +20,8 @@ from support.toy_model import twin_logits
 EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, *arguments: object) -> str:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+def run(name: str, *arguments: object, directory: Path = EXAMPLES) -> str:
+    command = [sys.executable, str(directory / f"{name}.py"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -45,7 +46,16 @@ def test_a_csv_file_is_classified(service: Service, tmp_path: Path) -> None:
 def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("id,review\n1,dull\n")
     with pytest.raises(AssertionError, match="column 'text'"):
-        run("classify_csv", "127.0.0.1:1", tmp_path / "reviews.csv")
+        run("classify_csv", "127.0.0.1:1", tmp_path / "reviews.csv", "--out", tmp_path / "labelled.csv")
+
+
+def test_a_file_survives_a_client_that_is_killed_twice(tiny_checkpoint: Path) -> None:
+    """The short form of what benchmarks/csv_kills.py does with a thousand rows."""
+    arguments = ("--rows", 30, "--source", "pair", "--model", tiny_checkpoint)
+    found = json.loads(run("csv_kills", *arguments, directory=ROOT / "benchmarks"))
+    assert found["rows"] == 30
+    assert all(kept < 30 for kept in found["kept_by_killed_runs"])
+    assert len(found["kept_by_killed_runs"]) == 2
 
 
 def test_your_own_model_is_served(tmp_path: Path, keys: Path, tiny_checkpoint: Path) -> None:

@@ -215,8 +215,8 @@ def test_whoever_insists_on_another_source_is_told(world: World, cache: Path) ->
 def test_the_commands_know_both_sources(world: World, tmp_path: Path) -> None:
     common = [world.server.address, "--keys", str(world.keys), "--cache", str(tmp_path)]
     ready = CliRunner().invoke(app, ["query", *common, "--ready", "1"])
-    assert "randomness is ready for 1 more query (source: pair)" in ready.stdout
-    found = CliRunner().invoke(app, ["query", *common, TEXT, "--json", "--source", "pair"])
+    assert "randomness is ready for 1 query (source: pair)" in ready.stdout
+    found = CliRunner().invoke(app, ["query", *common, TEXT, "--json", "-", "--source", "pair"])
     (entry,) = json.loads(found.stdout)
     assert entry["cost"]["source"] == "pair"
     assert world.right(tuple(entry["logits"]), TEXT)

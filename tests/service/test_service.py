@@ -187,7 +187,7 @@ def test_the_command_prints_a_table_or_json(world: World, cache: Path, tmp_path:
     common = ["--keys", str(world.keys), "--cache", str(cache)]
     file = tmp_path / "texts"
     file.write_text("the film is good\n\na [bold] plot\n")
-    found = CliRunner().invoke(app, ["query", world.server.address, "--file", str(file), "--json", *common])
+    found = CliRunner().invoke(app, ["query", world.server.address, "--file", str(file), "--json", "-", *common])
     entries = json.loads(found.stdout)
     assert [entry["text"] for entry in entries] == ["the film is good", "a [bold] plot"]
     shown = CliRunner().invoke(app, ["query", world.server.address, "a [bold] plot", *common])
@@ -224,6 +224,32 @@ def test_a_run_that_breaks_off_keeps_its_answers_and_goes_on(world: World, cache
         assert sorted(json.loads(line)["number"] for line in out.read_text().splitlines()) == [1, 2, 3]
         kept = [line for line in out.read_text().splitlines() if json.loads(line)["number"] in (1, 2)]
         out.write_text("\n".join(kept) + "\n")
+
+
+def test_what_a_file_needs_is_prepared_before_it_is_asked(world: World, tmp_path: Path) -> None:
+    texts = [*some_texts(7, seed=15), " ".join(some_texts(1, words=25, seed=16))]
+    table, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    table.write_text("text\n" + "\n".join(texts) + "\n")
+    command = ["query", world.server.address, "--csv", str(table), "--column", "text", "--out", str(out)]
+    command += ["--keys", str(world.keys), "--cache", str(tmp_path / "cache")]
+    found = CliRunner().invoke(app, [*command, "--ready", "all"])
+    assert "randomness is ready for 4 queries" in found.stdout, found.output
+    shown = " ".join(found.stderr.split())
+    for batch, bucket in ((4, 16), (2, 16), (1, 16), (1, 32)):
+        assert f"{batch} text{'s' if batch > 1 else ''} of {bucket} tokens 0 1 " in shown
+    assert not out.exists()
+    with world.client(tmp_path / "cache") as client:
+        assert client.sizes(texts) == {(4, 16): 1, (2, 16): 1, (1, 16): 1, (1, 32): 1}
+        assert client.prepared(4, 16) == client.prepared(1, 32) == 1
+    found = CliRunner().invoke(app, command)
+    assert "8 new answers, 0 from before" in found.stderr, found.output
+    assert [line.rsplit(",", 2)[0] for line in out.read_text().splitlines()] == ["text", *texts]
+    with world.client(tmp_path / "cache") as client:
+        assert client.prepared(4, 16) == client.prepared(1, 32) == 0  # nothing else was prepared for it
+    told = [*command[:2], *command[-4:], "--ready", "2", "--size", "2x16"]
+    assert "ready for 2 queries" in CliRunner().invoke(app, told).stdout
+    for wrong in (["--ready", "some"], ["--size", "2x16"], ["--ready", "1", "--size", "16"], ["--column", "text"]):
+        assert CliRunner().invoke(app, [*told[:6], "a film", *wrong]).exit_code in (1, 2)
 
 
 def test_metrics_and_logs_tell_costs_and_no_text(world: World, cache: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import JsonFlag, SourceName
+from comet_mpc.cli.options import JsonFile, SourceName
 from comet_mpc.cli.tables import demo_tables, report
 from comet_mpc.lab.demo import SENTENCES, demo_model, run_demo
 from comet_mpc.offline.sources import PAIR, find_source
@@ -26,7 +26,7 @@ def demo(
         ),
     ] = None,
     source: SourceName = PAIR.name,
-    json: JsonFlag = False,
+    json: JsonFile = None,
 ) -> None:
     """Try it: private predictions between a client and a server on this machine.
 
@@ -35,4 +35,4 @@ def demo(
     """
     with bar("preparing randomness", shown=human_bytes) as tick:
         result = run_demo(demo_model(model), text or SENTENCES, find_source(source), tick)
-    report(result, Path("-") if json else None, *demo_tables(result))
+    report(result, json, *demo_tables(result))

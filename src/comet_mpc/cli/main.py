@@ -21,7 +21,7 @@ _COMMANDS = {
     "demo": ("demo.demo", "Try it: private predictions between processes on this machine."),
     "plan": ("plan.plan", "Show what a private prediction will cost, without running it."),
     "serve": ("service.serve", "Serve a model to clients."),
-    "query": ("service.query", "Classify texts privately, with a model that a server holds."),
+    "query": ("asking.query.query", "Classify texts privately, with a model that a server holds."),
     "deal": ("service.deal", "Run a dealer: a third party that prepares randomness for others."),
     "keys": ("service.keys", "Make certificates, with which the parties know each other."),
     "unify": ("train.unify", "Turn a Hugging Face model into a Comet model."),
@@ -43,7 +43,7 @@ class _Lazy(TyperCommand):
 
     def load(self) -> Any:
         """The command itself."""
-        module, _, name = self._home.partition(".")
+        module, _, name = self._home.rpartition(".")
         found = getattr(import_module(f"comet_mpc.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -18,7 +18,6 @@ __all__ = [
     "Batch",
     "Data",
     "JsonFile",
-    "JsonFlag",
     "Keys",
     "Layers",
     "Limit",
@@ -51,7 +50,6 @@ JsonFile = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Also write the results to a JSON file (-: standard output, alone)."),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of tables.")]
 Batch = Annotated[int, typer.Option(min=1, max=1024, help="Texts that are classified at once.")]
 ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"A model of this shape: {', '.join(SHAPES)}.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: only this many layers.")]

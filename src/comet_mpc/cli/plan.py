@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.console import Group
 
-from comet_mpc.cli.options import Batch, JsonFlag, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape
+from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape
 from comet_mpc.cli.tables import report, table
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
 from comet_mpc.engine.plan import Plan, plan_program
@@ -55,7 +55,7 @@ def plan(
     layers: Layers = None,
     source: SourceName = DEALER.name,
     network: NetworkName = None,
-    json: JsonFlag = False,
+    json: JsonFile = None,
 ) -> None:
     """Show what a private prediction will cost, without running it.
 
@@ -99,7 +99,7 @@ def plan(
         *([_preparation(parts)] if parts else []),
         _in_words(summary, kind, network),
     ]
-    report(summary | records | ({"preparation": parts} if parts else {}), Path("-") if json else None, *tables)
+    report(summary | records | ({"preparation": parts} if parts else {}), json, *tables)
 
 
 def _as_json(cost: Cost, source: Source) -> dict[str, Any]:

@@ -158,16 +158,16 @@ def run_demo(
         ) as client,
     ):
         public = client.connect()
-        queries = [public.encode([text]) for text in texts]
-        sizes = Counter(query.bucket for query in queries)
+        buckets = [public.bucket_of(text, number=number) for number, text in enumerate(texts, start=1)]
+        sizes = Counter(buckets)
         offline_seconds = {bucket: _prepare(client, bucket, count) for bucket, count in sizes.items()}
-        for text, query in zip(texts, queries, strict=True):
-            client.prepare(bucket=query.bucket)  # what can be done in memory
+        for text, bucket in zip(texts, buckets, strict=True):
+            client.prepare(bucket=bucket)  # what can be done in memory
             seen.clear()
             (prediction,) = client.classify([text])
             plain = model.plain_logits(model.encode([text]))[0]
             odds = np.exp(plain - plain.max())
-            plan = public.plan(1, query.bucket, fused=source.fused)
+            plan = public.plan(1, bucket, fused=source.fused)
             results.append(
                 TextResult(
                     text=text,
@@ -177,7 +177,7 @@ def run_demo(
                     plain_label=model.config.encoder.labels[int(plain.argmax())],
                     plain_probability=float(odds.max() / odds.sum()),
                     logit_difference=float(np.max(np.abs(plain - np.array(prediction.logits)))),
-                    bucket=query.bucket,
+                    bucket=bucket,
                     online_bytes=prediction.cost.online_bytes,
                     planned_online_bytes=plan.online_bytes,
                     client_sent=plan.sent(0),
@@ -186,7 +186,7 @@ def run_demo(
                     planned_rounds=plan.rounds,
                     offline_bytes=prediction.cost.offline_bytes,
                     online_seconds=prediction.cost.online_seconds,
-                    offline_seconds=offline_seconds[query.bucket],
+                    offline_seconds=offline_seconds[bucket],
                     setup_bytes=prediction.cost.setup_bytes,
                     setup_seconds=prediction.cost.setup_seconds,
                     text_itself=glimpse(text.encode()),

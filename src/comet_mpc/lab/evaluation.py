@@ -139,7 +139,7 @@ def _queries(model: ServedModel, texts: Sequence[str | tuple[str, str]]) -> Iter
     """Texts of one bucket together, with their places."""
     buckets: dict[int, list[int]] = {}
     for place, text in enumerate(texts):
-        buckets.setdefault(model.encode([text]).bucket, []).append(place)
+        buckets.setdefault(model.bucket_of(text), []).append(place)
     for bucket, places in buckets.items():
         size = max(1, _TOKENS // bucket)
         for start in range(0, len(places), size):

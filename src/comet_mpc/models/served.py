@@ -258,6 +258,13 @@ class PublicModel:
         fitting = tuple(size for size in BUCKETS if size < self.longest)
         return (*fitting, self.longest)
 
+    def bucket_of(self, text: str | tuple[str, str], *, number: int = 1) -> int:
+        """The bucket that a text (or a pair of texts) needs; nothing is embedded. number: by which errors name it."""
+        return self._fitting(len(self.tokenizer.encode(*_parts(text, number)).ids))
+
+    def _fitting(self, length: int) -> int:
+        return next(size for size in self.buckets() if size >= length)
+
     def encode(self, texts: Sequence[str | tuple[str, str]], bucket: int | None = None, *, number: int = 1) -> Query:
         """Tokens, padding and embeddings of some texts (or pairs of texts), padded to one bucket.
 
@@ -270,7 +277,7 @@ class PublicModel:
             parts = _parts(text, place)
             encodings.append(self.tokenizer.encode(*parts))
         lengths = [len(encoding.ids) for encoding in encodings]
-        needed = next(size for size in self.buckets() if size >= max(lengths))
+        needed = self._fitting(max(lengths))
         bucket = bucket or needed
         if bucket < needed:
             raise ShapeError(f"a text needs a bucket of {needed} tokens, got one of {bucket}")

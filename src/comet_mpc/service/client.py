@@ -12,11 +12,10 @@ a server together could read the text. `Client(source="pair")` insists on a serv
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
-
-import numpy as np
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
@@ -148,11 +147,12 @@ class Client:
         bucket: int | None = None,
         timeout: float = 3600.0,
         warm: bool = True,
+        told: Callable[[int], None] | None = None,
     ) -> int:
         """Prepares randomness for `count` queries of one size now; returns how many are ready.
 
-        warm: also does the work of the next query that needs no text. What is in memory is lost if this client ends
-        before it is used; the others stay on disk for the next time.
+        told: is given that number whenever it grows. warm: also does the work of the next query that needs no text.
+        What is in memory is lost if this client ends before it is used; the others stay on disk for the next time.
         """
         model, pool = self._connected()
         bucket = model.public.buckets()[0] if bucket is None else bucket
@@ -160,11 +160,39 @@ class Client:
         try:
             while (ready := pool.count(batch, bucket)) < count and time.monotonic() < until:
                 pool.prepare(batch, bucket)
+                if told is not None:
+                    told(ready + 1)
         finally:
             pool.pause()
         if ready and warm:
             pool.open_one(batch, bucket)
         return ready
+
+    def prepared(self, batch: int = 1, bucket: int | None = None) -> int:
+        """For how many queries of this size randomness is ready, in memory or on disk."""
+        model, pool = self._connected()
+        return pool.count(batch, model.public.buckets()[0] if bucket is None else bucket)
+
+    def sizes(self, texts: Sequence[Text]) -> dict[tuple[int, int], int]:
+        """How many runs `classify` will make for these texts, by batch and bucket: what to `prepare` for them."""
+        return Counter((len(places), bucket) for bucket, places in self._runs(self.connect(), texts))
+
+    def _runs(self, model: PublicModel, texts: Sequence[Text]) -> list[tuple[int, list[int]]]:
+        """The runs of the program that answer the texts: the bucket of each, and the places of its texts."""
+        if isinstance(texts, str):
+            raise ConfigurationError("a list of texts is needed, not one text")
+        if not texts:
+            raise ConfigurationError("there is no text to classify")
+        buckets: dict[int, list[int]] = {}
+        for place, text in enumerate(texts):
+            buckets.setdefault(model.bucket_of(text, number=place + 1), []).append(place)
+        runs = []
+        for bucket, places in buckets.items():
+            while places:
+                size = 1 << (min(len(places), self._batch).bit_length() - 1)
+                runs.append((bucket, places[:size]))
+                places = places[size:]
+        return runs
 
     def classify(
         self, texts: Sequence[Text], *, told: Callable[[int, Prediction], None] | None = None
@@ -176,32 +204,22 @@ class Client:
         when all of them are there: the server cannot tell from this client's messages whether there was one.
         """
         model, pool = self._connected()
-        if isinstance(texts, str):
-            raise ConfigurationError("classify takes a list of texts, not one text")
-        if not texts:
-            raise ConfigurationError("there is no text to classify")
-        buckets: dict[int, list[tuple[int, Query]]] = {}
-        for place, text in enumerate(texts):
-            query = model.public.encode([text], number=place + 1)
-            buckets.setdefault(query.bucket, []).append((place, query))
+        runs = self._runs(model.public, texts)
         predictions: dict[int, Prediction] = {}
         impossible: CometError | None = None
         try:
-            for members in buckets.values():
-                while members:
-                    size = 1 << (min(len(members), self._batch).bit_length() - 1)
-                    part, members = members[:size], members[size:]
-                    query = _together([query for _, query in part])
-                    logits, cost = self._answer(query, model, pool)
-                    try:
-                        found = _predictions(logits, query, model.public, cost)
-                    except CometError as error:
-                        impossible = impossible or error
-                        continue
-                    for (place, _), one in zip(part, found, strict=True):
-                        predictions[place] = one
-                        if told is not None:
-                            told(place, one)
+            for bucket, places in runs:
+                query = model.public.encode([texts[place] for place in places], bucket)
+                logits, cost = self._answer(query, model, pool)
+                try:
+                    found = _predictions(logits, query, model.public, cost)
+                except CometError as error:
+                    impossible = impossible or error
+                    continue
+                for place, one in zip(places, found, strict=True):
+                    predictions[place] = one
+                    if told is not None:
+                        told(place, one)
         finally:
             pool.pause()
         if impossible is not None:
@@ -270,12 +288,3 @@ def _predictions(logits: Reals | None, query: Query, model: PublicModel, cost: C
     used = query.mask.sum(axis=1).astype(int).tolist()
     facts = zip(rows, query.truncated, query.tokens, used, strict=True)
     return [prediction(row, labels, cut, cost, tokens, kept) for row, cut, tokens, kept in facts]
-
-
-def _together(queries: list[Query]) -> Query:
-    return Query(
-        np.concatenate([query.rows for query in queries]),
-        np.concatenate([query.mask for query in queries]),
-        tuple(flag for query in queries for flag in query.truncated),
-        tuple(count for query in queries for count in query.tokens),
-    )

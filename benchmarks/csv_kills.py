@@ -1,0 +1,142 @@
+"""A file of many rows is classified by `comet query --csv` while the client is killed again and again.
+
+    python benchmarks/csv_kills.py [--rows 1000] [--kills 2] [--source dealer] [--json FILE|-]
+
+A server (and a dealer) and every run of the command are processes of their own. Each run but the last is killed with
+SIGKILL in the middle. At the end every row must be there once, in its order, with the label that the same model has in
+the clear; a row whose two largest logits are closer than what an answer is rounded to may have either label.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from comet_mpc.lab.demo import demo_model
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.identity import make_test_set
+
+WORDS = ("the", "a", "film", "plot", "is", "was", "not", "very", "good", "bad", "dull", "bright", "slow", "and", "but")
+COMET = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()"]
+MARGIN = 0.05  # logits of the protocol and in the clear
+
+
+def texts(count: int) -> list[str]:
+    chosen = random.Random(1)
+    return [" ".join(chosen.choices(WORDS, k=chosen.choice((4, 6, 9)))) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def service(*arguments: str, log: Path) -> Iterator[str]:
+    """A server or dealer, and where it listens."""
+    with log.open("w") as file:
+        process = subprocess.Popen([*COMET, *arguments], stdout=subprocess.PIPE, stderr=file, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if " at " not in line:
+            sys.exit(f"it did not start: {log.read_text()[-500:]}")
+        yield line.split(" at ")[1].split(",")[0].strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def killed_at(command: list[str], part: Path, rows: int) -> int:
+    """Runs the command until so many rows are answered, and kills it; how many are."""
+    process, pause = subprocess.Popen(command, stderr=subprocess.DEVNULL), threading.Event()
+    while lines(part) < rows and process.poll() is None:
+        pause.wait(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return lines(part)
+
+
+def check(model: ServedModel, asked: list[str], out: Path) -> int:
+    """Every row once, in order, with the model's label; how many were too close to call."""
+    with out.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], row["text"]) for row in rows] == [(str(n), text) for n, text in enumerate(asked)]
+    close = 0
+    for row in rows:
+        logits = model.plain_logits(model.encode([row["text"]]))[0]
+        highest = np.sort(logits)[::-1]
+        if highest[0] - highest[1] < 2 * MARGIN:
+            close += 1
+            continue
+        assert row["label"] == model.config.encoder.labels[int(np.argmax(logits))], row
+    return close
+
+
+def run(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    model, asked = demo_model(arguments.model), texts(arguments.rows)
+    keys, table, out = work / "keys", work / "in.csv", work / "out.csv"
+    make_test_set(keys)
+    with table.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(asked)])
+    checkpoint = arguments.model or files("comet_mpc") / "data" / "demo_model"
+    with contextlib.ExitStack() as stack:
+        more: list[str] = []
+        if arguments.source == "dealer":
+            deal = ("deal", "--listen", "127.0.0.1:0", "--keys", str(keys))
+            more = ["--dealer", stack.enter_context(service(*deal, log=work / "dealer.log"))]
+        serve = ("serve", str(checkpoint), "--untrained", "--listen", "127.0.0.1:0", "--keys", str(keys))
+        log = work / "server.log"
+        address = stack.enter_context(service(*serve, "--state", str(work / "state"), *more, log=log))
+        common = ["--keys", str(keys), "--cache", str(work / "cache")]
+        command = [*COMET, "query", address, "--csv", str(table), "--column", "text", "--out", str(out), *common]
+        part, start, kept = out.with_name("out.csv.part"), time.monotonic(), []
+        for number in range(1, arguments.kills + 1):
+            kept.append(killed_at(command, part, number * arguments.rows // (arguments.kills + 1)))
+            assert not out.exists()
+        subprocess.run(command, check=True)
+        seconds = time.monotonic() - start
+    answered = [json.loads(line) for line in log.read_text().splitlines() if '"answered"' in line]
+    return {
+        "rows": len(asked),
+        "source": arguments.source,
+        "kept_by_killed_runs": kept,
+        "answered_by_server": sum(event["batch"] for event in answered),
+        "too_close_to_call": check(model, asked, out),
+        "seconds": round(seconds, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--source", choices=("pair", "dealer"), default="dealer")
+    parser.add_argument("--model", type=Path, help="a Comet checkpoint; default: the one that comes with Comet")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        found = run(arguments, Path(work))
+    text = json.dumps(found, indent=1)
+    if arguments.json in (None, "-"):
+        print(text)
+    else:
+        Path(arguments.json).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

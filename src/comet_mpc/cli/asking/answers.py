@@ -1,0 +1,152 @@
+"""Answers of `comet query` in files: each is on disk as soon as it is there, and a broken run goes on with them."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from comet_mpc.cli.asking.texts import Texts, delimiter
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.files import atomic_write
+from comet_mpc.service.client import Text
+from comet_mpc.service.prediction import Prediction
+
+__all__ = ["AnswerFile", "CsvFile", "entry"]
+
+
+def entry(text: Text, found: Prediction) -> dict[str, Any]:
+    """An answer for machines. A regression has a score, and no probabilities."""
+    fields = {"text": text, **asdict(found)}
+    for name in ("probability", "probabilities") if found.score is not None else ("score",):
+        del fields[name]
+    return fields
+
+
+class AnswerFile:
+    """One JSON object per line, as the answers come. What is there already is not asked again.
+
+    texts  all of them, by number; `left` are those without an answer
+    """
+
+    def __init__(self, path: Path, texts: Mapping[int, Text]) -> None:
+        self._path, self._texts = path, texts
+        self.path = path
+        """What the user has named."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write the answers to {path}: {error.strerror}") from error
+        try:
+            answered, whole = self._read()
+            self._file.truncate(whole)
+        except BaseException:
+            self._file.close()
+            raise
+        self.left = {number: text for number, text in texts.items() if number not in answered}
+
+    def _read(self) -> tuple[set[int], int]:
+        """The numbers that have an answer, and the bytes of whole lines."""
+        answered, whole = set(), 0
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for line, found in self._lines():
+                text = found["text"]
+                if self._texts.get(found["number"]) != (tuple(text) if isinstance(text, list) else text):
+                    raise ConfigurationError(f"{self._path} has answers to other texts: choose another file")
+                answered.add(found["number"])
+                whole += len(line)
+        except BlockingIOError as error:
+            raise ConfigurationError(f"another process is writing to {self._path}: wait until it has ended") from error
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the answers of {self._path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{self._path} is there and has no answers of `comet query`: choose another"
+            ) from error
+        return answered, whole
+
+    def _lines(self) -> Iterator[tuple[bytes, Any]]:
+        self._file.seek(0)
+        for line in self._file:
+            if not line.endswith(b"\n"):  # a run was broken off while it wrote
+                return
+            yield line, json.loads(line)
+
+    def add(self, number: int, found: Prediction) -> None:
+        line = json.dumps({"number": number, **entry(self._texts[number], found)}, ensure_ascii=False)
+        try:
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise ConfigurationError(f"cannot write the answers to {self._path}: {error.strerror}") from error
+
+    def finish(self) -> None:
+        """All texts have their answers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+
+class CsvFile(AnswerFile):
+    """The rows that were read, in their order, with the answer in further columns.
+
+    The file appears when the last row is answered. Until then the answers are beside it, in FILE.part.
+    """
+
+    def __init__(self, path: Path, texts: Texts) -> None:
+        self._target, self._source = path, texts
+        complete = path.exists() and self._is_complete()
+        if path.exists() and not complete:
+            raise ConfigurationError(f"{path} is there and has no answers to these rows: choose another file")
+        super().__init__(path.with_name(f"{path.name}.part"), texts.by_number)
+        self.path = path
+        if complete:  # a run may have ended just before it removed the answers
+            self.left = {}
+            self._path.unlink()
+
+    def finish(self) -> None:
+        if self._target.exists():
+            return
+        answers = {found["number"]: found for _, found in self._lines()}
+        value = "score" if any("score" in found for found in answers.values()) else "probability"
+        table = io.StringIO(newline="")
+        writer = csv.writer(table, delimiter=delimiter(self._target), lineterminator="\n")
+        writer.writerow([*self._source.header, *(self._column(name) for name in ("label", value))])
+        for number, row in enumerate(self._source.rows, start=1):
+            found = answers.get(number)  # a row without a text has none
+            writer.writerow([*row, *([found["label"], f"{found[value]:.4f}"] if found else ["", ""])])
+        with atomic_write(self._target, durable=True) as file:
+            file.write(table.getvalue().encode())
+        self._path.unlink()
+
+    def _column(self, name: str) -> str:
+        """A name that the file does not have yet."""
+        return f"comet_{name}" if name in self._source.header else name
+
+    def _is_complete(self) -> bool:
+        """Whether the file has these rows, with answers."""
+        width = len(self._source.header)
+        try:
+            with self._target.open(encoding="utf-8", newline="") as file:
+                header, *rows = csv.reader(file, delimiter=delimiter(self._target), strict=True)
+        except (OSError, ValueError, csv.Error):
+            return False
+        return (
+            len(header) == width + 2
+            and header[:width] == self._source.header
+            and [row[:width] for row in rows] == self._source.rows
+            and all(any(rows[number - 1][width:]) for number in self._source.by_number)
+        )

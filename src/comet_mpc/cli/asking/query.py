@@ -1,0 +1,251 @@
+"""`comet query`: what the owner of the texts runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from comet_mpc.cli.asking.answers import AnswerFile, CsvFile, entry
+from comet_mpc.cli.asking.texts import Texts, read_texts
+from comet_mpc.cli.options import AnySource, JsonFile, Keys
+from comet_mpc.cli.tables import table, write_json
+from comet_mpc.engine.share import CLIENT
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.offline.sources import find_source
+from comet_mpc.progress import Tick, bar
+from comet_mpc.service.client import Client, Text
+from comet_mpc.service.prediction import Prediction
+from comet_mpc.units import counted, human_bytes
+
+__all__ = ["query"]
+
+_LONGEST = 60
+"""Characters of a text that a table shows."""
+
+Sizes = Mapping[tuple[int, int], int]
+"""How many runs of each size: batch and bucket."""
+
+
+def _count(value: str) -> int | None:
+    """The value of --ready. None: all that the texts need."""
+    if value == "all":
+        return None
+    if not value.isdecimal():
+        raise typer.BadParameter(f"{value!r} is neither a number nor all")
+    return int(value)
+
+
+def _size(value: str) -> tuple[int, int]:
+    """8x16: eight texts of sixteen tokens."""
+    batch, _, bucket = value.partition("x")
+    if not (batch.isdecimal() and bucket.isdecimal() and int(batch) and int(bucket)):
+        raise typer.BadParameter(f"{value!r} is not a size such as 8x16")
+    return int(batch), int(bucket)
+
+
+def query(
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    text: Annotated[list[str] | None, typer.Argument(help="Texts, or - to read them from standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read the texts from a file, one per line (-: standard input).")
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read the texts from a column of a CSV file with a header (.tsv: tabs)."),
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="With --csv: the column. Give two for pairs of texts.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the answers to a file, and keep each as it comes: the same command goes on with what is there. "
+            "With --csv the rows with further columns, else one JSON object per line.",
+        ),
+    ] = None,
+    keys: Keys = Path("keys"),
+    name: Annotated[str, typer.Option(help="This client's certificate in the directory of keys.")] = "client",
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to keep downloads and prepared randomness.")
+    ] = None,
+    source: AnySource = None,
+    dealer: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The dealer, if not at the address that the server names.")
+    ] = None,
+    ready: Annotated[
+        str,
+        typer.Option(
+            metavar="N|all",
+            help="Prepare randomness, which needs no text. all: for the texts that are given, and ask nothing yet. "
+            "N: for N more queries of each size, after the answers.",
+        ),
+    ] = "0",
+    size: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXTSxTOKENS", help="With --ready N: of this size, such as 8x16. May be given again."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="FINGERPRINT", help="Accept only the model with this fingerprint.")
+    ] = "",
+    batch: Annotated[int, typer.Option(min=1, help="The most texts to send at once.")] = 8,
+    timeout: Annotated[float, typer.Option(help="Give up after so many seconds without progress.")] = 60.0,
+    json: JsonFile = None,
+) -> None:
+    """Classify texts privately: the server learns neither the texts nor the answers.
+
+    If the server uses a dealer, that is true only if the dealer is run by somebody who operates neither the server nor
+    the client. --source pair refuses a server that uses one.
+    """
+    spare, told = _count(ready), [_size(value) for value in size or ()]
+    if out is not None and json is not None:
+        raise ConfigurationError("give --out or --json, not both")
+    if column and csv is None:
+        raise ConfigurationError("--column goes with --csv")
+    if told and not spare:
+        raise ConfigurationError("--size goes with --ready N")
+    nothing = bool(spare) and not text and file is None and csv is None
+    texts = Texts({}) if nothing else read_texts(text, file, csv, column or ())
+    with contextlib.ExitStack() as stack:
+        answers = stack.enter_context(_answer_file(out, texts)) if out is not None else None
+        show = stack.enter_context(_progress())
+        client = stack.enter_context(
+            Client(
+                server,
+                identity=TlsIdentity.find(keys, name),
+                cache=cache,
+                timeout=timeout,
+                ready=0,
+                batch=batch,
+                source=source,
+                dealer=dealer,
+                fingerprint=model,
+                progress=show.bytes,
+            )
+        )
+        left = texts.by_number if answers is None else answers.left
+        if spare is None:
+            _prepare(client, client.sizes(list(left.values())) if left else {}, show, str(json) == "-")
+            return
+        answered = _answer(client, texts, answers, json, show) if texts.by_number else []
+        if spare:  # after the answers are printed
+            used = {(found.cost.texts, found.cost.bucket) for found in answered}
+            sizes = dict.fromkeys(told or used or {(1, client.connect().buckets()[0])}, spare)
+            _prepare(client, sizes, show, str(json) == "-")
+
+
+def _answer_file(path: Path, texts: Texts) -> AnswerFile:
+    return CsvFile(path, texts) if texts.header else AnswerFile(path, texts.by_number)
+
+
+class _Shown:
+    """One bar for all: how many of how many are done, and beside it the bytes of the bundle that is being prepared."""
+
+    def __init__(self, tick: Tick) -> None:
+        self._tick = tick
+        self._done = self._total = 0
+
+    def begin(self, total: int, done: int = 0) -> None:
+        self._done, self._total = done, total
+        self._tick(done, total)
+
+    def done(self, count: int) -> None:
+        self._done = count
+        self._tick(count, self._total)
+
+    def bytes(self, done: int, total: int) -> None:
+        """From whichever thread prepares."""
+        self._tick(self._done, self._total, f"preparing randomness {human_bytes(done)}/{human_bytes(total)}")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[_Shown]:
+    with bar("texts") as tick:
+        yield _Shown(tick)
+
+
+def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
+    """Says what is to be prepared and how much that is, and does it."""
+    source, public = find_source(client.source), client.connect()
+    wanted = {size: max(0, count - client.prepared(*size)) for size, count in sorted(sizes.items())}
+    rows, exchanged, kept = [], 0, 0
+    for (batch, bucket), count in wanted.items():
+        plan = public.plan(batch, bucket, fused=source.fused)
+        sent, stored = count * source.offline_bytes(plan), count * source.stored_bytes(CLIENT, plan.correlations)
+        exchanged, kept = exchanged + sent, kept + stored
+        what = f"{counted(batch, 'text')} of {bucket} tokens"
+        ready = str(sizes[batch, bucket] - count)
+        rows.append((what, ready, str(count), human_bytes(sent), human_bytes(stored)))
+    say = Console(stderr=True)
+    columns = ("queries of", "ready", "to prepare", "at most sent", "on this disk")
+    say.print(table(f"Randomness from the source {source}", columns, rows), highlight=False)
+    total = 0
+    for (batch, bucket), count in sizes.items():
+        show.begin(count, min(count, client.prepared(batch, bucket)))
+        total += client.prepare(count, batch=batch, bucket=bucket, timeout=math.inf, warm=False, told=show.done)
+    typer.echo(f"randomness is ready for {counted(total, 'query', 'queries')} (source: {source})", err=quiet)
+
+
+def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> list[Prediction]:
+    """Asks, and prints what was answered; after an error, what was answered before it."""
+    left = texts.by_number if file is None else file.left
+    numbers, answered = list(left), dict[int, Prediction]()
+    before = len(texts.by_number) - len(left)
+    show.begin(len(texts.by_number), before)
+
+    def told(place: int, found: Prediction) -> None:
+        answered[numbers[place]] = found
+        if file is not None:
+            file.add(numbers[place], found)
+        show.done(before + len(answered))
+
+    try:
+        if left:
+            client.classify(list(left.values()), told=told)
+        if file is not None:
+            file.finish()
+    finally:
+        found = {number: answered[number] for number in sorted(answered)}
+        if file is not None:
+            typer.echo(f"{file.path}: {counted(len(found), 'new answer')}, {before} from before", err=True)
+        else:
+            _report({number: texts.by_number[number] for number in found}, found, json)
+        if len(found) < len(left):
+            again = "; the same command goes on from there" if file is not None else ""
+            typer.echo(f"{len(found)} of {len(left)} texts were answered{again}", err=True)
+    return list(found.values())
+
+
+def _report(texts: Mapping[int, Text], found: Mapping[int, Prediction], json: Path | None) -> None:
+    if found and str(json) != "-":
+        _show(list(texts.values()), list(found.values()))
+    write_json(json, [entry(texts[number], one) for number, one in found.items()])
+
+
+def _show(texts: Sequence[Text], predictions: Sequence[Prediction]) -> None:
+    rows = []
+    for text, found in zip(texts, predictions, strict=True):
+        whole = text if isinstance(text, str) else " / ".join(text)
+        shown = whole if len(whole) <= _LONGEST else whole[: _LONGEST - 1] + "…"
+        cut = f" (cut: {found.tokens_used} of {found.tokens} tokens)" if found.truncated else ""
+        rows.append((shown + cut, found.label, f"{found.probability if found.score is None else found.score:.3f}"))
+    header = "probability" if predictions[0].score is None else "score"
+    Console().print(table("The answers", ("text", "label", header), rows, left=2))
+    runs = list({id(found.cost): found.cost for found in predictions}.values())  # texts of one run share their cost
+    online, offline = (
+        f"{human_bytes(sum(getattr(run, f'{phase}_bytes') for run in runs))}, "
+        f"{sum(getattr(run, f'{phase}_seconds') for run in runs):.2f} s"
+        for phase in ("online", "offline")
+    )
+    typer.echo(
+        f"online: {online}, {sum(run.rounds for run in runs)} rounds\noffline: {offline}\n"
+        f"set-up: {human_bytes(runs[0].setup_bytes)}, {runs[0].setup_seconds:.2f} s\n"
+        f"source of randomness: {runs[0].source}"
+    )
