@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from comet_mpc.models.served import PublicModel, ServedModel
     from comet_mpc.net.identity import TlsIdentity
     from comet_mpc.offline.sources import DealerSource, PairSource
+    from comet_mpc.service.async_client import AsyncClient
     from comet_mpc.service.client import Client
     from comet_mpc.service.deployment import ServiceLimits
     from comet_mpc.service.prediction import Cost, Prediction
@@ -42,6 +43,7 @@ __all__ = [
     "BOTH",
     "CLIENT",
     "SERVER",
+    "AsyncClient",
     "Client",
     "Cost",
     "DealerSource",
@@ -69,6 +71,7 @@ __all__ = [
 __all__ += errors.__all__
 
 _HOMES = {
+    "service.async_client": ("AsyncClient",),
     "service.client": ("Client",),
     "service.prediction": ("Cost", "Prediction"),
     "service.server": ("Server",),

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypedDict
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
@@ -33,13 +33,29 @@ from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model
 from comet_mpc.service.prediction import Cost, Prediction, Reals, checked, prediction
 
-__all__ = ["Client"]
+__all__ = ["Client", "ClientOptions", "Text"]
 
 Text = str | tuple[str, str]
 
 _LARGEST_BATCH = 8
 _BUNDLE_SECONDS = 300.0  # to wait for a bundle that is being prepared already
 _MOST_STALE = 16
+
+
+class ClientOptions(TypedDict, total=False):
+    """What a `Client` is given beside the address of its server."""
+
+    keys: Path | str | None
+    identity: TlsIdentity | None
+    cache: Path | str | None
+    timeout: float
+    ready: int | None
+    batch: int
+    source: str | None
+    dealer: str | None
+    fingerprint: str
+    progress: Progress | None
+    wrap: Wrap
 
 
 class Client:
