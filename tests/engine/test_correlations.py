@@ -21,14 +21,14 @@ from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
 from comet_mpc.offline.dealer.bundles import Dealing
 
 PROGRAM: dict[Correlation, str] = {
-    Mask((2, 3), 64, 5, 32): '{"type":"Mask","shape":[2,3],"width":64,"shift":5,"out_width":32}',
-    Mask((2, 3), 40): '{"type":"Mask","shape":[2,3],"width":40,"shift":0,"out_width":64}',
+    Mask((2, 3), 64, 5, 32): '{"type":"Mask","shape":[2,3],"width":64,"shift":5,"out_width":32,"modulus":0}',
+    Mask((2, 3), 40): '{"type":"Mask","shape":[2,3],"width":40,"shift":0,"out_width":64,"modulus":0}',
     ClientMask((4,), 24): '{"type":"ClientMask","shape":[4],"width":24}',
-    BitProducts(9, 17): '{"type":"BitProducts","count":9,"width":17}',
+    BitProducts(9, 17): '{"type":"BitProducts","count":9,"width":17,"modulus":0}',
     Monomials((0, 1), (2, 3), (MonomialTerm((1, 2), (0, 1), 64), MonomialTerm((2, 0), (0, 0), 32))): (
-        '{"type":"Monomials","masks":[0,1],"shape":[2,3],"terms":[[[1,2],[0,1],64],[[2,0],[0,0],32]]}'
+        '{"type":"Monomials","masks":[0,1],"shape":[2,3],"terms":[[[1,2],[0,1],64],[[2,0],[0,0],32]],"modulus":0}'
     ),
-    SquareSums(1, 2, 3, 40): '{"type":"SquareSums","mask":1,"rows":2,"columns":3,"width":40}',
+    SquareSums(1, 2, 3, 40): '{"type":"SquareSums","mask":1,"rows":2,"columns":3,"width":40,"modulus":0}',
     MatrixProduct(0, 1, 1, 2, 3, 2, True, 40): (
         '{"type":"MatrixProduct","left":0,"right":1,"batch":1,"m":2,"k":3,"n":2,"transposed":true,"width":40}'
     ),

@@ -203,14 +203,16 @@ def together(run: Run[Share]) -> npt.NDArray[np.float64]:
     client, server = run.client, run.server
     assert client.values is not None
     assert server.values is not None
-    return decode(client.values + server.values, client.fraction, client.width)
+    return decode(client.ring.add(client.values, server.values), client.fraction, client.ring)
 
 
-def twin_value(program: Program[Share], weights: Weights | None = None) -> npt.NDArray[np.float64]:
+def twin_value(
+    program: Program[Share], weights: Weights | None = None, *, fused: bool = True
+) -> npt.NDArray[np.float64]:
     """The same program's plaintext twin."""
-    share = program(TwinSession(permits_leaks=True), weights or {})
+    share = program(TwinSession(fused=fused, permits_leaks=True), weights or {})
     assert share.values is not None
-    return decode(share.values, share.fraction, share.width)
+    return decode(share.values, share.fraction, share.ring)
 
 
 def equal(x: Words, y: Words, width: int) -> bool:

@@ -3,8 +3,9 @@
 A plan is a list of these. A correlation is known by its place in that list; one that builds on a mask names the
 mask's place. Descriptions hold shapes and widths only, never a value, and travel as JSON to whoever prepares them.
 
-In every kind "a" is a mask: a uniform word for every element, shared as a = a_client + a_server mod 2^width,
-each part expanded from that party's own seed. What is not uniform by itself (a product of masks) is shared too: the
+In every kind "a" is a mask: a uniform element of a ring for every element of a tensor, shared as
+a = a_client + a_server, each part expanded from that party's own seed. The ring is Z_2^width or, where a kind has a
+modulus that is not 0, that of the odd modulus. What is not uniform by itself (a product of masks) is shared too: the
 client's part comes from its seed, and the server's part is the *correction*, sent once, `correction_bytes` long.
 
 A kind says all that can be said without knowing who prepares it: its size, the masks it builds on, its corrections,
@@ -22,7 +23,8 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from comet_mpc.engine.share import CLIENT, SERVER, WORD, word_bytes
+from comet_mpc.engine.ring import MOST_BITS, WORD, Ring
+from comet_mpc.engine.share import CLIENT, SERVER, word_bytes
 from comet_mpc.engine.tables import MOST_ENTRIES
 from comet_mpc.errors import ShapeError
 
@@ -52,6 +54,7 @@ __all__ = [
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=32)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=WORD)]
+Modulus = Annotated[int, msgspec.Meta(ge=0, lt=1 << MOST_BITS)]
 Power = Annotated[int, msgspec.Meta(ge=0, le=64)]
 Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
@@ -74,8 +77,8 @@ class Facts(NamedTuple):
     elements: int
     work: tuple[Work, int]
     """What the server computes with it online, roughly: of what, and how many."""
-    corrections: tuple[tuple[int, int], ...] = ()
-    """The arrays of its correction, in order: (elements, ring width)."""
+    corrections: tuple[tuple[int, Ring], ...] = ()
+    """The arrays of its correction, in order: (elements, their ring)."""
     references: tuple[Reference, ...] = ()
     party_words: int = 0
     """Words that a party holds while it uses it, roughly; 0 if they are few."""
@@ -91,11 +94,11 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     @property
     def correction_bytes(self) -> int:
         """Bytes that the server receives."""
-        return sum(count * word_bytes(width) for count, width in self.facts.corrections)
+        return sum(count * word_bytes(ring.width) for count, ring in self.facts.corrections)
 
     def layout(self, party: int) -> list[tuple[int, int]]:
         """The arrays that a party draws, masks aside: (elements, bytes of a word), or (bytes, 0) for packed bytes."""
-        return [(count, word_bytes(width)) for count, width in self.facts.corrections]
+        return [(count, word_bytes(ring.width)) for count, ring in self.facts.corrections]
 
     def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
         """Words that a dealer holds at once, beyond a few chunks. masks: those it refers to."""
@@ -106,6 +109,9 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
         for reference, mask in zip(self.facts.references, masks, strict=True):
             if reference.elements not in (None, mask.facts.elements):
                 raise ShapeError(f"mask {reference.place} has {mask.facts.elements} elements, not {reference.elements}")
+        for _, ring in self.facts.corrections:
+            if ring.modulus and any(mask.ring != ring for mask in masks):
+                raise ShapeError("masks of another ring than an odd one do not make products in it")
 
 
 class AnyMask(Correlation, frozen=True):
@@ -113,6 +119,10 @@ class AnyMask(Correlation, frozen=True):
 
     shape: Shape
     width: Width
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.width)
 
     @property
     def facts(self) -> Facts:
@@ -125,7 +135,7 @@ class AnyMask(Correlation, frozen=True):
 
 
 class Mask(AnyMask, frozen=True):
-    """A uniform mask a for an opening, in Z_2^width.
+    """A uniform mask a for an opening, in Z_2^width or in the ring of an odd modulus.
 
     shift > 0: the mask of an opening that truncates by `shift` bits on the way (`requests.TruncateOpen`). Its
     monomials are those of u = (a mod 2^(width-1)) >> shift and of the top bit of a, in Z_2^out_width.
@@ -133,9 +143,14 @@ class Mask(AnyMask, frozen=True):
 
     shift: int = 0
     out_width: Width = 64
+    modulus: Modulus = 0
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.width, self.modulus)
 
     def check(self, masks: Sequence[AnyMask]) -> None:
-        if not 0 <= self.shift <= self.width - 2:
+        if not 0 <= self.shift <= (self.width - 2 if not self.ring.modulus else 0):
             raise ShapeError(f"a mask of {self.width} bits cannot be shifted by {self.shift}")
 
 
@@ -147,21 +162,22 @@ class ClientMask(AnyMask, frozen=True):
 
 
 class BitProducts(Correlation, frozen=True):
-    """Bits b_client, b_server, one known to each party, and shares of their products mod 2^width."""
+    """Bits b_client, b_server, one known to each party, and shares of their products mod 2^width, or mod modulus."""
 
     count: Size
     width: Width
+    modulus: Modulus = 0
 
     @property
     def facts(self) -> Facts:
-        return Facts(self.count, ("bit", self.count), ((self.count, self.width),))
+        return Facts(self.count, ("bit", self.count), ((self.count, Ring(self.width, self.modulus)),))
 
     def layout(self, party: int) -> list[tuple[int, int]]:
         return [(-(-self.count // 8), 0), *super().layout(party)]
 
 
 class MonomialTerm(msgspec.Struct, frozen=True, array_like=True):
-    """Π u_i^powers[i] · top_i^carries[i], shared mod 2^width."""
+    """Π u_i^powers[i] · top_i^carries[i], shared mod 2^width, or in the odd ring of all terms."""
 
     powers: tuple[Power, ...]
     carries: tuple[Power, ...]
@@ -174,6 +190,7 @@ class Monomials(Correlation, frozen=True):
     masks: tuple[Place, ...]
     shape: Shape
     terms: tuple[MonomialTerm, ...]
+    modulus: Modulus = 0
 
     @property
     def facts(self) -> Facts:
@@ -181,7 +198,7 @@ class Monomials(Correlation, frozen=True):
         return Facts(
             count,
             ("monomial", count * len(self.terms)),
-            tuple((count, term.width) for term in self.terms),
+            tuple((count, Ring(term.width, self.modulus)) for term in self.terms),
             tuple(Reference(place, Mask) for place in self.masks),
             party_words=count * (len(self.terms) + 2),
         )
@@ -190,6 +207,7 @@ class Monomials(Correlation, frozen=True):
         return sum(mask.facts.elements for mask in masks if mask.shape != self.shape)
 
     def check(self, masks: Sequence[AnyMask]) -> None:
+        super().check(masks)
         if not self.terms:
             raise ShapeError("there are no monomials")
         if np.broadcast_shapes(*(mask.shape for mask in masks)) != self.shape:
@@ -206,11 +224,12 @@ class SquareSums(Correlation, frozen=True):
     rows: Size
     columns: Size
     width: Width
+    modulus: Modulus = 0
 
     @property
     def facts(self) -> Facts:
-        count = self.rows * self.columns
-        return Facts(count, ("monomial", count), ((self.rows, self.width),), (Reference(self.mask, Mask, count),))
+        count, ring = self.rows * self.columns, Ring(self.width, self.modulus)
+        return Facts(count, ("monomial", count), ((self.rows, ring),), (Reference(self.mask, Mask, count),))
 
     def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
         return self.columns
@@ -234,7 +253,7 @@ class MatrixProduct(Correlation, frozen=True):
         return Facts(
             batch * m * k * n,
             ("product", 2 * batch * m * k * n),
-            ((batch * m * n, self.width),),
+            ((batch * m * n, Ring(self.width)),),
             (Reference(self.left, Mask, batch * m * k), Reference(self.right, Mask, batch * k * n)),
         )
 
@@ -263,7 +282,7 @@ class WeightProduct(WeightCorrelation, frozen=True):
         return Facts(
             rows * inputs * outputs,
             ("weight product", rows * inputs * outputs),
-            ((rows * outputs, self.width),),
+            ((rows * outputs, Ring(self.width)),),
             (Reference(self.mask, ClientMask, rows * inputs),),
             party_words=3 * rows * outputs,
         )
@@ -281,7 +300,8 @@ class WeightScale(WeightCorrelation, frozen=True):
     @property
     def facts(self) -> Facts:
         count = self.rows * self.size
-        return Facts(count, ("monomial", count), ((count, self.width),), (Reference(self.mask, ClientMask, count),))
+        reference = Reference(self.mask, ClientMask, count)
+        return Facts(count, ("monomial", count), ((count, Ring(self.width)),), (reference,))
 
     def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
         return self.size
@@ -304,7 +324,7 @@ class TableTransfers(Correlation, frozen=True):
         return Facts(
             places,
             ("table entry", places * len(self.sizes)),
-            tuple((self.count, 8 * size) for size in self.sizes),
+            tuple((self.count, Ring(8 * size)) for size in self.sizes),
             party_words=places * sum(self.sizes) // 2,
         )
 

@@ -67,17 +67,17 @@ def demand(asked: Request | Step) -> Correlation | None:
     """The correlation that a request or a step uses; the monomials that a polynomial needs are not among them."""
     match asked:
         case ask.Open(share=share):
-            return kinds.Mask(share.shape, share.width, 0, share.width)
+            return kinds.Mask(share.shape, share.width, 0, share.width, share.modulus)
         case ask.TruncateOpen(share=share, shift=shift, width=width):
             return kinds.Mask(share.shape, share.width, shift, width)
-        case ask.Truncate(share=share, shift=shift, width=width, free=False):
-            return kinds.BitProducts(share.count, width - share.width + shift)
+        case ask.Truncate(share=share, conversion=conversion, free=False):
+            return kinds.BitProducts(share.count, conversion.product_ring.width, conversion.product_ring.modulus)
         case ask.Give(share=share):
             return kinds.ClientMask(share.shape, share.width)
         case ask.Choose(share=share, table=table):
             return kinds.TableTransfers(share.count, table.entries, table.sizes)
         case ask.SquareSum(x=x):
-            return kinds.SquareSums(x.mask, math.prod(x.shape[:-1]), x.shape[-1], x.width)
+            return kinds.SquareSums(x.mask, math.prod(x.shape[:-1]), x.shape[-1], x.width, x.modulus)
         case ask.MatMul(x=x, y=y, transposed=transposed, shape=(*batch, m, n), width=width):
             return kinds.MatrixProduct(x.mask, y.mask, math.prod(batch), m, x.shape[-1], n, transposed, width)
         case ask.Weigh(x=x, weight=weight) if len(weight.shape) == 1:
@@ -205,7 +205,7 @@ class DrawingSession(Session):
                 for _, powers, carries in keys
             )
             shape = np.broadcast_shapes(*(operand.shape for operand in used))
-            drawn = self._draw(kinds.Monomials(masks, shape, described))
+            drawn = self._draw(kinds.Monomials(masks, shape, described, used[0].modulus))
             for position, key in enumerate(keys):
                 words = drawn.arrays[position].reshape(shape) if drawn.arrays else np.empty(0, np.uint64)
                 used[-1].known[key] = words

@@ -85,9 +85,12 @@ def evaluate(
     monomials: Mapping[Exponents, Words],
     leader: bool,
     *,
+    modulus: int = 0,
     isa: str | None = None,
 ) -> Words:
-    """A share of p(v) = Σ_K coef_K · Π v_i^K_i mod 2^64 at v_i = P_i + m_i, for public P_i and shares of m^E.
+    """A share of p(v) = Σ_K coef_K · Π v_i^K_i at v_i = P_i + m_i, for public P_i and shares of m^E.
+
+    All of it mod 2^64, or modulo an odd `modulus`, where all arrays hold residues:
 
         out = Σ_E [m^E] · Σ_{K >= E} coef_K · Π C(K_i, E_i) · P_i^(K_i - E_i),
 
@@ -101,7 +104,8 @@ def evaluate(
     for i, array in enumerate(opened):
         _require_dtype(f"opened[{i}]", array, np.uint64)
         _require_shape(f"opened[{i}]", array, shape)
-    plan = _plan(tuple((coef, tuple(exponents)) for coef, exponents in terms), len(opened), bool(leader))
+    ring = modulus or 2**64
+    plan = _plan(tuple((coef, tuple(exponents)) for coef, exponents in terms), len(opened), bool(leader), ring)
     shares = []
     for exponents in plan.monomials:
         if exponents not in monomials:
@@ -109,8 +113,11 @@ def evaluate(
         _require_dtype(f"monomials[{exponents}]", monomials[exponents], np.uint64)
         _require_shape(f"monomials[{exponents}]", monomials[exponents], shape)
         shares.append(_flat(monomials[exponents]))
-    out = np.empty(shape, np.uint64)
-    _native.evaluate((plan.products, plan.rows), [_flat(array) for array in opened], shares, out.reshape(-1), _isa(isa))
+    out, publics = np.empty(shape, np.uint64), [_flat(array) for array in opened]
+    if modulus:
+        _native.odd_evaluate(modulus, (plan.products, plan.rows), publics, shares, out.reshape(-1))
+    else:
+        _native.evaluate((plan.products, plan.rows), publics, shares, out.reshape(-1), _isa(isa))
     return out
 
 
@@ -209,7 +216,7 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan(terms: tuple[tuple[int, Exponents], ...], variables: int, leader: bool) -> _Plan:
+def _plan(terms: tuple[tuple[int, Exponents], ...], variables: int, leader: bool, ring: int) -> _Plan:
     # coefficient[E][D]: what multiplies [m^E]·P^D.
     coefficient: dict[Exponents, dict[Exponents, int]] = {}
     for coef, K in terms:
@@ -218,7 +225,7 @@ def _plan(terms: tuple[tuple[int, Exponents], ...], variables: int, leader: bool
         for E in cartesian(*(range(e + 1) for e in K)):
             D = tuple(k - e for k, e in zip(K, E, strict=True))
             row = coefficient.setdefault(E, {})
-            row[D] = (row.get(D, 0) + coef * prod(map(comb, K, E))) % 2**64
+            row[D] = (row.get(D, 0) + coef * prod(map(comb, K, E))) % ring
     one = (0,) * variables
     if not leader:
         coefficient.pop(one, None)

@@ -121,35 +121,33 @@ class PartySession(DrawingSession):
     def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
         match request, drawn:
             case ask.Open(share=share), Drawn(index=index, arrays=(mask,)):
-                own = share.flat() - mask
-                sent = self._pack(own, share.width)
-                return sent, lambda data: self._finish_open(request, index, mask, own, data)
+                own = share.ring.subtract(share.flat(), mask)
+                return share.ring.pack(own), lambda data: self._finish_open(request, index, mask, own, data)
             case ask.TruncateOpen(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
                 if self._leader:
                     own += np.uint64(2 ** (share.width - 2) - 1)
-                sent = self._pack(own, share.width)
-                return sent, lambda data: self._finish_truncate_open(request, index, own, data)
+                return share.ring.pack(own), lambda data: self._finish_truncate_open(request, index, own, data)
             case ask.Truncate(share=share, shift=shift), None:
                 words = self._shifted(share, shift)
                 return None, lambda data: ask.truncated(request, words.reshape(share.shape))
             case ask.Truncate(share=share), Drawn(arrays=(bits, product)):
                 packed = bits.view(np.uint8)
-                mine = kernels.truncate_mask(share.flat(), packed, share.width, self._leader)
+                mine = request.conversion.mask(share.flat(), packed, self._leader)
                 return mine, lambda data: self._finish_truncate(request, packed, mine, product, data)
             case ask.Give(share=share), Drawn(index=index, arrays=arrays):
                 if self.party == CLIENT:
-                    sent = self._pack(share.flat() - arrays[0], share.width)
+                    sent = share.ring.pack(share.flat() - arrays[0])
                     return sent, lambda data: ask.given(request, index, None)
                 return None, lambda data: ask.given(request, index, self._sum(share, share.flat(), data))
             case ask.Reveal(share=share, to=to), None:
-                shown = self._pack(share.flat(), share.width) if to in (1 - self.party, BOTH) else None
+                shown = share.ring.pack(share.flat()) if to in (1 - self.party, BOTH) else None
                 learns = to in (self.party, BOTH)
                 return shown, lambda data: self._sum(share, share.flat(), data) if learns else None
             case ask.Choose(share=share, table=table), Drawn(arrays=arrays):
                 if self.party == CLIENT:
                     return None, lambda data: ask.Chosen(share, table, arrays, self._start(share, data))
-                sent = self._pack(arrays[0] - share.flat(), share.width)
+                sent = share.ring.pack(arrays[0] - share.flat())
                 return sent, lambda data: ask.Chosen(share, table, arrays)
             case ask.Fetch(chosen=chosen), None:
                 return self._fetch(chosen)
@@ -190,14 +188,9 @@ class PartySession(DrawingSession):
         return (((share.flat() - one) & _mask_bits(share.width)) >> np.uint64(shift)) + one
 
     @staticmethod
-    def _pack(words: Words, width: int) -> Packed:
-        """Whole bytes; bits above the ring's width mean nothing and are not sent."""
-        return kernels.pack_words(words & _mask_bits(width) if width % 8 else words, word_bytes(width))
-
-    @staticmethod
     def _sum(share: Share, own: Words, data: memoryview) -> Words:
-        total = own + kernels.unpack_words(data, word_bytes(share.width), share.count)
-        if share.width < WORD:
+        total = share.ring.add(own, share.ring.unpack(data, share.count))
+        if not share.modulus and share.width < WORD:
             total &= _mask_bits(share.width)
         return total.reshape(share.shape)
 
@@ -226,9 +219,7 @@ class PartySession(DrawingSession):
     ) -> Share:
         share = request.share
         theirs = np.frombuffer(data, np.uint8)
-        words = kernels.truncate_finish(
-            share.flat(), bits, mine, theirs, product, share.width, request.shift, self._leader
-        )
+        words = request.conversion.finish(share.flat(), bits, mine, theirs, product, self._leader)
         return ask.truncated(request, words.reshape(share.shape))
 
     # Local work ----------------------------------------------------------------------------------------
@@ -259,7 +250,7 @@ class PartySession(DrawingSession):
             for monomial, expansion in expansions(step).items()
         }
         publics = [spread(operand.words()) for operand in step.operands]
-        return kernels.evaluate(step.terms, publics, monomials, self._leader).reshape(step.shape)
+        return step.ring.evaluate(step.terms, publics, monomials, self._leader).reshape(step.shape)
 
     def _monomial(self, expansion: Sequence[MaskTerm], operands: Sequence[Opened]) -> Words:
         """A share of a mask monomial, put together from what was drawn."""
@@ -281,12 +272,13 @@ class PartySession(DrawingSession):
         return x.known[((x.mask,), (1,), (0,))]
 
     def _square_sum(self, x: Opened, share: Words) -> Words:
-        public = x.words()
-        cross = (public * self._own(x)).sum(axis=-1, keepdims=True, dtype=np.uint64)
-        total = cross * np.uint64(2) + share.reshape(cross.shape)
+        """Σ (P + a)² = Σ P·(P + 2a) + Σ a²; the leader takes P²."""
+        public, ring = x.words(), x.ring
+        beside = ring.times(self._own(x), 2)
         if self._leader:
-            total = total + (public * public).sum(axis=-1, keepdims=True, dtype=np.uint64)
-        return np.asarray(total)
+            beside = ring.add(beside, public)
+        crossed = ring.sum(ring.multiply(public, beside), -1, keep=True)
+        return ring.add(crossed, share.reshape(crossed.shape))
 
     def _matmul(self, step: ask.MatMul, share: Words) -> Words:
         """(P + a)(R + b) = P·R + P·b + a·R + a·b; the leader takes P·R along with P·b."""

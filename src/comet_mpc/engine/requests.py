@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.polynomial import Exponents
-from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
+from comet_mpc.engine.ring import Conversion, Ring
+from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ShapeError
 
@@ -69,6 +70,11 @@ class Masked:
     width: int
     mask: int
     public: Words | None = field(default=None, repr=False)
+    modulus: int = 0
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.width, self.modulus)
 
     def words(self) -> Words:
         """The public part, where it is known."""
@@ -145,19 +151,25 @@ class Open:
 
 @dataclass(frozen=True, eq=False)
 class Truncate:
-    """z -> z / 2^shift in a ring of `width` bits. Needs |z| < 2^(w-2), which the share's bound proves.
+    """z -> z / 2^shift in the ring of `width` bits, or `modulus`. Needs |z| below a quarter of its own ring, which the
+    share's bound proves.
 
-    Into a ring of at most w - shift bits it is free: the wrap-around that has to be taken back is a multiple of
+    From Z_2^w into Z_2^(w - shift) or less it is free: the wrap-around that has to be taken back is a multiple of
     2^(w-shift), which is zero there, so each party shifts its own share and nothing is sent.
     """
 
     share: Share
     shift: int
     width: int = WORD
+    modulus: int = 0
+
+    @property
+    def conversion(self) -> Conversion:
+        return Conversion(self.share.ring, self.shift, Ring(self.width, self.modulus))
 
     @property
     def free(self) -> bool:
-        return self.width <= self.share.width - self.shift
+        return not self.share.modulus and not self.modulus and self.width <= self.share.width - self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,6 +263,11 @@ class Evaluate:
     operands: list[Opened]
     shape: tuple[int, ...]
 
+    @property
+    def ring(self) -> Ring:
+        """The narrowest of the operands'; if one is odd, all are in it."""
+        return min((operand.ring for operand in self.operands), key=lambda ring: ring.width)
+
 
 @dataclass(frozen=True, eq=False)
 class SquareSum:
@@ -304,7 +321,7 @@ Result = Share | Opened | Given | Chosen | tuple[Share, ...] | Words | None
 def wire_bytes(request: Request) -> tuple[int, int]:
     """Payload bytes of a request: (from the client, from the server)."""
     share = request.share
-    full = share.count * word_bytes(share.width)
+    full = share.ring.wire_bytes(share.count)
     match request:
         case Open() | TruncateOpen():
             return full, full
@@ -327,9 +344,10 @@ def check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
         raise RangeError(f"{part}: a TruncateOpen by no bits is an Open: ask for that")
     if not 0 <= request.shift <= share.width - 2:
         raise RangeError(f"{part}: cannot truncate by {request.shift} bits in a ring of {share.width}")
-    if share.bound * 2.0 ** (share.fraction - request.shift) >= 2.0 ** (request.width - 2):
+    target = Ring(request.width, request.modulus if isinstance(request, Truncate) else 0)
+    if not target.holds(share.bound * 2.0 ** (share.fraction - request.shift)):
         raise RangeError(f"{part}: the truncated value does not fit into a ring of {request.width} bits")
-    if share.bound * 2.0**share.fraction >= 2.0 ** (share.width - 2):
+    if not share.ring.holds(share.bound * 2.0**share.fraction + (2.0**request.shift if share.modulus else 0.0)):
         raise RangeError(
             f"{part}: a value up to {share.bound:g} with {share.fraction} fraction bits may reach 2^{share.width - 2}, "
             f"where a truncation in a ring of {share.width} bits is no longer exact"
@@ -339,15 +357,15 @@ def check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
 def truncated(request: Truncate, values: Words | None) -> Share:
     """The result of a truncation; the bound grows by the unit in the last place by which it may be off."""
     share, shift = request.share, request.shift
-    bound = share.bound + (2.0 ** (shift - share.fraction) if shift else 0.0)
-    return Share(share.shape, share.fraction - shift, bound, request.width, values)
+    unit = 2.0 ** (shift - share.fraction) * (1.125 if share.modulus else 1.0) if shift else 0.0
+    return Share(share.shape, share.fraction - shift, share.bound + unit, request.width, values, request.modulus)
 
 
 def opened(request: Open | TruncateOpen, mask: int, public: Words | None) -> Opened:
     """The result of an opening, before its mask's shares are filled in."""
     share = request.share
     if isinstance(request, Open):
-        return Opened(share.shape, share.fraction, share.bound, share.width, mask, public)
+        return Opened(share.shape, share.fraction, share.bound, share.width, mask, public, share.modulus)
     after = truncated(Truncate(share, request.shift, request.width), None)
     step = share.width - 1 - request.shift
     return Opened(share.shape, after.fraction, after.bound, request.width, mask, public, step=step)

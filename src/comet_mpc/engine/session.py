@@ -21,11 +21,15 @@ import numpy.typing as npt
 from comet_mpc.engine import requests as ask
 from comet_mpc.engine.polynomial import Polynomial
 from comet_mpc.engine.requests import Deferred, Given, Open, Opened, Request, Result, Truncate, TruncateOpen, Weight
-from comet_mpc.engine.share import CLIENT, WORD, Share, Words, encode
+from comet_mpc.engine.ring import Ring, odd_ring
+from comet_mpc.engine.share import CLIENT, WORD, Share, Words, as_ring, encode, ring_width
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
 __all__ = ["FUSE_UP_TO", "Session"]
+
+_ROUNDED = 1.0 + 2.0**-7
+"""Room for what roundings add to a bound."""
 
 FUSE_UP_TO = 1 << 14
 """Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
@@ -43,6 +47,18 @@ class Session(ABC):
     def fused(self) -> bool:
         """Whether truncation and opening share a round, which the randomness must support."""
         return self._fused
+
+    @property
+    def odd(self) -> bool:
+        """Whether element-wise work is done modulo odd numbers: where two parties prepare the randomness alone.
+
+        That is also where nothing can be fused.
+        """
+        return not self._fused
+
+    def ring(self, fraction: int, bound: float) -> Ring:
+        """The ring in which a tensor is opened for element-wise work whose results have these bits and this bound."""
+        return odd_ring(bound * 2.0**fraction * _ROUNDED) if self.odd else Ring(ring_width(fraction, bound))
 
     @property
     def permits_leaks(self) -> bool:
@@ -82,10 +98,10 @@ class Session(ABC):
         fraction: int,
         bound: float,
         values: npt.ArrayLike | None = None,
-        width: int = WORD,
+        width: int | Ring = WORD,
     ) -> Share:
         """A party's own value as a share: the owner holds it, the other holds zero. Nothing is sent or revealed."""
-        words = None
+        words, ring = None, as_ring(width)
         if self.holds(owner):
             if values is None:
                 raise ShapeError(f"{self.here}: the owner of a private value must supply it")
@@ -94,20 +110,20 @@ class Session(ABC):
                 raise ShapeError(f"{self.here}: a private value has shape {real.shape}, expected {shape}")
             if real.size and float(np.max(np.abs(real))) > bound:
                 raise RangeError(f"{self.here}: a private value exceeds its bound {bound:g}")
-            words = encode(real, fraction, width)
+            words = encode(real, fraction, ring)
         rounded = max(bound, round(bound * 2.0**fraction) * 2.0**-fraction)
-        return Share(shape, fraction, rounded, width, self._trivial(owner, shape, words))
+        return Share(shape, fraction, rounded, ring.width, self._trivial(owner, shape, words), ring.modulus)
 
-    def constant(self, values: npt.ArrayLike, fraction: int, width: int = WORD) -> Share:
+    def constant(self, values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Share:
         """A public value as a share."""
-        real = np.asarray(values, dtype=np.float64)
+        real, ring = np.asarray(values, dtype=np.float64), as_ring(width)
         bound = float(np.max(np.abs(real), initial=0.0)) + 2.0 ** -(fraction + 1)
-        words = self._trivial(CLIENT, real.shape, encode(real, fraction, width))
-        return Share(real.shape, fraction, bound, width, words)
+        words = self._trivial(CLIENT, real.shape, encode(real, fraction, ring))
+        return Share(real.shape, fraction, bound, ring.width, words, ring.modulus)
 
     def add_constant(self, share: Share, values: npt.ArrayLike) -> Share:
         """x + c for public c, in x's own scale."""
-        return share + self.constant(values, share.fraction)
+        return share + self.constant(values, share.fraction, share.ring if share.modulus else WORD)
 
     def dither(self, share: Share, bits: int) -> Share:
         """x plus noise that the server alone knows: uniform, fresh, at most 2^(bits-1) units either way. Local.
@@ -153,6 +169,8 @@ class Session(ABC):
         for request in requests:
             if isinstance(request, Truncate | TruncateOpen):
                 ask.check_truncation(request, self.here)
+            if isinstance(request, ask.Give | TruncateOpen | ask.Choose) and request.share.modulus:
+                raise ShapeError(f"{self.here}: this is not done in an odd ring: truncate into Z_2^w first")
         if self.fused or not any(isinstance(request, TruncateOpen) for request in requests):
             return tuple(self._round(requests))
         first = self._round(
@@ -179,17 +197,21 @@ class Session(ABC):
         opened = tuple(result for result in results if isinstance(result, Opened))
         return opened if len(shares) > 1 else opened[0]
 
-    def truncate(self, share: Share, shift: int, width: int = WORD) -> Share:
+    def truncate(self, share: Share, shift: int, width: int | Ring = WORD) -> Share:
         """x / 2^shift. One round, one bit each way and element; nothing at all into a ring narrow enough."""
-        (result,) = self.communicate(Truncate(share, shift, width))
+        ring = as_ring(width)
+        (result,) = self.communicate(Truncate(share, shift, ring.width, ring.modulus))
         assert isinstance(result, Share)
         return result
 
-    def truncate_to(self, share: Share, fraction: int, width: int = WORD) -> Share:
-        """The same value with fewer fraction bits; a round, or nothing if it has them already."""
-        if share.fraction == fraction and share.width >= width:
-            return share.narrow(width)
-        return self.truncate(share, share.fraction - fraction, width)
+    def truncate_to(self, share: Share, fraction: int, width: int | Ring = WORD) -> Share:
+        """The same value with fewer fraction bits, in a ring; a round, or nothing if it has them already."""
+        ring = as_ring(width)
+        if share.fraction == fraction and share.ring == ring:
+            return share
+        if share.fraction == fraction and not share.modulus and not ring.modulus and share.width >= ring.width:
+            return share.narrow(ring.width)
+        return self.truncate(share, share.fraction - fraction, ring)
 
     def truncate_open(self, share: Share, shift: int, width: int = WORD) -> Opened:
         """x / 2^shift, opened. One round."""
@@ -201,19 +223,19 @@ class Session(ABC):
         assert isinstance(result, Opened)
         return result
 
-    def reopen(self, share: Share, fraction: int, width: int = WORD) -> Opened:
+    def reopen(self, share: Share, fraction: int, width: int | Ring = WORD) -> Opened:
         """The value with `fraction` bits, opened: one round for a small tensor, two for a large one.
 
         Doing both in one round takes about twice the correlated randomness, so it is kept for where rounds count
         and bytes do not: the quantities that there is one of per row.
         """
-        share = share.lift(max(fraction, share.fraction))
+        share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
         shift = share.fraction - fraction
-        if shift == 0 and share.width >= width:
-            return self.open(share.narrow(width))
+        if share.modulus or ring.modulus or (shift == 0 and share.width >= ring.width):
+            return self.open(self.truncate_to(share, fraction, ring))
         if share.count <= FUSE_UP_TO:
-            return self.truncate_open(share, shift, width)
-        return self.open(self.truncate(share, shift, width))
+            return self.truncate_open(share, shift, ring.width)
+        return self.open(self.truncate(share, shift, ring))
 
     def give(self, share: Share) -> Given:
         """Opens a share to the server only. One round."""
@@ -269,17 +291,20 @@ class Session(ABC):
         if fraction is None:
             fraction = max(sum(power * fractions[name] for name, power in key) for key in polynomial.terms)
         terms = polynomial.quantised(fractions, fraction)
-        width = min(operand.width for operand in operands)
-        if bound * 2.0**fraction >= 2.0 ** (width - 2):
+        if len({operand.modulus for operand in operands}) > 1:
+            raise ShapeError(f"{self.here}: a polynomial's variables were opened in different rings")
+        ring = min((operand.ring for operand in operands), key=lambda each: each.width)
+        if not ring.holds(bound * 2.0**fraction):
             raise RangeError(
                 f"{self.here}: a polynomial's value up to {bound:g} with {fraction} fraction bits does not fit into "
-                f"a ring of {width} bits"
+                f"a ring of {ring.width} bits"
             )
         try:
             shape = np.broadcast_shapes(*(operand.shape for operand in operands))
         except ValueError as error:
             raise ShapeError(f"{self.here}: shapes do not fit: {[operand.shape for operand in operands]}") from error
-        return Share(shape, fraction, bound, width, self._locally(ask.Evaluate(terms, operands, shape)))
+        words = self._locally(ask.Evaluate(terms, operands, shape))
+        return Share(shape, fraction, bound, ring.width, words, ring.modulus)
 
     def product(self, left: Opened, right: Opened, bound: float | None = None) -> Share:
         """left ⊙ right with broadcasting. Local."""
@@ -295,15 +320,15 @@ class Session(ABC):
         shape = (*x.shape[:-1], 1)
         if bound is None:
             bound = x.shape[-1] * x.bound**2
-        return Share(shape, 2 * x.fraction, bound, x.width, self._locally(ask.SquareSum(x)))
+        return Share(shape, 2 * x.fraction, bound, x.width, self._locally(ask.SquareSum(x)), x.modulus)
 
     def matmul(self, x: Opened, y: Opened, *, transposed: bool = False, bound: float | None = None) -> Share:
         """x·y, or x·yᵀ if transposed, over the last two axes; equal batch axes. Local."""
         inner = y.shape[-1] if transposed else y.shape[-2]
         if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != inner or len(x.shape) < 2:
             raise ShapeError(f"{self.here}: cannot multiply matrices {x.shape} and {y.shape}, transposed={transposed}")
-        if x.step or y.step:
-            raise ShapeError(f"{self.here}: a matrix product needs tensors that were opened without a truncation")
+        if x.step or y.step or x.modulus or y.modulus:
+            raise ShapeError(f"{self.here}: a matrix product needs tensors opened in Z_2^w without a truncation")
         if bound is None:
             bound = inner * x.bound * y.bound
         step = ask.MatMul(x, y, transposed)

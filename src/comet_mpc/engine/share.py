@@ -1,8 +1,8 @@
-"""Fixed point numbers in Z_2^w and additive shares of them.
+"""Fixed point numbers in a ring, Z_2^w or Z_T (`ring`), and additive shares of them.
 
-A real number v with f fraction bits is the ring element round(v·2^f) mod 2^w. A secret z is held as
-z = z_client + z_server mod 2^w. A `Share` is one party's part (or, in a plaintext twin, the whole), and it
-carries what must fit before two of them meet: shape, fraction bits, ring width and a certified bound.
+A real number v with f fraction bits is the ring element round(v·2^f). A secret z is held as z = z_client + z_server
+in the ring. A `Share` is one party's part (or, in a plaintext twin, the whole), and it carries what must fit before
+two of them meet: shape, fraction bits, ring and a certified bound.
 
 Everything here is local: no operation of this module communicates.
 """
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine.kernels import Words
+from comet_mpc.engine.ring import WORD, Ring
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "WORD",
     "Share",
     "Words",
+    "as_ring",
     "concatenate",
     "decode",
     "encode",
@@ -37,15 +40,15 @@ CLIENT = 0
 SERVER = 1
 BOTH = 2
 
-WORD = 64
-"""Widest ring: Z_2^64. Narrower rings live in the low bits of the same words."""
-
-Words = npt.NDArray[np.uint64]
-
 
 def word_bytes(width: int) -> int:
     """Bytes of one element of Z_2^width on the wire: whole bytes."""
     return (width + 7) // 8
+
+
+def as_ring(ring: int | Ring) -> Ring:
+    """A ring, or Z_2^w by its width."""
+    return ring if isinstance(ring, Ring) else Ring(ring)
 
 
 def ring_width(fraction: int, bound: float) -> int:
@@ -59,25 +62,24 @@ def ring_width(fraction: int, bound: float) -> int:
     return max(8, width)
 
 
-def encode(values: npt.ArrayLike, fraction: int, width: int = WORD) -> Words:
-    """round(v·2^fraction) mod 2^64; |v|·2^fraction must stay below 2^(width-2), where truncation is exact."""
+def encode(values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Words:
+    """round(v·2^fraction) in a ring; |v|·2^fraction must stay below a quarter of it, where truncation is exact."""
+    ring = as_ring(width)
     array = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(array)):
         raise RangeError("a value to be encoded is not finite")
     scaled = np.rint(array * 2.0**fraction)
-    limit = 2.0 ** (width - 2)
-    if scaled.size and float(np.max(np.abs(scaled))) >= limit:
+    if scaled.size and not ring.holds(float(np.max(np.abs(scaled)))):
         raise RangeError(
-            f"a value to be encoded is outside the fixed-point range: |v| must be below 2^{width - 2 - fraction} "
-            f"with {fraction} fraction bits in a ring of {width} bits"
+            f"a value to be encoded is outside the fixed-point range: |v| must be below 2^{ring.width - 2 - fraction} "
+            f"with {fraction} fraction bits in a ring of {ring.width} bits"
         )
-    return scaled.astype(np.int64).view(np.uint64)
+    return ring.reduced(scaled.astype(np.int64).view(np.uint64))
 
 
-def decode(values: Words, fraction: int, width: int = WORD) -> npt.NDArray[np.float64]:
-    """The real numbers behind ring elements, as signed integers of `width` bits over 2^fraction."""
-    signed = (values << np.uint64(WORD - width)).view(np.int64) >> np.int64(WORD - width)
-    return np.asarray(signed.astype(np.float64) * 2.0**-fraction)
+def decode(values: Words, fraction: int, width: int | Ring = WORD) -> npt.NDArray[np.float64]:
+    """The real numbers behind ring elements: the integers nearest to zero over 2^fraction."""
+    return np.asarray(as_ring(width).signed(values).astype(np.float64) * 2.0**-fraction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +96,8 @@ class Share:
     bound: float
     width: int = WORD
     values: Words | None = field(default=None, repr=False)
+    modulus: int = 0
+    """Of an odd ring; 0 for Z_2^width."""
 
     def __post_init__(self) -> None:
         if self.values is not None and self.values.shape != self.shape:
@@ -106,6 +110,10 @@ class Share:
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.width, self.modulus)
 
     def flat(self) -> Words:
         """The words as a contiguous vector."""
@@ -122,6 +130,8 @@ class Share:
 
     def narrow(self, width: int) -> Share:
         """The same value in a smaller ring: both parties drop high bits, nothing is sent."""
+        if self.modulus:
+            raise ShapeError("an odd ring has no smaller one within it: truncate into another ring")
         if width > self.width:
             raise ShapeError(f"cannot widen a share from {self.width} to {width} bits without a truncation")
         return replace(self, width=width)
@@ -131,13 +141,13 @@ class Share:
 
         It is at most 2^(bits+1) - 2, so it is exact in its ring of bits + 1. In a twin it is the value's own digit.
         """
-        if self.width < bits * (place + 1):
+        if self.modulus or self.width < bits * (place + 1):
             raise ShapeError(f"a ring of {self.width} bits has no digit {place} of {bits} bits")
         shift, mask = np.uint64(bits * place), np.uint64(2**bits - 1)
         values = None if self.values is None else self.values >> shift & mask
         return replace(self, fraction=0, bound=2.0**bits, width=bits + 1, values=values)
 
-    def _combine(self, other: Share, operation: Callable[[Words, Words], Words], bound: float) -> Share:
+    def _combine(self, other: Share, operation: Callable[[Ring, Words, Words], Words], bound: float) -> Share:
         if self.fraction != other.fraction:
             raise ScaleError(f"fraction bits differ: {self.fraction} and {other.fraction}; lift one of them first")
         if (self.values is None) != (other.values is None):
@@ -146,34 +156,41 @@ class Share:
             shape = np.broadcast_shapes(self.shape, other.shape)
         except ValueError as error:
             raise ShapeError(f"shapes do not fit: {self.shape} and {other.shape}") from error
-        values = None if self.values is None or other.values is None else operation(self.values, other.values)
-        return Share(shape, self.fraction, bound, min(self.width, other.width), values)
+        ring = self._ring_with(other)
+        values = None if self.values is None or other.values is None else operation(ring, self.values, other.values)
+        return Share(shape, self.fraction, bound, ring.width, values, ring.modulus)
+
+    def _ring_with(self, other: Share) -> Ring:
+        """The ring of what is made of two shares: the narrower one, or the odd one that both are in."""
+        if self.modulus != other.modulus:
+            raise ScaleError("shares in different rings: truncate one of them into the other's first")
+        return self.ring if self.width <= other.width else other.ring
 
     def __add__(self, other: Share) -> Share:
-        return self._combine(other, np.add, self.bound + other.bound)
+        return self._combine(other, Ring.add, self.bound + other.bound)
 
     def __sub__(self, other: Share) -> Share:
-        return self._combine(other, np.subtract, self.bound + other.bound)
+        return self._combine(other, Ring.subtract, self.bound + other.bound)
 
     def __neg__(self) -> Share:
         return self.times(-1)
 
     def times(self, integer: int) -> Share:
         """The product with a public integer."""
-        factor = np.uint64(integer % 2**WORD)
-        values = None if self.values is None else self.values * factor
+        values = None if self.values is None else self.ring.times(self.values, integer)
         return replace(self, bound=self.bound * abs(integer), values=values)
 
     def lift(self, fraction: int) -> Share:
         """The same value with more fraction bits: exact, a local product with a power of two.
 
-        The ring grows along with it: what is known mod 2^w is known mod 2^(w+k) once it is multiplied by 2^k.
+        Z_2^w grows along with it: what is known mod 2^w is known mod 2^(w+k) once it is multiplied by 2^k.
         """
         if fraction < self.fraction:
             raise ScaleError(f"cannot lift from {self.fraction} to {fraction} fraction bits: that is a truncation")
         shift = fraction - self.fraction
-        values = None if self.values is None else self.values << np.uint64(shift)
-        return replace(self, fraction=fraction, width=min(WORD, self.width + shift), values=values)
+        values = None if self.values is None else self.ring.times(self.values, 1 << shift)
+        width = self.width if self.modulus else min(WORD, self.width + shift)
+        return replace(self, fraction=fraction, width=width, values=values)
 
     def times_power(self, exponent: int) -> Share:
         """The product with 2^exponent: the same words, read with other fraction bits."""
@@ -197,22 +214,22 @@ class Share:
         return self._view(self._blank()[key].shape, lambda values: values[key])
 
     def sum(self, axis: int = -1, *, keep: bool = False) -> Share:
-        """Sum along an axis, mod 2^w."""
+        """Sum along an axis."""
         size = self.shape[axis]
         shape = list(self.shape)
         if keep:
             shape[axis] = 1
         else:
             del shape[axis]
-        summed = self._view(tuple(shape), lambda values: values.sum(axis=axis, keepdims=keep, dtype=np.uint64))
+        summed = self._view(tuple(shape), lambda values: self.ring.sum(values, axis, keep=keep))
         return replace(summed, bound=self.bound * size)
 
 
 def concatenate(shares: Sequence[Share], axis: int) -> Share:
     """Shares of equal scale, one after the other along an axis."""
     first = shares[0]
-    if any(share.fraction != first.fraction for share in shares):
-        raise ScaleError("shares of unequal fraction bits cannot be concatenated")
+    if any((share.fraction, share.modulus) != (first.fraction, first.modulus) for share in shares):
+        raise ScaleError("shares of unequal fraction bits, or in different rings, cannot be concatenated")
     blanks = [np.broadcast_to(np.False_, share.shape) for share in shares]
     try:
         shape = np.concatenate(blanks, axis=axis).shape
@@ -223,4 +240,4 @@ def concatenate(shares: Sequence[Share], axis: int) -> Share:
         raise ShapeError("planned shares and real ones were mixed")
     values = np.concatenate(arrays, axis=axis) if arrays else None
     bound = max(share.bound for share in shares)
-    return Share(shape, first.fraction, bound, min(share.width for share in shares), values)
+    return Share(shape, first.fraction, bound, min(share.width for share in shares), values, first.modulus)

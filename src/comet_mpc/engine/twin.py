@@ -14,7 +14,8 @@ import numpy as np
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine import requests as ask
-from comet_mpc.engine.requests import Request, Result, Step
+from comet_mpc.engine.requests import Opened, Request, Result, Step
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import Share, Words, decode
 from comet_mpc.errors import RangeError
@@ -36,7 +37,7 @@ class TwinSession(Session):
         return words
 
     def _check(self, share: Share) -> None:
-        real = decode(share.flat(), share.fraction, share.width)
+        real = decode(share.flat(), share.fraction, share.ring)
         largest = float(np.max(np.abs(real), initial=0.0))
         if largest > share.bound * _SLACK:
             raise RangeError(
@@ -45,12 +46,11 @@ class TwinSession(Session):
                 else f"{self.here}: a value that was claimed to be zero is not"
             )
 
-    def _shifted(self, share: Share, shift: int) -> Words:
-        left = np.uint64(64 - share.width)
-        signed = (share.flat() << left).view(np.int64) >> np.int64(left)
+    def _shifted(self, share: Share, shift: int, ring: Ring) -> Words:
+        signed = share.ring.signed(share.flat())
         if shift:
             signed = (signed + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift)
-        return signed.view(np.uint64).reshape(share.shape)
+        return ring.reduced(signed.view(np.uint64)).reshape(share.shape)
 
     def _round(self, requests: Sequence[Request]) -> list[Result]:
         for request in requests:
@@ -59,7 +59,8 @@ class TwinSession(Session):
 
     def _result(self, request: Request) -> Result:
         shift = request.shift if isinstance(request, ask.Truncate | ask.TruncateOpen) else 0
-        value = self._shifted(request.share, shift)
+        ring = request.conversion.target if isinstance(request, ask.Truncate) else request.share.ring
+        value = self._shifted(request.share, shift, ring)
         match request:
             case ask.Open() | ask.TruncateOpen():
                 return ask.opened(request, -1, value)
@@ -80,7 +81,8 @@ class TwinSession(Session):
             case ask.Evaluate():
                 return self._evaluate(step)
             case ask.SquareSum(x=x):
-                return np.asarray((x.words() * x.words()).sum(axis=-1, keepdims=True, dtype=np.uint64))
+                words = _integers(x)
+                return x.ring.reduced(np.asarray((words * words).sum(axis=-1, keepdims=True, dtype=np.uint64)))
             case ask.MatMul(x=x, y=y, transposed=transposed):
                 return kernels.matmul(x.words(), y.words(), transpose_right=transposed)
             case ask.Weigh():
@@ -88,7 +90,7 @@ class TwinSession(Session):
 
     @staticmethod
     def _evaluate(step: ask.Evaluate) -> Words:
-        values = [np.broadcast_to(operand.words(), step.shape) for operand in step.operands]
+        values = [np.broadcast_to(_integers(operand), step.shape) for operand in step.operands]
         total = np.zeros(step.shape, np.uint64)
         for coefficient, exponents in step.terms:
             term = np.full(step.shape, np.uint64(coefficient % 2**64))
@@ -96,9 +98,14 @@ class TwinSession(Session):
                 for _ in range(power):
                     term *= value
             total += term
-        return total
+        return step.ring.reduced(total)
 
 
-def run_twin(program: Callable[[Session], Output], *, permits_leaks: bool = False) -> Output:
+def _integers(opened: Opened) -> Words:
+    """The values mod 2^64. What is computed with them wraps freely: only the result must fit."""
+    return opened.ring.signed(opened.words()).view(np.uint64) if opened.modulus else opened.words()
+
+
+def run_twin(program: Callable[[Session], Output], *, fused: bool = True, permits_leaks: bool = False) -> Output:
     """Runs a program in the clear and returns what it returns."""
-    return program(TwinSession(permits_leaks=permits_leaks))
+    return program(TwinSession(fused=fused, permits_leaks=permits_leaks))

@@ -123,9 +123,9 @@ class Unmasked(Dealing):
 
     def corrections(self) -> Iterator[memoryview]:
         for index, correlation in enumerate(self.correlations):
-            for array, (_, width) in enumerate(correlation.facts.corrections):
+            for array, (_, ring) in enumerate(correlation.facts.corrections):
                 for value in self._values(index, correlation, array):
-                    yield kernels.pack_words(value, word_bytes(width)).data
+                    yield kernels.pack_words(value, word_bytes(ring.width)).data
 
 
 def _unpacked(bits: Packed | Words, count: int) -> Words:
@@ -225,7 +225,7 @@ class _Watching(PartySession):
 
     def _corrected(self, drawn: Drawn, correlation: Correlation) -> None:
         """What the dealer has sent for this correlation."""
-        widths = correlation.facts.corrections
+        corrections = correlation.facts.corrections
         own = {
             f"mask {reference.place}": self._masks[reference.place]
             for reference in correlation.facts.references
@@ -233,8 +233,8 @@ class _Watching(PartySession):
         }
         if isinstance(correlation, kinds.BitProducts):
             own["bits"] = _unpacked(drawn.arrays[0], correlation.count)
-        for array, (words, (count, width)) in enumerate(
-            zip(drawn.arrays[-len(widths) :], widths, strict=True), start=1
+        for array, (words, (count, ring)) in enumerate(
+            zip(drawn.arrays[-len(corrections) :], corrections, strict=True), start=1
         ):
             held = {name: each for name, each in own.items() if each.size == count}
             held["seed"] = self._expansion(drawn.index, count, array)
@@ -242,7 +242,7 @@ class _Watching(PartySession):
                 pads = self._pads(drawn.index, array - 1, correlation)
                 held["pads"] = tables.pick(pads, drawn.arrays[0], correlation.sizes[array - 1]) - held["seed"]
             kind = f"products, {_CORRECTIONS[type(correlation)]}"
-            self._note(kind, words, 2**width, count * word_bytes(width), **held)
+            self._note(kind, words, ring.size, count * word_bytes(ring.width), **held)
 
     def _pads(self, index: int, column: int, transfers: kinds.TableTransfers) -> Packed:
         """What the client's pads would be, had it the same seed."""

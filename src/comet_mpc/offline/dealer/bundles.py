@@ -33,6 +33,7 @@ from comet_mpc.engine.correlations import (
     WeightProduct,
     WeightScale,
 )
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
 from comet_mpc.errors import ForeignRandomness
@@ -47,6 +48,11 @@ CHUNK = 1 << 16
 def _stream(index: int, array: int) -> int:
     """Array 0 of a correlation is its mask or bits; 1, 2, … are the client's shares of products."""
     return index << 16 | array
+
+
+def _elements(streams: Streams, ring: Ring, stream: int, count: int, offset: int = 0) -> Words:
+    """Uniform elements offset … offset+count-1 of a ring."""
+    return ring.from_seed(streams.words(stream, count * ring.seed_words, offset * ring.seed_words))
 
 
 def _pads(
@@ -114,9 +120,9 @@ class DealtRandomness(OpenBundle):
 
     def _words(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         match correlation:
-            case AnyMask(facts=facts):
+            case AnyMask(facts=facts, ring=ring):
                 held = correlation.held_by(self.party)
-                return (self._streams.words(_stream(index, 0), facts.elements),) if held else ()
+                return (_elements(self._streams, ring, _stream(index, 0), facts.elements),) if held else ()
             case BitProducts(count=count):
                 bits = self._streams.bits(_stream(index, 0), count)
                 return (bits, *self._shares(index, correlation))  # type: ignore[arg-type]
@@ -133,13 +139,13 @@ class DealtRandomness(OpenBundle):
 
     def _shares(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         arrays = []
-        for array, (count, width) in enumerate(correlation.facts.corrections, start=1):
+        for array, (count, ring) in enumerate(correlation.facts.corrections, start=1):
             if self.party == CLIENT:
-                arrays.append(self._streams.words(_stream(index, array), count))
+                arrays.append(_elements(self._streams, ring, _stream(index, array), count))
             else:
                 assert self.bundle.stored is not None
-                data = read_exactly(self.bundle.stored, count * word_bytes(width))
-                arrays.append(kernels.unpack_words(data, word_bytes(width), count))
+                data = read_exactly(self.bundle.stored, count * word_bytes(ring.width))
+                arrays.append(kernels.unpack_words(data, word_bytes(ring.width), count))
         return tuple(arrays)
 
     def _weight_share(self, index: int, correlation: WeightCorrelation) -> Words:
@@ -179,19 +185,19 @@ class Dealing:
     def corrections(self) -> Iterator[memoryview]:
         """The server's stream, a chunk at a time."""
         for index, correlation in enumerate(self.correlations):
-            for array, (_, width) in enumerate(correlation.facts.corrections, start=1):
+            for array, (_, ring) in enumerate(correlation.facts.corrections, start=1):
                 place = 0
                 for value in self._values(index, correlation, array - 1):
-                    own = self._client.words(_stream(index, array), value.size, place)
-                    yield kernels.pack_words(value - own, word_bytes(width)).data
+                    own = _elements(self._client, ring, _stream(index, array), value.size, place)
+                    yield kernels.pack_words(ring.subtract(value, own), word_bytes(ring.width)).data
                     place += value.size
 
     def _mask(self, index: int, start: int, stop: int) -> Words:
         """Elements start … stop-1 of a mask, both parties' parts added."""
-        stream = _stream(index, 0)
-        words = self._client.words(stream, stop - start, start)
-        if self._described(index).held_by(SERVER):
-            words = words + self._server.words(stream, stop - start, start)
+        stream, mask = _stream(index, 0), self._described(index)
+        words = _elements(self._client, mask.ring, stream, stop - start, start)
+        if mask.held_by(SERVER):
+            words = mask.ring.add(words, _elements(self._server, mask.ring, stream, stop - start, start))
         return words
 
     def _values(self, index: int, correlation: Correlation, array: int) -> Iterator[Words]:
@@ -208,11 +214,11 @@ class Dealing:
             case Monomials(terms=terms):
                 yield from self._monomial(correlation, terms[array])
             case SquareSums(mask=mask, rows=rows, columns=columns):
-                step = max(1, CHUNK // columns)
+                step, ring = max(1, CHUNK // columns), self._described(mask).ring
                 for start in range(0, rows, step):
                     stop = min(rows, start + step)
                     a = self._mask(mask, start * columns, stop * columns).reshape(-1, columns)
-                    yield np.asarray((a * a).sum(axis=1, dtype=np.uint64))
+                    yield ring.sum(ring.multiply(a, a), 1)
             case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, transposed=transposed):
                 step = max(1, CHUNK // max(k, n))
                 for b in range(batch):
@@ -245,7 +251,7 @@ class Dealing:
                 raise ForeignRandomness(f"a dealer does not know how to prepare {type(correlation).__name__}")
 
     def _monomial(self, entry: Monomials, term: MonomialTerm) -> Iterator[Words]:
-        count = entry.facts.elements
+        count, ring = entry.facts.elements, self._described(entry.masks[0]).ring
         small = {  # masks that are broadcast are few words: hold them whole, spread a chunk at a time
             mask: np.broadcast_to(self._mask(mask, 0, math.prod(own)).reshape(own), entry.shape)
             for mask in entry.masks
@@ -257,7 +263,7 @@ class Dealing:
             for mask, power, carry in zip(entry.masks, term.powers, term.carries, strict=True):
                 a = small[mask].flat[start:stop] if mask in small else self._mask(mask, start, stop)
                 for factor in self._factors(mask, a, power, carry):
-                    value *= factor
+                    value = ring.multiply(value, factor)
             yield value
 
     def _described(self, mask: int) -> AnyMask:

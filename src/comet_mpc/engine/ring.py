@@ -1,0 +1,295 @@
+"""The rings that shares live in: Z_2^w, and Z_T for an odd T.
+
+Z_2^w is what the processor computes in, and a truncation into a narrower ring is free. Z_T serves element-wise work
+where two parties prepare their randomness alone: T is a product of primes that are 1 mod 2^14, so that a product in the
+slots of a homomorphic ciphertext is the product of the ring (`offline.rlwe.slots`). A word of Z_2^w may have any bits
+above w. A word of Z_T is a residue, 0 … T-1.
+
+From one ring into another, by the way divided by 2^d (`Conversion`): z = z_0 + z_1 in Z_M with |z| < M/4. Party 0 adds
+o, near M/4, so that the sum of the shares is below M/2, or M more if it wrapped; it wrapped unless both are below M/2.
+With n_i for "below", K = M·s and a scale s,
+
+    z·s = ⌊z'_0·s⌋ + ⌊z'_1·s⌋ + 1 - (1 - n_0·n_1)·K - o·s     up to rounding, in any ring that holds it.
+
+If M is 2^w, or 1 mod 2^d, s is 2^-d: the result is off by less than one unit, and its mean by less than 2^-(d+1).
+Else K = round(M/2^d) and s = K/M, which differs from 2^-d by |z|/2M < 1/8 of a unit in the result. So a conversion is
+off by less than 9/8 units, always, and its mean by less than 1/8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc import _native
+from comet_mpc.engine import kernels
+from comet_mpc.engine.kernels import Words
+from comet_mpc.errors import PeerError, RangeError, ShapeError
+
+__all__ = ["LATTICE_PRIMES", "WORD", "Conversion", "Ring", "is_prime", "odd_ring", "power_ring", "slot_primes"]
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+WORD = 64
+"""Widest ring: Z_2^64. Narrower rings live in the low bits of the same words."""
+
+MOST_BITS = 61
+"""Of an odd modulus, so that sums of residues fit into a word."""
+
+LATTICE_PRIMES = (1073692673, 1073643521, 1073479681, 1073430529, 1073299457, 1073233921, 1073184769)
+"""Those of the ciphertexts' modulus (`offline.rlwe.scheme`): no plaintext modulus may share one."""
+
+_SLOT_STEP = 1 << 14
+_TRIES = 24
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Z_2^width, or Z_modulus for an odd modulus of so many bits."""
+
+    width: int
+    modulus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.modulus:
+            odd = self.modulus % 2 == 1 and self.modulus >= 3
+            if not odd or self.modulus.bit_length() != self.width or self.width > MOST_BITS:
+                raise ShapeError(f"no ring: {self.width} bits and the modulus {self.modulus}")
+        elif not 1 <= self.width <= WORD:
+            raise ShapeError(f"a ring of {self.width} bits: the width must be 1 to {WORD}")
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return self.modulus or 1 << self.width
+
+    def holds(self, largest: float) -> bool:
+        """Whether integers of this size can be converted into any other ring."""
+        return largest < 2.0 ** (self.width - 2) if not self.modulus else 4 * (largest + 1) < 0.999 * self.modulus
+
+    # Elements ----------------------------------------------------------------------------------------------
+
+    def reduced(self, words: Words) -> Words:
+        """Integers mod 2^64 as elements: their low bits, or the residue of the number that each stands for, signed."""
+        if not self.modulus:
+            return words
+        return np.mod(words.view(np.int64), np.int64(self.modulus)).view(np.uint64)
+
+    def signed(self, words: Words) -> npt.NDArray[np.int64]:
+        """The integers nearest to zero."""
+        if not self.modulus:
+            left = np.uint64(WORD - self.width)
+            return (words << left).view(np.int64) >> np.int64(left)
+        return np.where(words > np.uint64(self.modulus // 2), words - np.uint64(self.modulus), words).view(np.int64)
+
+    def add(self, left: Words, right: Words) -> Words:
+        total = left + right
+        if self.modulus:
+            t = np.uint64(self.modulus)
+            total = np.where(total >= t, total - t, total)
+        return total
+
+    def subtract(self, left: Words, right: Words) -> Words:
+        return left - right if not self.modulus else self.add(left, np.uint64(self.modulus) - right)
+
+    def times(self, words: Words, integer: int) -> Words:
+        factor = np.uint64(integer % (self.modulus or 1 << WORD))
+        return words * factor if not self.modulus else self.multiply(words, np.broadcast_to(factor, words.shape))
+
+    def multiply(self, left: Words, right: Words) -> Words:
+        """Element by element, with broadcasting."""
+        if not self.modulus:
+            return left * right
+        shape = np.broadcast_shapes(left.shape, right.shape)
+        a, b = (np.ascontiguousarray(np.broadcast_to(x, shape)).reshape(-1) for x in (left, right))
+        out = np.empty(a.size, np.uint64)
+        _native.odd_multiply(self.modulus, a, b, out)
+        return out.reshape(shape)
+
+    def sum(self, words: Words, axis: int, *, keep: bool = False) -> Words:
+        """Along an axis."""
+        if not self.modulus:
+            return np.asarray(words.sum(axis=axis, keepdims=keep, dtype=np.uint64))
+        low = (words & np.uint64(2**31 - 1)).sum(axis=axis, keepdims=keep, dtype=np.uint64)
+        high = (words >> np.uint64(31)).sum(axis=axis, keepdims=keep, dtype=np.uint64) % np.uint64(self.modulus)
+        return self.add(self.times(high, 2**31), low % np.uint64(self.modulus))
+
+    def evaluate(
+        self,
+        terms: Iterable[tuple[int, kernels.Exponents]],
+        opened: Sequence[Words],
+        monomials: Mapping[kernels.Exponents, Words],
+        leader: bool,
+    ) -> Words:
+        """`kernels.evaluate` in this ring."""
+        return kernels.evaluate(terms, opened, monomials, leader, modulus=self.modulus)
+
+    # On the wire, and from seeds -----------------------------------------------------------------------------
+
+    def wire_bytes(self, count: int) -> int:
+        """Of so many elements: whole bytes for each of Z_2^w, packed bits in Z_T."""
+        return count * ((self.width + 7) // 8) if not self.modulus else (count * self.width + 7) // 8
+
+    def pack(self, words: Words) -> Bytes:
+        """Bits above the ring's width mean nothing and are not sent."""
+        if not self.modulus:
+            shown = words & np.uint64(2**self.width - 1) if self.width % 8 else words
+            return kernels.pack_words(shown, (self.width + 7) // 8)
+        out = np.empty(self.wire_bytes(words.size), np.uint8)
+        _native.pack_bits(np.ascontiguousarray(words).reshape(-1), out, self.width)
+        return out
+
+    def unpack(self, data: bytes | memoryview, count: int) -> Words:
+        """Refuses what is no element."""
+        if not self.modulus:
+            return kernels.unpack_words(data, (self.width + 7) // 8, count)
+        if len(data) != self.wire_bytes(count):
+            raise ShapeError(f"{count} elements of {self.width} bits are not {len(data)} bytes")
+        out = np.empty(count, np.uint64)
+        if not _native.unpack_bits(np.frombuffer(data, np.uint8), out, self.width, self.modulus):
+            raise PeerError(f"a number that was received is not below the modulus of {self.width} bits")
+        return out
+
+    @property
+    def seed_words(self) -> int:
+        """Words of a stream that an element takes (`from_seed`)."""
+        return 2 if self.modulus else 1
+
+    def from_seed(self, words: Words) -> Words:
+        """Elements from uniform words: uniform in Z_2^w, within T/2^128 of it in Z_T."""
+        if not self.modulus:
+            return words
+        out = np.empty(words.size // 2, np.uint64)
+        _native.odd_uniform(self.modulus, np.ascontiguousarray(words), out)
+        return out
+
+
+def power_ring(width: int) -> Ring:
+    return Ring(width)
+
+
+def is_prime(n: int) -> bool:
+    """Miller-Rabin, exact below 3·10^9 with these bases."""
+    odd, twos = n - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    return all(
+        any(pow(base, odd << i, n) == n - 1 for i in range(twos)) or pow(base, odd, n) == 1 for base in (2, 3, 5, 7)
+    )
+
+
+@lru_cache(maxsize=4096)
+def slot_prime(least: int) -> int:
+    """The first prime from here on that is 1 mod 2^14 and none of the ciphertexts'; 0 if there is none below 2^30."""
+    candidate = (max(least, 2) + _SLOT_STEP - 2) // _SLOT_STEP * _SLOT_STEP + 1
+    while candidate < 1 << 30:
+        if candidate not in LATTICE_PRIMES and is_prime(candidate):
+            return candidate
+        candidate += _SLOT_STEP
+    return 0
+
+
+def _first_factor(product: int) -> int:
+    """Where the search for the smaller of two factors begins: small primes are few, so it takes more of them."""
+    return math.isqrt(product) // 4 if product < 1 << 40 else math.isqrt(product) * 7 // 8
+
+
+@lru_cache(maxsize=256)
+def odd_ring(largest: float) -> Ring:
+    """A small Z_T that holds integers up to `largest`, T a product of at most two primes with slots."""
+    limit = int(4 * (largest + 1) / 0.999) + 1
+    found = slot_prime(limit)
+    if not found:
+        smaller = slot_prime(_first_factor(limit))
+        for _ in range(_TRIES if smaller else 0):
+            larger = slot_prime(max(smaller + 1, -(-limit // smaller)))
+            if larger and (not found or smaller * larger < found):
+                found = smaller * larger
+            smaller = slot_prime(smaller + 1)
+            if not smaller:
+                break
+    if not found or found.bit_length() > MOST_BITS:
+        raise RangeError(f"no odd ring of at most {MOST_BITS} bits holds integers up to 2^{math.log2(largest):.1f}")
+    return Ring(found.bit_length(), found)
+
+
+@lru_cache(maxsize=256)
+def slot_primes(modulus: int) -> tuple[int, ...]:
+    """The primes of an odd ring's modulus. Refuses one that has no slots."""
+    if modulus < 1 << 30:
+        primes = [modulus]
+    else:
+        primes, smaller = [], _first_factor(modulus) * 3 // 4
+        while not primes and smaller * smaller < modulus:
+            smaller = slot_prime(smaller + 1)
+            if not smaller:
+                break
+            if modulus % smaller == 0:
+                primes = [smaller, modulus // smaller]
+    if not primes or any(slot_prime(p) != p for p in primes):
+        raise ShapeError(f"the modulus {modulus} is not a product of at most two primes with slots")
+    return tuple(primes)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """From one ring into another, divided by 2^shift. See the top of this module."""
+
+    source: Ring
+    shift: int
+    target: Ring
+
+    @cached_property
+    def _numbers(self) -> tuple[_native.Numbers, int]:
+        """What native/ring/odd.hpp wants to know; and the largest |z| for which it holds."""
+        size, d, target = self.source.size, self.shift, self.target
+        exact = d == 0 or not self.source.modulus or size % (1 << d) == 1
+        wrap = (size if not self.source.modulus or d == 0 else size - 1) >> d if exact else round(size / (1 << d))
+        if exact:
+            constant = size // 4 >> d
+            offset, scale = (constant << d) - (2 if self.source.modulus and d else 1), (1 << 128 - d) % (1 << 128)
+        else:
+            constant = wrap // 4
+            offset, scale = (2 * constant * size + wrap) // (2 * wrap), (wrap << 128) // size
+        into = target.modulus or 1 << WORD
+        numbers = (
+            self.source.modulus,
+            self.source.width,
+            offset,
+            (size + 1) // 2,
+            scale >> 64,
+            scale % (1 << 64),
+            target.modulus,
+            wrap % into,
+            (1 - wrap - constant) % into,
+        )
+        return numbers, offset
+
+    @property
+    def product_ring(self) -> Ring:
+        """Where the product of the two bits is shared: of 2^w' only what is left of the wrap counts."""
+        if self.target.modulus or self.source.modulus:
+            return self.target
+        return power_ring(self.target.width - self.source.width + self.shift)
+
+    def mask(self, words: Words, bits: Bytes, leader: bool) -> Bytes:
+        """Packed n_i xor b_i, the one message. With uniform b_i it reveals nothing."""
+        if not (self.source.modulus or self.target.modulus):
+            return kernels.truncate_mask(words, bits, self.source.width, leader)
+        out = np.empty((words.size + 7) // 8, np.uint8)
+        _native.convert_mask(self._numbers[0], leader, words, bits, out)
+        return out
+
+    def finish(self, words: Words, bits: Bytes, mine: Bytes, theirs: Bytes, product: Words, leader: bool) -> Words:
+        """A share of the converted value; `product` is a share of b_0·b_1 in `product_ring`."""
+        if not (self.source.modulus or self.target.modulus):
+            return kernels.truncate_finish(words, bits, mine, theirs, product, self.source.width, self.shift, leader)
+        out = np.empty(words.size, np.uint64)
+        _native.convert_finish(self._numbers[0], leader, words, bits, mine, theirs, product, out)
+        return out

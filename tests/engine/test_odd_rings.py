@@ -1,0 +1,137 @@
+"""Rings modulo an odd number: arithmetic, conversion from any ring into any other, and whole programs in them."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comet_mpc.engine import Session
+from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.ring import LATTICE_PRIMES, Conversion, Ring, Words, odd_ring, power_ring, slot_primes
+from comet_mpc.engine.share import CLIENT, SERVER, Share
+from comet_mpc.errors import PeerError, RangeError, ScaleError, ShapeError
+from support.two_parties import Weights, run_two_parties, together, twin_value
+
+X, Y = variables("x y")
+
+RINGS = [odd_ring(2.0**bits) for bits in (12, 30, 34, 44, 57)] + [power_ring(width) for width in (24, 48, 56, 64)]
+
+
+def random_integers(limit: int, count: int) -> list[int]:
+    return [secrets.randbelow(2 * limit + 1) - limit for _ in range(count)]
+
+
+def words(numbers: list[int], ring: Ring) -> Words:
+    return np.array([number % ring.size for number in numbers], np.uint64)
+
+
+@given(st.integers(2, 2**57))
+@settings(max_examples=40, deadline=None)
+def test_an_odd_ring_holds_what_it_was_asked_for(largest: int) -> None:
+    ring = odd_ring(float(largest))
+    primes = slot_primes(ring.modulus)
+    assert ring.holds(largest)
+    assert int(np.prod(np.array(primes, object))) == ring.modulus
+    assert all(prime % 2**14 == 1 and prime < 2**30 and prime not in LATTICE_PRIMES for prime in primes)
+
+
+def test_what_no_odd_ring_holds_is_refused() -> None:
+    with pytest.raises(RangeError, match="no odd ring"):
+        odd_ring(2.0**59)
+    for width, modulus in ((16, 65536), (17, 65539 * 3), (62, 2**61 + 1), (0, 3), (3, -5)):
+        with pytest.raises(ShapeError):
+            Ring(width, modulus)
+    with pytest.raises(ShapeError, match="primes with slots"):
+        slot_primes(2**40 + 1)
+
+
+@pytest.mark.parametrize("ring", RINGS[:5])
+def test_arithmetic_is_that_of_integers(ring: Ring) -> None:
+    a, b = (random_integers(ring.size, 1000) for _ in range(2))
+    x, y, t = words(a, ring), words(b, ring), ring.modulus
+    assert ring.add(x, y).tolist() == [(i + j) % t for i, j in zip(a, b, strict=True)]
+    assert ring.subtract(x, y).tolist() == [(i - j) % t for i, j in zip(a, b, strict=True)]
+    assert ring.multiply(x, y).tolist() == [i * j % t for i, j in zip(a, b, strict=True)]
+    assert ring.times(x, -12345678901234567890).tolist() == [i * -12345678901234567890 % t for i in a]
+    assert ring.sum(x.reshape(10, 100), 1).tolist() == [sum(a[i : i + 100]) % t for i in range(0, 1000, 100)]
+    assert ring.signed(x).tolist() == [i % t - t if 2 * (i % t) > t else i % t for i in a]
+    assert ring.unpack(ring.pack(x).data, x.size).tolist() == x.tolist()
+    assert ring.pack(x).size == ring.wire_bytes(x.size)
+
+
+def test_numbers_that_are_no_residues_are_refused() -> None:
+    ring = RINGS[2]
+    with pytest.raises(PeerError, match="not below the modulus"):
+        ring.unpack(b"\xff" * ring.wire_bytes(3), 3)
+    with pytest.raises(ShapeError):
+        ring.unpack(bytes(5), 3)
+
+
+def test_elements_from_seeds_are_spread_evenly() -> None:
+    """χ² of 64 cells; and the same test catches residues of too few bits, which is the control."""
+    ring = RINGS[1]
+
+    def chi_square(elements: Words) -> float:
+        counts = np.histogram(elements.astype(np.float64) / ring.modulus, 64, (0.0, 1.0))[0]
+        return float(((counts - elements.size / 64) ** 2 / (elements.size / 64)).sum())
+
+    fresh = np.frombuffer(secrets.token_bytes(16 * 100_000), np.uint64)
+    assert chi_square(ring.from_seed(fresh)) < 63 + 8 * np.sqrt(2 * 63)
+    assert chi_square((fresh[::2] & np.uint64(2**32 - 1)) % np.uint64(ring.modulus)) > 63 + 8 * np.sqrt(2 * 63)
+
+
+@pytest.mark.parametrize("source", RINGS)
+@pytest.mark.parametrize("target", RINGS)
+@pytest.mark.parametrize("shift", [0, 1, 9, 20])
+def test_a_conversion_is_off_by_little_and_never_wraps(source: Ring, target: Ring, shift: int) -> None:
+    largest = min((int(source.size * 0.9985) >> 2) - 2**shift - 2, int(target.size / 4.1) << shift)
+    free = not source.modulus and not target.modulus and target.width <= source.width - shift
+    if largest < 2 or free:
+        pytest.skip("nothing fits" if largest < 2 else "nothing is sent")
+    count = 2000
+    z = [*random_integers(largest, count - 2), largest, -largest]
+    z0 = [secrets.randbelow(source.size) for _ in range(count)]
+    shares = words(z0, source), words([a - b for a, b in zip(z, z0, strict=True)], source)
+    how = Conversion(source, shift, target)
+    ring = how.product_ring
+    bits = np.random.default_rng(1).integers(0, 2, (2, count)).astype(np.uint8)
+    p0 = [secrets.randbelow(ring.size) for _ in range(count)]
+    products = words(p0, ring), words([int(a & b) - p for a, b, p in zip(*bits, p0, strict=True)], ring)
+    packed = [np.packbits(own, bitorder="little") for own in bits]
+    sent = [how.mask(shares[i], packed[i], i == 0) for i in range(2)]
+    made = [how.finish(shares[i], packed[i], sent[i], sent[1 - i], products[i], i == 0) for i in range(2)]
+    found = target.signed(target.add(*made))
+    errors = np.array([(got * 2**shift - want) / 2**shift for got, want in zip(found.tolist(), z, strict=True)])
+    assert np.max(np.abs(errors)) < 1.125 if shift else not errors.any()
+    assert abs(errors.mean()) < 0.125 + 2.0 ** -(shift + 1) + 5 * 0.5 / np.sqrt(count)
+
+
+def program(session: Session, weights: Weights) -> Share:
+    """Into an odd ring and out of it again: squares, a product of two variables, sums of squares, a constant."""
+    values = np.random.default_rng(5).uniform(-0.5, 0.5, (6, 40))
+    x = session.private(CLIENT, (6, 40), 20, 0.5, values) + session.private(SERVER, (6, 40), 20, 0.5, values[::-1])
+    ring = odd_ring(2.0**46)
+    opened = session.open(session.truncate_to(x, 12, ring))
+    rows = session.open(session.truncate_to(session.square_sum(opened, bound=40.0), 12, ring))
+    y = session.evaluate(X**2 * Y - 0.5 * X + 0.25, {"x": opened, "y": rows}, fraction=36, bound=41.0)
+    shifted = session.add_constant(y.lift(37), 1.5) - y.lift(37).times(2)
+    return session.truncate_to(shifted.bounded(44.0), 12, 40)
+
+
+@pytest.mark.parametrize("source", ["dealer"])
+def test_a_program_in_odd_rings_agrees_with_its_twin(source: str) -> None:
+    run = run_two_parties(program, source=source, fused=False)  # type: ignore[arg-type]
+    assert np.max(np.abs(together(run) - twin_value(program, fused=False))) < 0.02
+
+
+def test_rings_do_not_mix() -> None:
+    ring = odd_ring(2.0**30)
+    odd, even = (Share((2,), 4, 1.0, 32), Share((2,), 4, 1.0, ring.width, None, ring.modulus))
+    with pytest.raises(ScaleError, match="different rings"):
+        odd + even
+    with pytest.raises(ShapeError, match="no smaller one"):
+        even.narrow(8)
