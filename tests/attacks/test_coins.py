@@ -17,7 +17,8 @@ import pytest
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT, Share, Words, decode
-from comet_mpc.models.transformer import ANSWER_BITS, coarsened
+from comet_mpc.models.heads import coarsened
+from comet_mpc.models.transformer import ANSWER_BITS
 from support.two_parties import run_two_parties, twin_value
 
 Reals = npt.NDArray[np.float64]

@@ -1,11 +1,12 @@
-"""BERT, RoBERTa and MPNet: one checkpoint gives one model in torch, in real arithmetic, in its twin and to two parties,
-layer by layer; and no input leaves the certified ranges."""
+"""BERT, DistilBERT, RoBERTa and MPNet, and every head: one checkpoint gives one model in torch, in real arithmetic, in
+its twin and to two parties, layer by layer; and no input leaves the certified ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession, run_twin
 from comet_mpc.models.certify import certify, in_form
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
+from comet_mpc.models.heads import Head
 from comet_mpc.models.served import PublicModel, Query, ServedModel
 from comet_mpc.models.transformer import _ring, encoder_layer, input_mask, input_rows, position_buckets
 from support.small_models import CERTIFIED, UNMODIFIED, small_model
@@ -25,7 +27,18 @@ from support.two_parties import run_two_parties, twin_value
 
 Reals = npt.NDArray[np.float64]
 
-ARCHITECTURES = ("bert", "roberta", "mpnet")
+MODELS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"architecture": "roberta"},
+    "mpnet": {"architecture": "mpnet"},
+    "distilbert": {"architecture": "distilbert", "pooler": "smu", "labels": ("a", "b", "c")},
+    "no pooler": {"pooler": "none"},
+    "regression of a mean": {"head": Head(pooling="mean"), "labels": ("score",)},
+    "tokens": {"head": Head(kind="tokens"), "labels": ("O", "B-PER", "I-PER")},
+    "embedding": {"head": Head(kind="embedding", pooling="mean", unit=True)},
+    "embedding of the first": {"architecture": "mpnet", "head": Head(kind="embedding", pooling="first", unit=True)},
+    "embedding as it is": {"head": Head(kind="embedding", pooling="mean")},
+}
 TWIN = 0.006, 0.001
 """Coordinates of rows (about 1): the twin against the same rules in real arithmetic; largest, and root mean square."""
 PARTIES = 0.015, 0.002
@@ -34,9 +47,9 @@ TORCH = 5e-5, 1e-5
 """Single against double precision, the same coefficients."""
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=MODELS)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), architecture=request.param)
+    return make_checkpoint(tmp_path_factory.mktemp("model"), **MODELS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +106,13 @@ def token_ids(model: ServedModel, texts: list[str], bucket: int) -> npt.NDArray[
     return ids
 
 
+def of_tokens(model: ServedModel, query: Query, layer: int) -> npt.NDArray[np.bool_]:
+    """What of a state, or of the answers, is not padding."""
+    if layer < model.shape.layers or model.shape.head.kind == "tokens":
+        return np.asarray(query.mask == 1.0)
+    return np.ones(len(query.mask), bool)
+
+
 def assert_close(found: Reals, wanted: Reals, limits: tuple[float, float], layer: int) -> None:
     difference = np.abs(found - wanted)
     assert difference.max() < limits[0], f"after layer {layer}"
@@ -110,9 +130,8 @@ def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) ->
     run = run_two_parties(program, model.weights())
     parties = opened(run.client, run.server)
     assert len(real) == len(twin) == len(parties) == model.shape.layers + 1
-    tokens = query.mask == 1.0
     for layer, (wanted, clear, secure) in enumerate(zip(real, twin, parties, strict=True)):
-        chosen = tokens if layer < model.shape.layers else np.ones(len(wanted), bool)
+        chosen = of_tokens(model, query, layer)
         assert_close(clear[chosen], wanted[chosen], TWIN, layer)
         assert_close(secure[chosen], clear[chosen], PARTIES, layer)
         assert np.abs(wanted[chosen]).max() > 0.05, layer
@@ -121,9 +140,8 @@ def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) ->
 def test_torch_has_the_same_states_from_the_same_file(directory: Path, model: ServedModel) -> None:
     query = model.encode(TEXTS)
     states = torch_states(directory, query, token_ids(model, TEXTS, query.bucket))
-    tokens = query.mask == 1.0
     for layer, (wanted, found) in enumerate(zip(states, model.plain_states(query), strict=True)):
-        chosen = tokens if layer < model.shape.layers else np.ones(len(wanted), bool)
+        chosen = of_tokens(model, query, layer)
         assert_close(found[chosen], wanted[chosen], TORCH, layer)
 
 
@@ -138,7 +156,7 @@ def test_private_embeddings_give_the_same_answer(directory: Path, model: ServedM
 
 def test_positions_start_after_the_padding_id(model: ServedModel) -> None:
     e = model.config.encoder
-    assert (e.padding, e.first_position) == ((0, 0) if e.architecture == "bert" else (1, 2))
+    assert (e.padding, e.first_position) == ((0, 0) if e.architecture.endswith("bert") else (1, 2))
     assert model.longest == e.positions - e.first_position
     query = model.encode(["good film"])
     table = model.embeddings["words"][token_ids(model, ["good film"], 16)[0, 1]].astype(np.float64)
@@ -170,7 +188,7 @@ def test_an_encoder_with_very_long_rows(tmp_path: Path, monkeypatch: pytest.Monk
     for layer, (clear, secure, wanted) in enumerate(
         zip(twin, opened(run.client, run.server), model.plain_states(query), strict=True)
     ):
-        chosen = query.mask == 1.0 if layer < model.shape.layers else np.ones(len(wanted), bool)
+        chosen = of_tokens(model, query, layer)
         assert_close(clear[chosen], wanted[chosen], (0.04, 0.006), layer)
         assert_close(secure[chosen], clear[chosen], (0.08, 0.012), layer)
 

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.checkpoint import load_checkpoint, tensor_shapes
-from comet_mpc.models.hugging_face import _foreign_name, _labels, fetch, load_hugging_face, need, tokenizer_json
+from comet_mpc.models.heads import Head
+from comet_mpc.models.hugging_face import _USUAL, _foreign_name, _labels, fetch, load_hugging_face, need, tokenizer_json
 from support.small_models import UNMODIFIED, small_model
 from support.toy_model import toy_tokenizer
 
@@ -27,27 +28,35 @@ SIZES = {
     "num_attention_heads": 3,
     "intermediate_size": 40,
 }
+DISTILLED = {
+    "vocab_size": 50,
+    "max_position_embeddings": 20,
+    "dim": 24,
+    "n_layers": 2,
+    "n_heads": 3,
+    "hidden_dim": 40,
+}
 
 
 def write(directory: Path, *, architecture: str = "bert", head: bool = True, **changes: Any) -> Path:
     """A small classifier (or encoder) as Hugging Face stores it."""
     config, tensors = small_model(UNMODIFIED, architecture=architecture)
     directory.mkdir(parents=True, exist_ok=True)
-    kind = {"bert": "Bert", "roberta": "Roberta", "mpnet": "MPNet"}[architecture]
+    kind = {"bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta", "mpnet": "MPNet"}[architecture]
     content = {
         "model_type": architecture,
         "architectures": [f"{kind}ForSequenceClassification" if head else f"{kind}Model"],
         "type_vocab_size": 2,
         "layer_norm_eps": 1e-12,
         "pad_token_id": config.encoder.padding,
-        **SIZES,
+        **(DISTILLED if architecture == "distilbert" else SIZES),
         **changes,
     }
     (directory / "config.json").write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
     stored: dict[str, Any] = {}
     for name in tensor_shapes(config):
-        there = _foreign_name(name, architecture)
-        if there.startswith("classifier"):
+        there = _foreign_name(name, architecture, _USUAL[architecture])
+        if there.startswith(("classifier", "pre_classifier")):
             stored |= {there: tensors[name]} if head else {}
         else:
             stored[f"{architecture}.{there}" if head else there] = tensors[name]
@@ -64,7 +73,7 @@ def change(directory: Path, **tensors: Any) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "mpnet"])
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "roberta", "mpnet"])
 @pytest.mark.parametrize("head", [True, False])
 def test_classifiers_and_encoders_are_read(tmp_path: Path, architecture: str, head: bool) -> None:
     names = {"0": "ham", "1": "spam"}
@@ -96,11 +105,11 @@ def test_foreign_missing_and_misshapen_tensors_are_named(tmp_path: Path, changes
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "distilbert"}, "distilbert"),
+        ({"model_type": "electra"}, "electra"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"is_decoder": True}, "decoder"),
-        ({"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
         ({"problem_type": "multi_label_classification"}, "several labels"),
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "3 labels, the classifier has 2 outputs"),
         ({"id2label": {"0": "a", "1": "a"}}, "'a' twice"),
@@ -113,6 +122,87 @@ def test_foreign_missing_and_misshapen_tensors_are_named(tmp_path: Path, changes
 def test_another_kind_of_model_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         load_hugging_face(write(tmp_path, **changes))
+
+
+def theirs(kind: str, **settings: Any) -> Any:
+    """One of transformers' own models, with random weights."""
+    transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    family = next(name for name in ("DistilBert", "Bert", "Roberta", "MPNet") if kind.startswith(name))
+    sizes = DISTILLED if family == "DistilBert" else SIZES
+    config = getattr(transformers, f"{family}Config")(**sizes, pad_token_id=1, **settings)
+    model = getattr(transformers, kind)(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "Roberta", "MPNet"])
+@pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification"])
+def test_a_classifier_of_three_labels_answers_as_in_transformers(tmp_path: Path, family: str, kind: str) -> None:
+    model = theirs(family + kind, num_labels=3)
+    model.save_pretrained(tmp_path)
+    torch = pytest.importorskip("torch")
+    from comet_mpc.train import UnifiedModel
+
+    config, tensors, absent = load_hugging_face(tmp_path)
+    assert not absent
+    assert config.head == Head(kind="tokens" if "Token" in kind else "label")
+    ids, mask = torch.randint(2, 50, (3, 9)), torch.ones(3, 9).long()
+    mask[1, 5:] = mask[2, 7:] = 0
+    with torch.no_grad():
+        wanted = model(input_ids=ids, attention_mask=mask).logits
+        found, _ = UnifiedModel.from_tensors(config, tensors).eval()(ids, mask)
+    rows = mask.bool() if "Token" in kind else torch.ones(3).bool()
+    np.testing.assert_allclose(found[rows], wanted[rows], atol=2e-4)
+    assert wanted[rows].std() > 0.1
+
+
+def sentence_encoder(directory: Path, *, mode: str = "mean_tokens", modules: tuple[str, ...] = ("Normalize",)) -> Path:
+    theirs("BertModel").save_pretrained(directory)
+    kinds = ("Transformer", "Pooling", *modules)
+    listed = [
+        {"path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+    (directory / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12}))
+    return directory
+
+
+def test_an_encoder_of_sentence_transformers_gives_embeddings(tmp_path: Path) -> None:
+    config, tensors, absent = load_hugging_face(sentence_encoder(tmp_path))
+    assert config.head == Head(kind="embedding", pooling="mean", unit=True)
+    assert config.length == 12
+    assert config.encoder.labels == ()
+    assert not absent
+    assert "pooler.weight" not in tensors, "an encoder's own pooler has no part in the mean"
+    config, tensors, absent = load_hugging_face(tmp_path, kind="label")
+    assert config.head == Head()
+    assert "pooler.weight" in tensors, "a classifier on the same encoder goes through it"
+    assert absent == ("classifier.weight", "classifier.bias")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modules": ("Dense", "Normalize")}, "Dense"),
+        ({"mode": "max_tokens"}, "pooling_mode_max_tokens, expected the mean"),
+    ],
+)
+def test_embeddings_that_are_made_in_another_way_are_refused(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_hugging_face(sentence_encoder(tmp_path, **changes))
+
+
+def test_a_classifier_without_a_pooler_reads_the_first_state(tmp_path: Path) -> None:
+    directory = change(write(tmp_path), bert__pooler__dense__weight=None, bert__pooler__dense__bias=None)
+    config, tensors, absent = load_hugging_face(directory)
+    assert (config.pooler, absent) == ("none", ())
+    assert "pooler.weight" not in tensors
 
 
 def test_names_of_old_files_and_heads_for_pretraining(tmp_path: Path) -> None:
@@ -172,7 +262,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, architecture: str) -
     transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
     from comet_mpc.train.model import UnifiedModel
 
-    kind = {"bert": "Bert", "roberta": "Roberta", "mpnet": "MPNet"}[architecture]
+    kind = {"bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta", "mpnet": "MPNet"}[architecture]
     settings = SIZES | {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "initializer_range": 0.3}
     torch.manual_seed(0)
     theirs = getattr(transformers, f"{kind}ForSequenceClassification")(

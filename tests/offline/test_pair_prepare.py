@@ -39,8 +39,8 @@ from comet_mpc.models.transformer import (
     SHAPES,
     EncoderShape,
     certified_rules,
-    classify,
     encode_weights,
+    forward,
     input_mask,
     input_rows,
     public_weights,
@@ -168,7 +168,7 @@ def test_a_classifier_runs_without_a_dealer_and_equals_its_twin() -> None:
         known = session.holds(CLIENT)
         x = input_rows(session, rows if known else None, rows.shape)
         mask = input_mask(session, np.ones((1, 6)) if known else None, (1, 6))
-        return classify(session, x, mask, shape, rules, own)
+        return forward(session, x, mask, shape, rules, own)
 
     result = together(run_two_parties(program, held, source="pair"))
     assert np.abs(result - twin_value(program, held)).max() < 2.0**-7

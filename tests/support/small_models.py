@@ -26,13 +26,13 @@ def small_model(
         architecture=architecture,  # type: ignore[arg-type]
         vocabulary=50,
         positions=20,
-        types=0 if architecture == "mpnet" else 2,
+        types=0 if architecture in ("distilbert", "mpnet") else 2,
         hidden=24,
         layers=2,
         heads=3,
         intermediate=40,
         epsilon=1e-12,
-        padding=0 if architecture == "bert" else 1,
+        padding=0 if architecture in ("bert", "distilbert") else 1,
         buckets=32 if architecture == "mpnet" else 0,
     )
     config = CometConfig(encoder=encoder, activation=activation, attention=attention, pooler=pooler)  # type: ignore[arg-type]

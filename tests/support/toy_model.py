@@ -23,6 +23,7 @@ from comet_mpc.models.checkpoint import (
     save_checkpoint,
     tensor_shapes,
 )
+from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.served import PublicModel, Query, ServedModel
 
 __all__ = ["TINY", "WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
@@ -43,7 +44,7 @@ TINY: dict[str, Any] = {
 """Options of `make_checkpoint` for the smallest model, where what it computes does not matter."""
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_PADDING = {"bert": 0, "roberta": 1, "mpnet": 1}
+_PADDING = {"bert": 0, "distilbert": 0, "roberta": 1, "mpnet": 1}
 
 
 def toy_tokenizer(architecture: str = "bert") -> Tokenizer:
@@ -70,6 +71,8 @@ def make_checkpoint(
     intermediate: int = 64,
     positions: int = 64,
     labels: tuple[str, ...] = ("negative", "positive"),
+    head: Head | None = None,
+    pooler: Pooler | None = None,
     steps: int = 3,
     row_steps: int = 7,
     seed: int = 0,
@@ -78,12 +81,13 @@ def make_checkpoint(
 ) -> Path:
     """Writes a checkpoint that `ServedModel.load` takes; with a `form` that is not certified, and what calibration saw
     of it, one for research."""
+    head = head or Head()
     config = CometConfig(
         encoder=Encoder(
             architecture=architecture,  # type: ignore[arg-type]
             vocabulary=len(_SPECIAL) + len(WORDS),
             positions=positions,
-            types=0 if architecture == "mpnet" else 2,
+            types=0 if architecture in ("distilbert", "mpnet") else 2,
             hidden=hidden,
             layers=layers,
             heads=heads,
@@ -91,10 +95,12 @@ def make_checkpoint(
             epsilon=1e-12,
             padding=_PADDING[architecture],
             buckets=32 if architecture == "mpnet" else 0,
-            labels=labels,
+            labels=() if head.kind == "embedding" else labels,
         ),
         activation=ActivationChoice() if form is None else form[0],
         attention=AttentionChoice() if form is None else form[1],
+        head=head,
+        pooler=pooler or ("algebraic" if head.kind == "label" else "none"),
         steps=steps,
         row_steps=row_steps,
     )

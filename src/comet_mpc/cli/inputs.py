@@ -13,18 +13,20 @@ import typer
 
 from comet_mpc.cli.tables import write_json
 from comet_mpc.models.checkpoint import CometConfig, load_checkpoint
+from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import load_hugging_face, need, tokenizer_json
 from comet_mpc.models.tasks import Example, Task, find_task, own_task, read_split, with_labels
 
 __all__ = ["in_words", "load_any", "read_examples", "read_rows", "read_task", "record"]
 
 
-def load_any(directory: Path) -> tuple[CometConfig, dict[str, Any]]:
-    """A Comet checkpoint, or a Hugging Face one, unmodified, perhaps without a head."""
+def load_any(directory: Path, kind: Kind | None = None) -> tuple[CometConfig, dict[str, Any]]:
+    """A Comet checkpoint, or a Hugging Face one, unmodified, perhaps without a head. kind: of the head that is wanted,
+    if not the one that the model was made for."""
     content = directory / "config.json"
     if content.exists() and b'"comet"' in content.read_bytes():
         return load_checkpoint(directory)
-    config, tensors, _ = load_hugging_face(directory, lambda path: need("comet_mpc.train").read_pickled(path))
+    config, tensors, _ = load_hugging_face(directory, lambda path: need("comet_mpc.train").read_pickled(path), kind)
     return config, tensors
 
 

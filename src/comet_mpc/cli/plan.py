@@ -20,8 +20,8 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import (
     EncoderShape,
     certified_rules,
-    classify,
     encoder_weights,
+    forward,
     input_mask,
     input_rows,
     public_weights,
@@ -39,7 +39,7 @@ def plan_shape(shape: EncoderShape, tokens: int, steps: int, batch: int = 1, *, 
     rules, weights = certified_rules(shape, steps), public_weights(shape)
     size = (batch, tokens, shape.hidden)
     return plan_program(
-        lambda session: classify(
+        lambda session: forward(
             session, input_rows(session, None, size), input_mask(session, None, size[:2]), shape, rules, weights
         ),
         fused=fused,

@@ -25,6 +25,7 @@ from comet_mpc.models.checkpoint import (
     save_checkpoint,
     save_config,
 )
+from comet_mpc.models.heads import Kind, Pooler, usual_head
 from comet_mpc.models.hugging_face import fetch, need, tokenizer_json
 from comet_mpc.models.tasks import Task, find_task
 from comet_mpc.progress import bar
@@ -39,19 +40,28 @@ _MARGIN = 2.0
 Form = Literal["certified", "paper", "unmodified"]
 
 
-def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, AttentionChoice, str]:
+_PRIVATE_POOLERS: dict[Pooler, Pooler] = {"tanh": "algebraic", "relu": "smu"}
+"""What the protocol computes in the place of a pooler's function."""
+
+
+def _pooler(form: Form, found: Pooler) -> Pooler:
+    """A form's pooler for a model that has this one."""
+    if form == "certified":
+        return _PRIVATE_POOLERS.get(found, found)
+    return {private: usual for usual, private in _PRIVATE_POOLERS.items()}.get(found, found)
+
+
+def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, AttentionChoice]:
     """What a form stands for; options that are not None replace parts of it."""
-    activation, attention, pooler = {
-        "certified": (ActivationChoice(), AttentionChoice(), "algebraic"),
+    activation, attention = {
+        "certified": (ActivationChoice(), AttentionChoice()),
         "paper": (
             ActivationChoice(mu=1 / math.sqrt(2), normalised=False),
             AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1.0),
-            "tanh",
         ),
         "unmodified": (
             ActivationChoice(kind="gelu", normalised=False),
             AttentionChoice(kind="softmax", power=1, cosine=False),
-            "tanh",
         ),
     }[form]
     given = {name: value for name, value in options.items() if value is not None}
@@ -64,12 +74,15 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
         attention = msgspec.structs.replace(attention, **kept)
     if attention.trainable and attention.kind != "smu":
         attention = msgspec.structs.replace(attention, trainable=False)
-    return activation, attention, pooler
+    return activation, attention
 
 
 def unify(
     source: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Directory, or name on the hub, of a BERT, RoBERTa or MPNet model.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Directory, or name on the hub, of a (Distil)BERT, RoBERTa or MPNet model."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Directory for the Comet checkpoint.")],
     form: Annotated[
@@ -80,6 +93,10 @@ def unify(
     ] = None,
     labels: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Make a new head for these labels, separated by commas.")
+    ] = None,
+    head: Annotated[
+        Kind | None,
+        typer.Option(help="What to make of a text: a label, a label for every token, or an embedding."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt in activations and scores.")] = 4,
     activation: Annotated[Literal["gelu", "smu"] | None, typer.Option(help="Other activation than the form's.")] = None,
@@ -102,11 +119,20 @@ def unify(
 
     Its weights stay; its non-linear functions become those that the protocol computes. Train it afterwards.
     """
-    directory = fetch(source)
-    config, tensors = load_any(directory)
     if task and labels:
         raise ConfigurationError("give --task or --labels, not both")
-    names = find_task(task).labels if task else tuple(labels.split(",")) if labels else config.encoder.labels
+    if head == "embedding" and (task or labels):
+        raise ConfigurationError("an embedding has no labels: leave out --task and --labels")
+    directory = fetch(source)
+    given = find_task(task).labels if task else tuple(labels.split(",")) if labels else ()
+    config, tensors = load_any(directory, head or ("label" if task else None))
+    if given and config.head.kind == "embedding":  # made for something else than what is wanted of it
+        config, tensors = load_any(directory, head or "label")
+        config = msgspec.structs.replace(config, head=usual_head(head or "label"))
+    made_for = config.head if head in (None, config.head.kind) else usual_head(head or "label")
+    names = () if made_for.kind == "embedding" else given or config.encoder.labels
+    if not names and made_for.kind != "embedding":
+        raise ConfigurationError("a head for labels needs their names: give --labels A,B,…")
     options = {
         "activation": activation, "attention": attention, "alpha": alpha, "mu": mu, "attention_mu": attention_mu,
         "floor": floor, "power": power, "trainable": trainable,
@@ -118,21 +144,23 @@ def unify(
         )
     if form == "certified" and pooler == "tanh":
         raise ConfigurationError("tanh has no protocol: the certified form has the algebraic pooler")
-    chosen, attends, usual = _choices(form, options)
+    chosen, attends = _choices(form, options)
     config, made = in_form(
-        config, tensors, activation=chosen, attention=attends, pooler=pooler or usual,  # type: ignore[arg-type]
-        labels=names, steps=steps, seed=seed,
+        config, tensors, activation=chosen, attention=attends, labels=names, head=made_for, steps=steps, seed=seed,
+        pooler=(pooler or _pooler(form, config.pooler)) if made_for.kind == "label" else "none",
     )  # fmt: skip
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)
-    new = [part for part in ("pooler", "classifier") if not _same(tensors, made, f"{part}.weight")]
+    heads = [part for part in ("pooler", "classifier") if f"{part}.weight" in made]
+    new = [part for part in heads if not _same(tensors, made, f"{part}.weight")]
     if form == "certified":
         config = certify(config, made)
     tokenizer = tokenizer_json(directory)
     save_checkpoint(out, config, made, tokenizer=tokenizer)
     e = config.encoder
+    answers = f"labels {', '.join(e.labels)}" if e.labels else "embeddings"
     typer.echo(
         f"wrote {out}: {e.architecture}, {e.layers} layers, hidden size {e.hidden}, {form} form, "
-        f"labels {', '.join(e.labels)}; fingerprint {fingerprint(config, made, tokenizer)[:16]}"
+        f"{answers}; fingerprint {fingerprint(config, made, tokenizer)[:16]}"
     )
     if new:
         typer.echo(f"new, with random weights, so it must be trained: {' and '.join(new)}")

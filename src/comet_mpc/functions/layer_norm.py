@@ -14,7 +14,15 @@ from comet_mpc.errors import ShapeError
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
 from comet_mpc.functions.minimax import MinimaxRule
 
-__all__ = ["layer_norm", "layer_norm_rule", "plain_layer_norm", "scale_and_shift", "shrink_factor"]
+__all__ = [
+    "layer_norm",
+    "layer_norm_rule",
+    "plain_layer_norm",
+    "plain_root_mean_square",
+    "root_mean_square",
+    "scale_and_shift",
+    "shrink_factor",
+]
 
 Reals = npt.NDArray[np.float64]
 
@@ -47,33 +55,51 @@ def layer_norm(
     `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row quantities. Reveals nothing.
     """
     with session.part("layer_norm"):
-        size = x.shape[-1]
-        bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
-        total = rule.high * 2.0**bits  # Σ v², for every input
-        limit = (overshoot(rule) + 2.0**-8) * math.sqrt(size)
-        constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
-        spare = 0 if constant == 1.0 else _SPARE
-        needed = max(ring_width(2 * _FRACTION_V, total), ring_width(_FRACTION_V + _FRACTION_Y + spare, limit))
-        centred = (x.times(size) - x.sum(keep=True)).times_power(-bits).bounded(math.sqrt(total))
-        whole = _FRACTION_V + _FRACTION_Y + spare
-        if width <= WORD - (whole - fraction):
-            needed = WORD  # a wider ring for v makes the last truncation free
-        opened = session.open(session.truncate_to(centred, _FRACTION_V, needed))
-        squares = session.square_sum(opened, bound=total).times_power(-bits)
-        t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
-        y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y)
-        result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
-        return session.truncate_to(result, fraction, width)
+        bits = math.ceil(math.log2(x.shape[-1]))
+        centred = (x.times(x.shape[-1]) - x.sum(keep=True)).times_power(-bits)
+        return _over_root(session, centred, rule, epsilon, fraction, width)
+
+
+def root_mean_square(
+    session: Session, x: Share, rule: InverseSqrtRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
+) -> Share:
+    """x / sqrt(mean square + ε) along the last axis: `layer_norm` without the mean, by the same kind of rule."""
+    with session.part("length"):
+        bits = math.ceil(math.log2(x.shape[-1]))
+        return _over_root(session, x.times(x.shape[-1]).times_power(-bits), rule, epsilon, fraction, width)
+
+
+def _over_root(session: Session, v: Share, rule: InverseSqrtRule, epsilon: float, fraction: int, width: int) -> Share:
+    """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
+    size = v.shape[-1]
+    bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
+    total = rule.high * 2.0**bits  # Σ v², for every input
+    limit = (overshoot(rule) + 2.0**-8) * math.sqrt(size)
+    constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
+    spare = 0 if constant == 1.0 else _SPARE
+    needed = max(ring_width(2 * _FRACTION_V, total), ring_width(_FRACTION_V + _FRACTION_Y + spare, limit))
+    whole = _FRACTION_V + _FRACTION_Y + spare
+    if width <= WORD - (whole - fraction):
+        needed = WORD  # a wider ring for v makes the last truncation free
+    opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, needed))
+    squares = session.square_sum(opened, bound=total).times_power(-bits)
+    t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
+    y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y)
+    result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
+    return session.truncate_to(result, fraction, width)
 
 
 def plain_layer_norm(x: Reals, rule: InverseSqrtRule | None = None, *, epsilon: float = 1e-12) -> Reals:
     """The same in real arithmetic, by a rule of `layer_norm_rule`, or exactly."""
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = (centred**2).mean(axis=-1, keepdims=True) + epsilon
+    return plain_root_mean_square(x - x.mean(axis=-1, keepdims=True), rule, epsilon=epsilon)
+
+
+def plain_root_mean_square(x: Reals, rule: InverseSqrtRule | None = None, *, epsilon: float = 1e-12) -> Reals:
+    square = (x**2).mean(axis=-1, keepdims=True) + epsilon
     if not isinstance(rule, MinimaxRule):
-        return np.asarray(centred / np.sqrt(variance))
+        return np.asarray(x / np.sqrt(square))
     shrink = shrink_factor(x.shape[-1])
-    return np.asarray(centred * shrink * rule(variance * shrink**3))
+    return np.asarray(x * shrink * rule(square * shrink**3))
 
 
 def scale_and_shift(session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None) -> Share:

@@ -49,9 +49,10 @@ from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
 from comet_mpc.models.fold import fold, neuron_scale, plain_states
+from comet_mpc.models.heads import HeadRules
 from comet_mpc.models.served import PublicModel, Query, public_part
 from comet_mpc.models.tasks import Example, Task
-from comet_mpc.models.transformer import EncoderRules, LayerRules, classify, encode_weights, input_mask, input_rows
+from comet_mpc.models.transformer import EncoderRules, LayerRules, encode_weights, forward, input_mask, input_rows
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.dealer.bundles import DealtRandomness
@@ -151,7 +152,9 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
             )
         )
     return EncoderRules(
-        layers=tuple(layers), pooler=sites["pooler"], logit_bound=logit_bound, epsilon=config.encoder.epsilon
+        layers=tuple(layers),
+        head=HeadRules(pooler=sites["pooler"], bound=logit_bound),
+        epsilon=config.encoder.epsilon,
     )
 
 
@@ -188,7 +191,8 @@ def _flooded(rules: EncoderRules, steps: int) -> EncoderRules:
         )
         for own in rules.layers
     ]
-    return replace(rules, layers=tuple(layers), pooler=paper(rules.pooler))
+    assert rules.head.pooler is not None
+    return replace(rules, layers=tuple(layers), head=replace(rules.head, pooler=paper(rules.head.pooler)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +233,7 @@ class UncertifiedModel:
             client = session.holds(CLIENT)
             rows = input_rows(session, query.rows if client else None, query.rows.shape)
             mask = input_mask(session, query.mask if client else None, query.mask.shape)
-            logits = classify(session, rows, mask, self.texts.shape, self.rules, weights)
+            logits = forward(session, rows, mask, self.texts.shape, self.rules, weights)
             words = session.reveal(logits, CLIENT)
             return None if words is None else decode(words, logits.fraction, logits.width)
 

@@ -33,6 +33,7 @@ __all__ = [
     "head_bounds",
     "output_norm_top",
     "power_of_two_above",
+    "state_top",
 ]
 
 Reals = npt.NDArray[np.float64]
@@ -138,6 +139,12 @@ def output_norm_top(
         by_columns = float(columns @ activation_error)
         constant += min(by_columns, _sigma(w2) * float(np.linalg.norm(activation_error)))
     return (linear * size + constant) ** 2 / d
+
+
+def state_top(gamma: Reals, beta: Reals) -> float:
+    """Mean square of γ⊙n + β."""
+    spread = _sigma(_centred(np.diag(gamma), 1)) * math.sqrt(len(gamma)) * (1.0 + SLACK)
+    return float((spread + float(np.linalg.norm(beta))) ** 2 / len(gamma))
 
 
 def power_of_two_above(value: float) -> float:

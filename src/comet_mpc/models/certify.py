@@ -8,6 +8,7 @@
     embeddings.norm,            variance                                top from the weights, rounded up to a power of
     layers.i.attention_norm,                                            two; the low end 2^-12 of it, or what
     layers.i.output_norm                                                calibration asks for
+    output.norm                 mean square of an embedding             the same, where embeddings have length 1
     pooler                      1 + x²                                  [1, 1 + B²], both ends certified
 
 Scaling row j of W₁ by 1/B_j and column j of W₂ by B_j (`normalised_neurons`), and queries and keys by their heads'
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -38,8 +38,10 @@ from comet_mpc.models.bounds import (
     head_bounds,
     output_norm_top,
     power_of_two_above,
+    state_top,
 )
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Site, tensor_shapes
+from comet_mpc.models.heads import Head, Pooler
 
 __all__ = [
     "Weights",
@@ -114,9 +116,10 @@ def _root_error(rule: MinimaxRule) -> float:
 
 
 def norm_sites(config: CometConfig) -> list[str]:
-    """LayerNorms, in the order of evaluation."""
+    """LayerNorms, in the order of evaluation, and what scales an embedding."""
     parts = ("attention_norm", "output_norm")
-    return ["embeddings.norm", *(f"layers.{i}.{part}" for i in range(config.encoder.layers) for part in parts)]
+    layers = [f"layers.{i}.{part}" for i in range(config.encoder.layers) for part in parts]
+    return ["embeddings.norm", *layers, *(["output.norm"] if config.head.unit else [])]
 
 
 class Weights:
@@ -158,6 +161,8 @@ def variance_tops(
         scale = activation_bounds(*up, gamma, beta)
         middle = scale * form((up[0] @ beta + up[1]) / scale)
         tops[f"{layer}.output_norm"] = output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error)
+    if config.head.unit:  # a mean of a text's states is no longer than the longest of them
+        tops["output.norm"] = state_top(*weights.before(e.layers))
     return tops
 
 
@@ -205,8 +210,9 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
             rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
         _check_length(name, rule)
         sites[name] = Site(rule=rule, certified_high=True, certified_low=False)
-    pooler = tanh_like_rule(_pooler_top(config, tensors), config.row_steps)
-    sites["pooler"] = Site(rule=pooler, certified_high=True, certified_low=True)
+    if config.pooler == "algebraic":
+        pooler = tanh_like_rule(_pooler_top(config, tensors), config.row_steps)
+        sites["pooler"] = Site(rule=pooler, certified_high=True, certified_low=True)
     return msgspec.structs.replace(config, sites=sites)
 
 
@@ -288,7 +294,8 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
             "`comet eval --secure --research` runs the paper's forms on one machine"
         )
     _check_form(config)
-    expected = {"activation", "scores", "norms", "denominators", *norm_sites(config), "pooler"}
+    expected = {"activation", "scores", "norms", "denominators", *norm_sites(config)}
+    expected |= {"pooler"} if config.pooler == "algebraic" else set()
     if expected != config.sites.keys():
         raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
     for name, site in config.sites.items():
@@ -323,8 +330,9 @@ def _intervals_in_force(config: CometConfig, tensors: Tensors) -> dict[str, tupl
     tops |= {
         "norms": _NORMS[1],
         "denominators": _largest_weight(config, rules["scores"]),
-        "pooler": 1.0 + _pooler_top(config, tensors) ** 2,
     }
+    if config.pooler == "algebraic":
+        tops["pooler"] = 1.0 + _pooler_top(config, tensors) ** 2
     return {"activation": activation, "scores": scores} | {name: (math.inf, top) for name, top in tops.items()}
 
 
@@ -350,8 +358,9 @@ def in_form(
     *,
     activation: ActivationChoice,
     attention: AttentionChoice,
-    pooler: Literal["tanh", "algebraic"],
+    pooler: Pooler,
     labels: tuple[str, ...],
+    head: Head | None = None,
     steps: int = 4,
     seed: int = 0,
 ) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:
@@ -362,8 +371,8 @@ def in_form(
     """
     encoder = msgspec.structs.replace(config.encoder, labels=labels)
     changed = msgspec.structs.replace(
-        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler, steps=steps,
-        sites={}, scores={},
+        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler,
+        head=config.head if head is None else head, steps=steps, sites={}, scores={},
     )  # fmt: skip
     generator = np.random.default_rng(seed)
     made: dict[str, npt.NDArray[np.float32]] = {}

@@ -25,6 +25,7 @@ from safetensors.numpy import save
 from comet_mpc.errors import CheckpointError
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.minimax import MinimaxRule
+from comet_mpc.models.heads import Head, Pooler
 
 __all__ = [
     "ActivationChoice",
@@ -64,9 +65,9 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Encoder(_Strict, frozen=True, kw_only=True):
-    """Sizes of an encoder with a pooler and a classifier on top."""
+    """Sizes of an encoder, and the labels of the classifier on top."""
 
-    architecture: Literal["bert", "roberta", "mpnet"]
+    architecture: Literal["bert", "distilbert", "roberta", "mpnet"]
     vocabulary: Positive
     positions: Positive
     types: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
@@ -80,12 +81,12 @@ class Encoder(_Strict, frozen=True, kw_only=True):
     buckets: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
     """Relative position buckets (MPNet), 0 for none."""
     labels: tuple[str, ...] = ("0", "1")
-    """Names of the classes; exactly one name: a regression."""
+    """Names of the classes; exactly one name: a regression; none: embeddings."""
 
     @property
     def first_position(self) -> int:
         """RoBERTa and MPNet count positions from the padding id on."""
-        return 0 if self.architecture == "bert" else self.padding + 1
+        return 0 if self.architecture in ("bert", "distilbert") else self.padding + 1
 
     @property
     def longest(self) -> int:
@@ -134,8 +135,8 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     encoder: Encoder
     activation: ActivationChoice
     attention: AttentionChoice
-    pooler: Literal["tanh", "algebraic"] = "algebraic"
-    """algebraic: x/sqrt(1 + x²)."""
+    pooler: Pooler = "algebraic"
+    head: Head = Head()
     steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
     row_steps: Annotated[int, msgspec.Meta(ge=1, le=15)] = 6
     """For quantities of which there is one per row: variances, norms, denominators."""
@@ -164,7 +165,7 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
             and self.activation.normalised
             and self.attention.kind == "smu"
             and self.attention.cosine
-            and self.pooler == "algebraic"
+            and self.pooler in ("algebraic", "smu", "none")
             and bool(self.sites)
             and all(site.certified_high for site in self.sites.values())
         )
@@ -176,6 +177,10 @@ def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
     d, m = e.hidden, e.intermediate
     if d % e.heads:
         raise CheckpointError(f"hidden size {d} is not a multiple of {e.heads} heads")
+    if (config.head.kind == "embedding") == bool(e.labels) or (config.head.kind != "label" and config.pooler != "none"):
+        raise CheckpointError(
+            f"a head for {config.head.kind} does not go with {len(e.labels)} labels and the pooler {config.pooler}"
+        )
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.words": (e.vocabulary, d),
         "embeddings.positions": (e.positions, d),
@@ -206,8 +211,10 @@ def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{layer}.activation.alpha"], shapes[f"{layer}.activation.mu"] = (), ()
         if config.attention.trainable:
             shapes[f"{layer}.attention.mu"] = ()
-    linear("pooler", d, d)
-    linear("classifier", len(e.labels), d)
+    if config.pooler != "none":
+        linear("pooler", d, d)
+    if e.labels:
+        linear("classifier", len(e.labels), d)
     return shapes
 
 

@@ -17,8 +17,8 @@ from comet_mpc.engine import Weight
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, plain_inverse_sqrt
-from comet_mpc.functions.layer_norm import plain_layer_norm
-from comet_mpc.models.bounds import activation_bounds, head_bounds, power_of_two_above
+from comet_mpc.functions.layer_norm import plain_layer_norm, plain_root_mean_square
+from comet_mpc.models.bounds import SLACK, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.certify import Weights, normalised_neurons, normalised_queries
 from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.transformer import EncoderRules, EncoderShape, position_buckets
@@ -29,7 +29,7 @@ Reals = npt.NDArray[np.float64]
 
 
 def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
-    """Folded weights, and public bounds of attention's values and of the logits."""
+    """Folded weights, and public bounds of attention's values and of the answers."""
     e, get = config.encoder, Weights(tensors).pair
     folded: dict[str, Reals] = {}
     value_bounds = []
@@ -58,11 +58,32 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         folded[target + "down.weight"], folded[target + "down.bias"] = down, get(source + "down")[1] + beta
         folded[target + "second.gamma"] = gamma
         gamma, beta = get(source + "output_norm")
-    pooler, bias = get("pooler")
-    folded["pooler.weight"], folded["pooler.bias"] = pooler * gamma, pooler @ beta + bias
-    folded["classifier.weight"], folded["classifier.bias"] = get("classifier")
-    row_sums = np.abs(folded["classifier.weight"]).sum(axis=1) + np.abs(folded["classifier.bias"])
-    return folded, tuple(value_bounds), power_of_two_above(1.1 * float(np.max(row_sums)))
+    head, bound = _folded_head(config, tensors, gamma, beta)
+    return folded | head, tuple(value_bounds), power_of_two_above(1.1 * bound)
+
+
+def _folded_head(config: CometConfig, tensors: Tensors, gamma: Reals, beta: Reals) -> tuple[dict[str, Reals], float]:
+    """The head's weights, from γ and β of the last LayerNorm on, and what every coordinate of an answer is within."""
+    if config.head.kind == "embedding":
+        size = math.sqrt(len(gamma))
+        bound = size if config.head.unit else float(np.max(np.abs(gamma) * size * (1.0 + SLACK) + np.abs(beta)))
+        return {"embedding.gamma": gamma, "embedding.bias": beta}, bound
+    matrix, bias = Weights(tensors).pair("classifier")
+    if config.pooler == "none":
+        bound = float(np.max(activation_bounds(matrix, bias, gamma, beta)))
+        return {"classifier.weight": matrix * gamma, "classifier.bias": matrix @ beta + bias}, bound
+    pooler, shift = Weights(tensors).pair("pooler")
+    largest = 1.0
+    if config.pooler == "smu":
+        scale = activation_bounds(pooler, shift, gamma, beta)
+        pooler, shift, matrix = pooler / scale[:, None], shift / scale, matrix * scale
+        largest = 1.0 + config.activation.mu
+    return {
+        "pooler.weight": pooler * gamma,
+        "pooler.bias": pooler @ beta + shift,
+        "classifier.weight": matrix,
+        "classifier.bias": bias,
+    }, float(np.max(largest * np.abs(matrix).sum(axis=1) + np.abs(bias)))
 
 
 def _thresholds(config: CometConfig, tensors: Tensors, layer: int) -> Reals:
@@ -108,7 +129,12 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         limit = own.query_bound - math.sqrt(d // shape.heads) * 2.0**-13
         if np.max(head_bounds(matrix[: 2 * d], bias[: 2 * d], ones, zeros, 2 * shape.heads)) > limit:
             raise CheckpointError(f"layer {i}: a query or key may leave its range once it is rounded to fixed point")
-    check("the pooler", *real("pooler"), math.sqrt(rules.pooler.high - 1.0))
+    if rules.head.pooler is not None:
+        check("the pooler", *real("pooler"), math.sqrt(rules.head.pooler.high - 1.0))
+    elif rules.head.activation is not None:
+        check("the pooler", *real("pooler"), 1.0 + 2.0**-8 - 2.0**-12)
+    elif shape.labels:
+        check("the classifier", *real("classifier"), rules.head.bound)
 
 
 def plain_states(
@@ -120,9 +146,9 @@ def plain_states(
     *,
     exact: bool = False,
 ) -> list[Reals]:
-    """`transformer.classify` in real arithmetic, through its rules or with exact functions.
+    """`transformer.forward` in real arithmetic, through its rules or with exact functions.
 
-    The normalised rows after every layer, then the logits.
+    The normalised rows after every layer, then the answers.
     """
     batch, tokens, d = rows.shape
     places = position_buckets(tokens, shape.buckets)
@@ -146,6 +172,32 @@ def plain_states(
         down = linear(active, layer + "down")
         rows = plain_layer_norm(down + weights[layer + "second.gamma"] * rows, second, epsilon=rules.epsilon)
         states.append(rows)
-    pooled = linear(rows[:, 0], "pooler")
-    squashed = pooled * plain_inverse_sqrt(1.0 + pooled**2, rule_of(rules.pooler))
-    return [*states, linear(squashed, "classifier")]
+    return [*states, _plain_head(rows, mask, shape, rules, weights, exact)]
+
+
+def _plain_head(
+    rows: Reals, mask: Reals, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Reals], exact: bool
+) -> Reals:
+    """`heads.respond` in real arithmetic."""
+    head, own = shape.head, rules.head
+
+    def linear(x: Reals, name: str) -> Reals:
+        return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
+
+    if head.kind == "tokens":
+        return linear(rows, "classifier")
+    state = rows[:, 0]
+    if head.pooling == "mean":
+        state = (rows * (mask / mask.sum(axis=1, keepdims=True))[..., None]).sum(axis=1)
+    if head.kind == "embedding":
+        vector = state * weights["embedding.gamma"] + weights["embedding.bias"]
+        if own.length is None:
+            return vector
+        return plain_root_mean_square(vector, None if exact else own.length, epsilon=rules.epsilon)
+    if shape.pooler != "none":
+        state = linear(state, "pooler")
+        if own.activation is not None:
+            state = own.activation[0](state, None if exact else own.activation[1])
+        else:
+            state = state * plain_inverse_sqrt(1.0 + state**2, None if exact else own.pooler)
+    return linear(state, "classifier")

@@ -31,14 +31,15 @@ from comet_mpc.functions.attention import certified_attention
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint, read_tokenizer
 from comet_mpc.models.fold import check_fixed, fold, plain_states
+from comet_mpc.models.heads import HeadRules, input_averages
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
     EncoderRules,
     EncoderShape,
     LayerRules,
-    classify,
     embed_privately,
     encode_weights,
+    forward,
     input_mask,
     input_rows,
     input_symbols,
@@ -178,6 +179,8 @@ class PublicModel:
             symbols=e.vocabulary + e.types if self.private_embeddings else 0,
             positions=e.positions if self.private_embeddings else 0,
             buckets=e.buckets,
+            head=self.config.head,
+            pooler=self.config.pooler,
         )
 
     @property
@@ -186,10 +189,12 @@ class PublicModel:
         config, sites = self.config, self.config.sites
         parts = {part: sites[part].rule for part in ("scores", "denominators", "norms")}
         form = certified_attention(config.attention.mu, **parts)
+        activation = Smu(config.activation.mu, config.activation.alpha)
+        others = {name: sites[name].rule for name in ("pooler", "output.norm") if name in sites}
         return EncoderRules(
             layers=tuple(
                 LayerRules(
-                    activation=Smu(config.activation.mu, config.activation.alpha),
+                    activation=activation,
                     activation_rule=sites["activation"].rule,
                     attention=form,
                     variances=(sites[f"layers.{i}.attention_norm"].rule, sites[f"layers.{i}.output_norm"].rule),
@@ -198,8 +203,12 @@ class PublicModel:
                 )
                 for i, bound in enumerate(self.value_bounds)
             ),
-            pooler=sites["pooler"].rule,
-            logit_bound=self.logit_bound,
+            head=HeadRules(
+                pooler=others.get("pooler"),
+                activation=(activation, sites["activation"].rule) if config.pooler == "smu" else None,
+                length=others.get("output.norm"),
+                bound=self.logit_bound,
+            ),
             answer_bits=self.answer_bits,
             epsilon=config.encoder.epsilon,
             embeddings=sites["embeddings.norm"].rule,
@@ -211,7 +220,7 @@ class PublicModel:
     def program(
         self, batch: int, bucket: int, query: Query | None = None
     ) -> Callable[[Session, Mapping[str, Weight]], Share]:
-        """Logits (batch, labels) for one bucket; the client supplies its query, the server and a plan do not."""
+        """The answers for one bucket; the client supplies its query, the server and a plan do not."""
         shape, rules = self.shape, self.rules
         rows, mask_values = (None, None) if query is None else (query.rows, query.mask)
 
@@ -222,21 +231,27 @@ class PublicModel:
                 embedded = embed_privately(session, symbols, shape, rules, weights)
             else:
                 embedded = input_rows(session, rows, (batch, bucket, shape.hidden))
-            return classify(session, embedded, mask, shape, rules, weights)
+            averages = None
+            if shape.head.pooling == "mean":
+                averages = input_averages(session, mask_values, (batch, bucket))
+            return forward(session, embedded, mask, shape, rules, weights, averages)
 
         return run
 
     def answer(
         self, batch: int, bucket: int, query: Query | None = None
     ) -> Callable[[Session, Mapping[str, Weight]], Reals | None]:
-        """The whole program: logits (batch, labels), revealed to the client. None at the server and in a plan."""
-        classify = self.program(batch, bucket, query)
+        """The whole program: the answers, revealed to the client. None at the server and in a plan.
+
+        (batch, labels); of a model for tokens (batch, bucket, labels); of embeddings (batch, hidden).
+        """
+        program = self.program(batch, bucket, query)
 
         def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
-            logits = classify(session, weights)
+            answers = program(session, weights)
             with session.part("result"):
-                words = session.reveal(logits, CLIENT)
-            return None if words is None else decode(words, logits.fraction, logits.width)
+                words = session.reveal(answers, CLIENT)
+            return None if words is None else decode(words, answers.fraction, answers.width)
 
         return run
 

@@ -1,4 +1,4 @@
-"""The secure Transformer: a post-LayerNorm encoder and its classification head, in the certified form.
+"""The secure Transformer: a post-LayerNorm encoder and its head, in the certified form.
 
 A layer, in terms of the normalised rows n of the LayerNorm before it (its γ and β are folded into what follows):
 
@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Given, Session, Weight
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule
+from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
+from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, linear, respond
 
 __all__ = [
     "ANSWER_BITS",
@@ -36,12 +37,11 @@ __all__ = [
     "EncoderShape",
     "LayerRules",
     "certified_rules",
-    "classify",
-    "coarsened",
     "embed_privately",
     "encode_weights",
     "encoder_layer",
     "encoder_weights",
+    "forward",
     "input_mask",
     "input_rows",
     "input_symbols",
@@ -52,12 +52,11 @@ __all__ = [
 Reals = npt.NDArray[np.float64]
 
 _RING = 56  # the ring of everything that a weight is applied to, if that is enough
-_ROWS = 18  # fraction bits of what is given to the server
-_WEIGHTS = 14  # and of the matrices whose products are added up
+_WEIGHTS = 14  # fraction bits of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
 ANSWER_BITS = 8
-"""Fraction bits of a logit as it is revealed, unless the operator says otherwise."""
+"""Fraction bits of an answer as it is revealed, unless the operator says otherwise."""
 _NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
 
 
@@ -76,6 +75,8 @@ class EncoderShape:
     """Rows of the server's position table, with `symbols`."""
     buckets: int = 0
     """Relative position buckets (MPNet), each with a bias of its own on every head's scores; 0 for none."""
+    head: Head = field(default_factory=Head)
+    pooler: Pooler = "algebraic"
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
@@ -119,12 +120,11 @@ class EncoderRules:
     """The public rules of a model."""
 
     layers: tuple[LayerRules, ...]
-    pooler: InverseSqrtRule
-    logit_bound: float = 64.0
+    head: HeadRules
     residual_bound: float = 2.0**11
     """|x| before a LayerNorm: what the ring has room for."""
     answer_bits: int = ANSWER_BITS
-    """Fraction bits of the logits that are revealed: every further one tells more about the weights."""
+    """Fraction bits of the answers that are revealed: every further one tells more about the weights."""
     epsilon: float = 1e-12
     embeddings: InverseSqrtRule | None = None
     """For the variance of embeddings, where the table stays at the server."""
@@ -151,7 +151,8 @@ def certified_rules(
         value_bound=value_bound,
         query_bound=math.sqrt(attention_form.norms.high) if attention_form.norms is not None else 1.0,
     )
-    return EncoderRules(layers=(layer,) * shape.layers, pooler=tanh_like_rule(pooler_bound, row_steps))
+    head = HeadRules(pooler=tanh_like_rule(pooler_bound, row_steps))
+    return EncoderRules(layers=(layer,) * shape.layers, head=head)
 
 
 def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
@@ -169,9 +170,7 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
         names[prefix + "down.weight"], names[prefix + "down.bias"] = (d, m), (d,)
         for skip in ("first", "second"):
             names[prefix + skip + ".gamma"] = (d,)
-    names["pooler.weight"], names["pooler.bias"] = (d, d), (d,)
-    names["classifier.weight"], names["classifier.bias"] = (shape.labels, d), (shape.labels,)
-    return names
+    return names | head_weights(shape.head, shape.pooler, d, shape.labels)
 
 
 def _fraction(name: str) -> int:
@@ -196,15 +195,6 @@ def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> 
 def public_weights(shape: EncoderShape) -> dict[str, Weight]:
     """What a client knows of the weights: names, shapes and scales."""
     return {name: Weight(name, size, _fraction(name), _NO_CLAIM) for name, size in encoder_weights(shape).items()}
-
-
-def _linear(session: Session, rows: Given, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
-    """W·x + b with the server's weight and bias; `bound` is certified by the caller."""
-    product = session.linear(rows, weights[name + ".weight"], bound=bound)
-    bias = weights[name + ".bias"]
-    values = None if bias.values is None else bias.values * 2.0**-bias.fraction
-    shift = session.private(SERVER, bias.shape, product.fraction, bound, values, product.width)
-    return (product + shift).bounded(bound)
 
 
 def _heads(share: Share, heads: int) -> Share:
@@ -238,7 +228,7 @@ def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
     """The ring of everything that a weight is applied to: the usual, or all bits where LayerNorms take large sums."""
     top = max(rule.high for layer in rules.layers for rule in layer.variances)
     bits = math.ceil(math.log2(shape.hidden))
-    largest = 0.5 * (math.log2(top) + bits) + bits + _ROWS + _WEIGHTS  # of a centred row, as LayerNorm makes it
+    largest = 0.5 * (math.log2(top) + bits) + bits + ROWS + _WEIGHTS  # of a centred row, as LayerNorm makes it
     return _RING if largest < _RING - 2 else WORD
 
 
@@ -259,7 +249,7 @@ def encoder_layer(
     half = rules.residual_bound / 2
     with session.part("linear"):
         given = session.give(rows)
-        qkv = _linear(session, given, weights, prefix + "qkv", max(own.query_bound, own.value_bound))
+        qkv = linear(session, given, weights, prefix + "qkv", max(own.query_bound, own.value_bound))
         skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
     q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
     context = attention(
@@ -270,26 +260,26 @@ def encoder_layer(
         form,
         thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1], form.threshold_bound),
         mask=mask,
-        fraction=_ROWS,
+        fraction=ROWS,
         width=ring,
     )
     with session.part("linear"):
         given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
-        summed = _linear(session, given, weights, prefix + "output", half) + skip
-    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=_ROWS, width=ring)
+        summed = linear(session, given, weights, prefix + "output", half) + skip
+    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=ROWS, width=ring)
     with session.part("linear"):
         given = session.give(rows)
-        up = _linear(session, given, weights, prefix + "up", own.neuron_bound)
+        up = linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    active = smu(session, up, own.activation, own.activation_rule, fraction=_ROWS, width=ring)
+    active = smu(session, up, own.activation, own.activation_rule, fraction=ROWS, width=ring)
     with session.part("linear"):
-        summed = _linear(session, session.give(active), weights, prefix + "down", half) + skip
-    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=_ROWS, width=ring)
+        summed = linear(session, session.give(active), weights, prefix + "down", half) + skip
+    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=ring)
 
 
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
     """The client's normalised embeddings, (batch, tokens, hidden), as the program takes them."""
-    return session.private(CLIENT, shape, _ROWS, math.sqrt(shape[-1]), values)
+    return session.private(CLIENT, shape, ROWS, math.sqrt(shape[-1]), values)
 
 
 def embed_privately(
@@ -313,7 +303,7 @@ def embed_privately(
             summed + position,
             rules.embeddings,
             epsilon=rules.epsilon,
-            fraction=_ROWS,
+            fraction=ROWS,
             width=_ring(shape, rules),
         )
 
@@ -328,12 +318,19 @@ def input_mask(session: Session, values: Reals | None, shape: tuple[int, ...]) -
     return session.private(CLIENT, shape, 0, 1.0, values)
 
 
-def classify(
-    session: Session, rows: Share, mask: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+def forward(
+    session: Session,
+    rows: Share,
+    mask: Share,
+    shape: EncoderShape,
+    rules: EncoderRules,
+    weights: Mapping[str, Weight],
+    averages: Share | None = None,
 ) -> Share:
-    """Logits (batch, labels) from normalised embeddings (batch, tokens, hidden) and a mask (batch, tokens).
+    """The answers (`heads`) from normalised embeddings (batch, tokens, hidden) and a mask (batch, tokens).
 
     β of every LayerNorm is in the biases that follow it: of the next linear layer, and of the sum it skips to.
+    averages: the weights of a mean over the tokens, if the head takes one
     """
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
@@ -341,23 +338,6 @@ def classify(
         with session.part(f"layer {layer}"):
             rows = encoder_layer(session, rows, mask, shape, rules, weights, layer)
     with session.part("head"):
-        pooler_bound = math.sqrt(rules.pooler.high - 1.0)
-        pooled = _linear(session, session.give(rows[:, 0]), weights, "pooler", pooler_bound)
-        squashed = tanh_like(session, session.truncate_to(pooled, 12), rules.pooler, fraction=_ROWS)
-        logits = _linear(
-            session, session.give(squashed.narrow(_ring(shape, rules))), weights, "classifier", rules.logit_bound
-        )
-        return coarsened(session, logits, rules.answer_bits)
-
-
-def coarsened(session: Session, logits: Share, bits: int) -> Share:
-    """Logits with the digits that an answer has: `bits` fraction bits, off by less than 1.5 units.
-
-    The last coin is not the client's alone (`Session.dither`). The ring is the narrowest that holds them: a client that
-    deviates gets no more bits of an answer than that. Nothing is sent, but for one round where the ring is wider than
-    what is left when the other bits are cut off.
-    """
-    shift = logits.fraction - bits
-    dithered = session.dither(logits, shift)
-    _, exponent = math.frexp((dithered.bound + 2.0**-bits) * 2.0**bits)
-    return session.truncate(dithered, shift, exponent + 2)
+        ring = _ring(shape, rules)
+        answers = respond(session, rows, shape.head, shape.pooler, rules.head, weights, averages, ring)
+        return coarsened(session, answers, rules.answer_bits)

@@ -1,7 +1,7 @@
 """Fine-tuning through the very steps that are served. The only package that imports torch (extra `[train]`).
 
 steps       1/sqrt and smu in torch, by the protocol's own steps or by others
-model       BERT, RoBERTa and MPNet with a classifier, in every form that Comet knows
+model       BERT, DistilBERT, RoBERTa and MPNet with a head, in every form that Comet knows
 batches     tokenised texts, and what a model makes of them: logits, scores, arguments of its inverse square roots
 warm_start  a start near the teacher, in closed form
 loop        fine-tuning, which resumes where it was broken off

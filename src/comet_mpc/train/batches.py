@@ -54,7 +54,7 @@ class Encoded:
         return Batch(
             ids=padded(self.ids, encoder.padding),
             mask=torch.arange(longest).lt(torch.tensor([[len(self.ids[row])] for row in rows])).long(),
-            types=padded(self.types, 0) if encoder.architecture == "bert" else None,
+            types=padded(self.types, 0) if encoder.types > 1 else None,
             labels=torch.tensor(self.labels[rows]),
             wanted=None if self.wanted is None else torch.tensor(self.wanted[rows]),
         )

@@ -1,8 +1,8 @@
-"""The plain model: BERT, RoBERTa and MPNet with a classifier, in every form that Comet knows.
+"""The plain model: BERT, DistilBERT, RoBERTa and MPNet with a head, in every form that Comet knows.
 
     activation  GeLU, or smu; normalised by what the weights prove about every neuron, or not
     attention   softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu and s = q·k/√d or cos(q, k) - threshold
-    pooler      tanh, or x/sqrt(1 + x²)
+    pooler      tanh, or x/sqrt(1 + x²); ReLU, or smu normalised like neurons
 
 and evaluated in one of three ways:
 
@@ -181,7 +181,7 @@ class _Layer(nn.Module):
 
 
 class UnifiedModel(nn.Module):
-    """An encoder with a pooler and a classifier."""
+    """An encoder with its head (`models.heads`)."""
 
     def __init__(self, config: CometConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -191,8 +191,8 @@ class UnifiedModel(nn.Module):
         self.embeddings = _Embeddings(config)
         self.relative_positions = nn.Parameter(torch.zeros(e.buckets, e.heads)) if e.buckets else None
         self.layers = nn.ModuleList(_Layer(config, i) for i in range(e.layers))
-        self.pooler = nn.Linear(e.hidden, e.hidden)
-        self.classifier = nn.Linear(e.hidden, len(e.labels))
+        self.pooler = nn.Linear(e.hidden, e.hidden) if config.pooler != "none" else None
+        self.classifier = nn.Linear(e.hidden, len(e.labels)) if e.labels else None
         self.mode: Mode = "exact"
         self.probe: Probe | None = None
         self.head_bounds: dict[nn.Module, Tensor] = {}
@@ -263,7 +263,10 @@ class UnifiedModel(nn.Module):
         return result
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Logits, and the hidden states before and after every layer. ids, mask (1 or 0), types: (batch, n)."""
+        """Answers, and the hidden states before and after every layer. ids, mask (1 or 0), types: (batch, n).
+
+        Answers are logits, of texts or of tokens, or embeddings; scaled ones have a mean square of 1.
+        """
         x = self.normalise("embeddings.norm", self.embeddings.norm, self.embeddings(ids, types))
         x = self.dropout(x)
         bias = self.position_bias(ids.shape[1])
@@ -273,15 +276,40 @@ class UnifiedModel(nn.Module):
             x = layer(self, x, before, columns, bias)
             before = layer.output_norm  # type: ignore[assignment]
             hidden.append(x)
-        pooled = self.pooler(self.dropout(x[:, 0]))
-        if self.config.pooler == "tanh":
-            pooled = torch.tanh(pooled)
-        else:
-            t = 1.0 + pooled.square()
-            self.see("pooler", t)
-            rule = self.rule("pooler", "", rows=True)
-            pooled = pooled * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule))
-        return self.classifier(self.dropout(pooled)), hidden
+        return self.respond(x, mask, before), hidden
+
+    def respond(self, x: Tensor, mask: Tensor, before: _Norm) -> Tensor:
+        """The head's answers from the last hidden states, which the LayerNorm `before` gave."""
+        head = self.config.head
+        if head.kind != "tokens":
+            weight = (mask / mask.sum(1, keepdim=True))[:, :, None].to(x.dtype)
+            x = x[:, 0] if head.pooling == "first" else (x * weight).sum(1)
+        if self.classifier is None:
+            return self._scaled(x, before) if head.unit else x
+        if self.pooler is not None:
+            x = self._pooled(self.pooler, self.dropout(x), before)
+        answers: Tensor = self.classifier(self.dropout(x))
+        return answers
+
+    def _pooled(self, pooler: nn.Linear, x: Tensor, before: _Norm) -> Tensor:
+        pooled, kind = pooler(x), self.config.pooler
+        if kind in ("tanh", "relu"):
+            return torch.tanh(pooled) if kind == "tanh" else torch.relu(pooled)
+        if kind == "smu":
+            choice = self.config.activation
+            bound = activation_bounds(pooler.weight, pooler.bias, before.weight, before.bias)
+            return bound * smu(pooled / bound, choice.mu, choice.alpha, self.rule("", "activation"))
+        t = 1.0 + pooled.square()
+        self.see("pooler", t)
+        rule = self.rule("pooler", "", rows=True)
+        return pooled * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule))
+
+    def _scaled(self, x: Tensor, before: _Norm) -> Tensor:
+        shrink = before.shrink
+        t = (x.square().mean(-1, keepdim=True) + before.epsilon) * shrink**3
+        self.see("output.norm", t)
+        rule = self.rule("output.norm", "", rows=True)
+        return x * shrink**1.5 * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule) / rule.gain)
 
     def position_bias(self, n: int) -> Tensor | None:
         """MPNet's relative position bias, (heads, n, n)."""

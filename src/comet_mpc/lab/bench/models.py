@@ -22,9 +22,9 @@ from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import (
     EncoderShape,
     certified_rules,
-    classify,
     encode_weights,
     encoder_weights,
+    forward,
     input_mask,
     input_rows,
     public_weights,
@@ -169,7 +169,7 @@ def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> S
     size = (case.batch, case.tokens, case.shape.hidden)
     rows, mask = _inputs(case) if session.holds(CLIENT) else (None, None)
     rules = certified_rules(case.shape, case.steps)
-    return classify(
+    return forward(
         session, input_rows(session, rows, size), input_mask(session, mask, size[:2]), case.shape, rules, weights
     )
 

@@ -1,0 +1,182 @@
+"""What is made of the last hidden states, and told to the client: labels of a text, of every token, or an embedding.
+
+    kind        answer of a text                          from
+    label       logits, one per label (or a score)        the first state (or the mean), perhaps through a pooler
+    tokens      logits of every token                     every state
+    embedding   a vector as long as a hidden state        the mean of the tokens' states (or the first), perhaps scaled
+
+The mean over a text's tokens is taken with weights that the client alone knows: 1/n for a token, 0 for padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine import Given, Session, Weight
+from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
+from comet_mpc.errors import ShapeError
+from comet_mpc.functions.activation import Smu, smu, tanh_like
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
+from comet_mpc.functions.layer_norm import root_mean_square
+
+__all__ = [
+    "ROWS",
+    "Head",
+    "HeadRules",
+    "Kind",
+    "Pooler",
+    "coarsened",
+    "head_weights",
+    "input_averages",
+    "linear",
+    "respond",
+    "usual_head",
+]
+
+Kind = Literal["label", "tokens", "embedding"]
+
+Pooler = Literal["tanh", "algebraic", "relu", "smu", "none"]
+"""The layer between a text's state and its classifier: W·x + b, then tanh, x/sqrt(1 + x²), ReLU or smu; or no layer."""
+
+ROWS = 18
+"""Fraction bits of what is given to the server."""
+_AVERAGED = 14  # fraction bits of rows of which a mean is taken
+_AVERAGES = 20  # and of its weights
+
+
+class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which answer a model gives."""
+
+    kind: Kind = "label"
+    pooling: Literal["first", "mean"] = "first"
+    """A text's state: that of its first token, or the mean of all its tokens'."""
+    unit: bool = False
+    """An embedding is scaled to length 1. Inside the protocol to √d, so that its digits are worth those of a logit."""
+
+
+def usual_head(kind: Kind) -> Head:
+    """Of a model that does not say more. Embeddings are means of length 1, as most of sentence-transformers' are."""
+    return Head(kind=kind, pooling="mean", unit=True) if kind == "embedding" else Head(kind=kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRules:
+    """The public rules of a head."""
+
+    pooler: InverseSqrtRule | None = None
+    """For 1 + x² of an algebraic pooler."""
+    activation: tuple[Smu, InverseSqrtRule] | None = None
+    """Of a pooler with smu."""
+    length: InverseSqrtRule | None = None
+    """For the mean square of an embedding that is scaled."""
+    bound: float = 64.0
+    """|answer|, coordinate by coordinate."""
+
+
+def head_weights(head: Head, pooler: Pooler, hidden: int, labels: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what the server holds for it."""
+    if head.kind == "embedding":
+        return {"embedding.gamma": (hidden,), "embedding.bias": (hidden,)}
+    names: dict[str, tuple[int, ...]] = {}
+    if pooler != "none":
+        names |= {"pooler.weight": (hidden, hidden), "pooler.bias": (hidden,)}
+    return names | {"classifier.weight": (labels, hidden), "classifier.bias": (labels,)}
+
+
+def input_averages(session: Session, mask: npt.NDArray[np.float64] | None, shape: tuple[int, int]) -> Share:
+    """The client's weights of a mean, (batch, tokens), from its padding mask."""
+    values = None if mask is None else mask / mask.sum(axis=1, keepdims=True)
+    return session.private(CLIENT, shape, _AVERAGES, 1.0, values)
+
+
+def linear(session: Session, rows: Given, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
+    """W·x + b with the server's weight and bias; `bound` is certified by the caller."""
+    return _shifted(session, session.linear(rows, weights[name + ".weight"], bound=bound), weights, name, bound)
+
+
+def _shifted(session: Session, product: Share, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
+    bias = weights[name + ".bias"]
+    values = None if bias.values is None else bias.values * 2.0**-bias.fraction
+    shift = session.private(SERVER, bias.shape, product.fraction, bound, values, product.width)
+    return (product + shift).bounded(bound)
+
+
+def respond(
+    session: Session,
+    rows: Share,
+    head: Head,
+    pooler: Pooler,
+    rules: HeadRules,
+    weights: Mapping[str, Weight],
+    averages: Share | None,
+    ring: int,
+) -> Share:
+    """The answers from the normalised rows (batch, tokens, hidden) of the last LayerNorm, in a ring of `ring` bits.
+
+    (batch, labels), (batch, tokens, labels) or (batch, hidden). A mean opens the rows. Reveals nothing.
+    """
+    if head.kind == "tokens":
+        return linear(session, session.give(rows.narrow(ring)), weights, "classifier", rules.bound)
+    if head.pooling == "first":
+        state = rows[:, 0].narrow(ring)
+    elif averages is None:
+        raise ShapeError(f"{session.here}: a mean over a text's tokens needs its weights")
+    else:
+        state = _mean(session, rows, averages, ring)
+    if head.kind == "embedding":
+        return _embedding(session, state, rules, weights, ring)
+    if pooler != "none":
+        state = _pooled(session, state, rules, weights, ring)
+    return linear(session, session.give(state), weights, "classifier", rules.bound)
+
+
+def _mean(session: Session, rows: Share, averages: Share, ring: int) -> Share:
+    """Σ w·n, (batch, hidden). w adds up to 1, but for its rounding."""
+    batch, tokens, hidden = rows.shape
+    bound = rows.bound * (1.0 + tokens * 2.0**-_AVERAGES) + 2.0**-_AVERAGED
+    width = ring_width(_AVERAGED + _AVERAGES, bound)
+    opened = session.open(session.truncate_to(rows, _AVERAGED, width), averages.reshape(batch, 1, tokens).narrow(width))
+    mean = session.matmul(opened[1], opened[0], bound=bound).reshape(batch, hidden)
+    return session.truncate_to(mean, ROWS, ring)
+
+
+def _pooled(session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int) -> Share:
+    if rules.activation is not None:
+        form, rule = rules.activation
+        pooled = linear(session, session.give(state), weights, "pooler", 1.0 + 2.0**-8)
+        return smu(session, pooled, form, rule, fraction=ROWS, width=ring)
+    if rules.pooler is None:
+        raise ShapeError(f"{session.here}: a pooler needs its rule")
+    pooled = linear(session, session.give(state), weights, "pooler", math.sqrt(rules.pooler.high - 1.0))
+    return tanh_like(session, session.truncate_to(pooled, 12), rules.pooler, fraction=ROWS).narrow(ring)
+
+
+def _embedding(session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int) -> Share:
+    """γ⊙n + β, perhaps scaled to a mean square of 1."""
+    size = state.shape[-1]
+    top = rules.bound if rules.length is None else math.sqrt(size * rules.length.high) * 2.0**1.5
+    scaled = session.scale(session.give(state), weights["embedding.gamma"], bound=top)
+    vector = _shifted(session, scaled, weights, "embedding", top)
+    if rules.length is None:
+        return vector
+    return root_mean_square(session, vector, rules.length, fraction=ROWS, width=ring)
+
+
+def coarsened(session: Session, answers: Share, bits: int) -> Share:
+    """Answers with the digits that a client is told: `bits` fraction bits, off by less than 1.5 units.
+
+    The last coin is not the client's alone (`Session.dither`). The ring is the narrowest that holds them: a client that
+    deviates gets no more bits of an answer than that. Nothing is sent, but for one round where the ring is wider than
+    what is left when the other bits are cut off.
+    """
+    shift = answers.fraction - bits
+    dithered = session.dither(answers, shift)
+    _, exponent = math.frexp((dithered.bound + 2.0**-bits) * 2.0**bits)
+    return session.truncate(dithered, shift, exponent + 2)
