@@ -10,13 +10,22 @@ import typer
 from rich.console import Console
 
 from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape, group
-from comet_mpc.cli.tables import model_tables, operations_table, profile_tables, report, truncation_table
+from comet_mpc.cli.tables import (
+    model_tables,
+    operations_table,
+    profile_tables,
+    report,
+    rules_table,
+    truncation_table,
+    with_origin,
+)
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.lab.bench import cases
 from comet_mpc.lab.bench.models import ModelCase, measure_model
 from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.bench.profile import ProfileCase, profile_query
+from comet_mpc.lab.bench.rules import measure_rules
 from comet_mpc.lab.bench.truncation import SHIFTS, check_truncation
 from comet_mpc.lab.processes import Crew
 from comet_mpc.offline.sources import DEALER, find_source
@@ -52,7 +61,7 @@ def ops(
         for done, case in enumerate(chosen):
             tick(done, len(chosen), f"{case.operation} by {case.method}")
             records.append(measure(crew, case, repeat))
-    report(records, json, operations_table(records, Console().width))
+    report(with_origin(records), json, operations_table(records, Console().width))
 
 
 @bench.command()
@@ -77,7 +86,7 @@ def model(
     with bar(f"measuring {name}") as tick, Crew() as crew:
         tick(0, 0)
         record = measure_model(crew, case)
-    report([record], json, *model_tables(record))
+    report(with_origin([record]), json, *model_tables(record))
 
 
 @bench.command()
@@ -102,7 +111,18 @@ def profile(
     with bar("profiling") as tick, Crew() as crew:
         tick(0, 0)
         record = profile_query(crew, ProfileCase(None if model is None else str(model), random), repeat)
-    report([msgspec.to_builtins(record) | {"ratio": record.ratio}], json, *profile_tables(record))
+    report(with_origin([msgspec.to_builtins(record) | {"ratio": record.ratio}]), json, *profile_tables(record))
+
+
+@bench.command()
+def rules(json: JsonFile = None) -> None:
+    """Compare the rules for 1/sqrt: their errors over an interval, and what each costs by plan.
+
+    Errors are those of the plaintext fixed-point twin. Takes about a minute.
+    """
+    with bar("evaluating rules") as tick:
+        records = measure_rules(tick)
+    report(with_origin(records), json, rules_table(records))
 
 
 @bench.command()
@@ -117,6 +137,6 @@ def truncation(
     """
     with bar("truncating") as tick:
         records = check_truncation(values, progress=tick)
-    report(records, json, truncation_table(records))
+    report(with_origin(records), json, truncation_table(records))
     if not all(record.exact for record in records):
         raise CometError("truncation is not exact: see the table")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from comet_mpc.cli.tables import write_json
+from comet_mpc.cli.tables import origin, write_json
 from comet_mpc.models.checkpoint import CometConfig, load_checkpoint
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import load_hugging_face, need, tokenizer_json
@@ -60,9 +56,4 @@ def in_words(scores: dict[str, float]) -> str:
 
 def record(path: Path | None, result: dict[str, Any]) -> None:
     """Writes a result, with the command and the versions that it depends on."""
-    words = " ".join(["comet", *(Path(part).name if part.startswith("/") else part for part in sys.argv[1:])])
-    versions = {"python": platform.python_version()}
-    for name in ("comet-mpc", "torch", "numpy", "tokenizers"):  # torch may be absent
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    write_json(path, result | {"command": words, "versions": versions})
+    write_json(path, result | origin())

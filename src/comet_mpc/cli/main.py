@@ -30,6 +30,7 @@ _COMMANDS = {
     "eval": ("evaluate.evaluate", "Measure a model's accuracy, in the clear or privately."),
     "audit": ("audit.audit_command", "Test whether a party learns anything from what it receives."),
     "bench": ("bench.bench", "Measure time, traffic and errors on this machine."),
+    "report": ("report.report_command", "Turn recorded results into one page of tables and drawings."),
 }
 """Name: the function (or group of commands) and its module, and what it does."""
 

@@ -79,6 +79,7 @@ def plan(
         "model": name,
         "tokens": tokens,
         "batch": batch,
+        "steps": steps if model is None else None,
         "source": source,
         "rounds": planned.rounds,
         "online_bytes": planned.online_bytes,

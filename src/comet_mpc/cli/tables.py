@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +26,7 @@ if TYPE_CHECKING:  # a command that shows no measurement need not load what meas
     from comet_mpc.lab.bench.models import ModelRecord
     from comet_mpc.lab.bench.operations import Record
     from comet_mpc.lab.bench.profile import ProfileRecord
+    from comet_mpc.lab.bench.rules import RuleRecord
     from comet_mpc.lab.bench.truncation import TruncationRecord
     from comet_mpc.lab.demo import TextResult
 
@@ -29,10 +34,13 @@ __all__ = [
     "demo_tables",
     "model_tables",
     "operations_table",
+    "origin",
     "profile_tables",
     "report",
+    "rules_table",
     "table",
     "truncation_table",
+    "with_origin",
     "write_json",
 ]
 
@@ -56,6 +64,21 @@ def write_json(path: Path | None, value: Any) -> None:
         return
     with atomic_write(path) as file:
         file.write(text + b"\n")
+
+
+def origin() -> dict[str, Any]:
+    """The command that a result was made with, and the versions that it depends on."""
+    words = " ".join(["comet", *(Path(part).name if part.startswith("/") else part for part in sys.argv[1:])])
+    versions = {"python": platform.python_version()}
+    for name in ("comet-mpc", "torch", "numpy", "tokenizers"):  # torch may be absent
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {"command": words, "versions": versions}
+
+
+def with_origin(records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Records as they are written, each with its origin."""
+    return [msgspec.to_builtins(record) | origin() for record in records]
 
 
 def _error(value: float | None) -> str:
@@ -136,6 +159,27 @@ def truncation_table(records: Sequence[TruncationRecord]) -> Group:
         ("shift", "values", "wraps", "largest error", "mean", "by chance", "time", ""),
         rows,
         left=0,
+    )
+
+
+def rules_table(records: Sequence[RuleRecord]) -> Group:
+    """One line per rule and number of steps."""
+    first = records[0]
+    sources = list(first.costs)
+    rows = (
+        (
+            record.rule if record.private else f"{record.rule} (not private)",
+            "" if record.steps is None else str(record.steps),
+            _error(record.max_relative_error),
+            human_bytes(max(cost.online_bytes for cost in record.costs.values())),
+            *(human_bytes(record.costs[source].offline_bytes) for source in sources),
+        )
+        for record in records
+    )
+    return table(
+        f"1/sqrt of {first.elements:,} values, most on [{first.low:g}, {first.high:g}]: relative error, planned bytes",
+        ("rule", "steps", "error", "online", *(f"offline, {source}" for source in sources)),
+        rows,
     )
 
 

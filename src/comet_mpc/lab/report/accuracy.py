@@ -1,0 +1,186 @@
+"""Tables of scores: what the unified forms cost in accuracy, and how far the protocol is from real arithmetic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+
+from comet_mpc.lab.report.grid import Grid
+from comet_mpc.lab.report.records import Record, Results
+from comet_mpc.models.tasks import TASKS
+
+__all__ = ["Run", "Scores", "form_grids", "protocol_grid", "runs", "step_grid", "summary_grid"]
+
+_NAME = re.compile(
+    rf"(?P<encoder>.+?)-(?P<task>{'|'.join(name.lower() for name in TASKS)})-seed(?P<seed>\d+)"
+    r"(?:-(?P<stage>.+?))??(?:-eval-(?P<rule>[a-z][a-z0-9]*)-(?P<count>\d+))?$"
+)
+_UNMODIFIED = "unmodified"
+_NOTE = "± is the standard deviation over seeds. The mean difference is over the tasks that have both."
+
+Scores = dict[str, dict[int, float]]
+"""By task and seed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A score and what it is of. rule, steps: those it was evaluated with, if others than it was trained with."""
+
+    record: Record
+    encoder: str
+    task: str
+    seed: int
+    stage: str
+    rule: str | None
+    steps: int | None
+    score: float
+
+
+def runs(results: Results) -> list[Run]:
+    """Every trained or evaluated model whose file has the name of a recipe."""
+    found = []
+    for record in results.of("accuracy"):
+        parts = _NAME.match(record.name)
+        if parts is None:
+            continue
+        task = next(known for known in TASKS if known.lower() == parts["task"])
+        steps = None if parts["count"] is None else int(parts["count"])
+        score = _score(record, task)
+        if score is not None:
+            where = (parts["encoder"], task, int(parts["seed"]), parts["stage"] or "")
+            found.append(Run(record, *where, parts["rule"], steps, score))
+    return found
+
+
+def _score(record: Record, task: str) -> float | None:
+    """On the dev set, by the task's metric."""
+    scores = record.get("scores") or {}
+    served = scores.get("served", scores)
+    if "best" in record.fields:
+        return float(record["best"])
+    values = [value for value in (served.get(TASKS[task].metric), *served.values()) if isinstance(value, float | int)]
+    return float(values[0]) if values else None
+
+
+@dataclass
+class _Encoder:
+    """One encoder's trained stages."""
+
+    name: str
+    stages: dict[str, Scores] = field(default_factory=dict)
+    sources: dict[str, list[str]] = field(default_factory=dict)
+
+    def differences(self, stage: str, base: str, task: str) -> list[float]:
+        """stage - base, seed by seed."""
+        one, other = (self.stages.get(name, {}).get(task, {}) for name in (stage, base))
+        return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+
+    def mean_difference(self, stage: str, base: str) -> str:
+        means = [mean(found) for task in TASKS if (found := self.differences(stage, base, task))]
+        return f"{mean(means):+.2f} ({len(means)} of {len(TASKS)})" if means else ""
+
+    def rows(self, stage: str, base: str, tasks: list[str]) -> list[list[str]]:
+        """The scores, and the differences below them."""
+        scores = self.stages[stage]
+        first = [stage, *(_shown(scores.get(task, {}).values()) for task in tasks), ""]
+        if stage == base:
+            return [first]
+        differences = [_shown(self.differences(stage, base, task), signed=True) for task in tasks]
+        return [first, [f"less {base}", *differences, self.mean_difference(stage, base)]]
+
+    def grid(self, title: str, stages: Iterable[str], base: str, note: str) -> Grid:
+        names = [base, *(name for name in stages if name != base)]
+        tasks = [task for task in TASKS if any(task in self.stages[name] for name in names[1:] or names)]
+        rows = [row for name in names for row in self.rows(name, base, tasks)]
+        sources = [source for name in names for source in self.sources[name]]
+        return Grid(title, ["form", *tasks, "mean difference"], rows, note, sources=sources)
+
+
+def _encoders(found: Iterable[Run]) -> list[_Encoder]:
+    encoders: dict[str, _Encoder] = {}
+    for run in found:
+        if run.rule is None and "best" in run.record.fields:
+            encoder = encoders.setdefault(run.encoder, _Encoder(run.encoder))
+            encoder.stages.setdefault(run.stage, {}).setdefault(run.task, {})[run.seed] = run.score
+            encoder.sources.setdefault(run.stage, []).append(run.record.source)
+    return list(encoders.values())
+
+
+def _shown(values: Iterable[float], signed: bool = False) -> str:
+    """Mean, and standard deviation where there are several."""
+    found = list(values)
+    if not found:
+        return ""
+    text = f"{mean(found):+.2f}" if signed else f"{mean(found):.2f}"
+    return text if len(found) == 1 else f"{text} ± {stdev(found):.2f}"
+
+
+_PAPER = re.compile(r"paper-(?P<form>.+)-(?P<how>exact|\d+)$")
+_FORMS: Mapping[str, str] = {"smu": "s-GeLU with s-Softmax*", "relu": "s-GeLU with Softmax*"}
+
+
+def form_grids(results: Results) -> list[Grid]:
+    """For each encoder: certified beside unmodified; the paper's forms; with and without a teacher."""
+    grids = []
+    for encoder in _encoders(runs(results)):
+        stages = sorted(encoder.stages)
+        certified = [name for name in stages if name.startswith("certified") and not name.endswith("-undistilled")]
+        if _UNMODIFIED in stages:
+            grids.append(encoder.grid(f"{encoder.name}: what the certified form costs", certified, _UNMODIFIED, _NOTE))
+            for form in sorted({found["form"] for name in stages if (found := _PAPER.match(name))}):
+                these = [name for name in stages if (found := _PAPER.match(name)) and found["form"] == form]
+                title = f"{encoder.name}: the paper's {_FORMS.get(form, form)}, not certified"
+                note = "exact: with exact functions; a number: through so many steps."
+                grids.append(encoder.grid(title, these, _UNMODIFIED, note))
+        for name in certified:
+            if f"{name}-undistilled" in stages:
+                title = f"{encoder.name}, {name}: what distillation gives"
+                grids.append(encoder.grid(title, [name], f"{name}-undistilled", "undistilled: from labels alone."))
+    return grids
+
+
+def summary_grid(results: Results) -> Grid:
+    """Every encoder, unmodified and as it is served."""
+    grid = Grid("Scores on GLUE's dev sets", ["encoder", "form", *TASKS, "mean difference"], left=2, note=_NOTE)
+    for encoder in _encoders(runs(results)):
+        for name in sorted(encoder.stages, key=lambda name: (name != _UNMODIFIED, name)):
+            if name == _UNMODIFIED or (name.startswith("certified") and not name.endswith("-undistilled")):
+                means = [_shown(encoder.stages[name].get(task, {}).values()) for task in TASKS]
+                difference = "" if name == _UNMODIFIED else encoder.mean_difference(name, _UNMODIFIED)
+                grid.rows.append([encoder.name, name, *means, difference])
+                grid.sources += encoder.sources[name]
+    return grid
+
+
+def step_grid(results: Results) -> Grid:
+    """The same weights by other rules and with other numbers of steps."""
+    found: dict[tuple[str, str, str], dict[int, list[float]]] = {}
+    sources = []
+    for run in runs(results):
+        if run.rule is not None and run.steps is not None:
+            key = (f"{run.encoder} {run.stage}".strip(), run.task, run.rule)
+            found.setdefault(key, {}).setdefault(run.steps, []).append(run.score)
+            sources.append(run.record.source)
+    counts = sorted({count for by_count in found.values() for count in by_count})
+    columns = ["checkpoint", "task", "rule", *(f"{n} step{'' if n == 1 else 's'}" for n in counts)]
+    rows = [[*key, *(_shown(by_count.get(n, [])) for n in counts)] for key, by_count in sorted(found.items())]
+    note = "newton: plain steps from the paper's constant. Only the number trained with was trained for."
+    return Grid("The same weights with other steps of activations and scores", columns, rows, note, 3, sources)
+
+
+def protocol_grid(results: Results) -> Grid:
+    """Inside the protocol, and by its fixed-point twin (names that end in `twin`)."""
+    columns = ["result", "task", "rows", "fixed point", "real", "labels", "median", "99 %", "largest"]
+    grid = Grid(
+        "Inside the protocol, and by its fixed-point twin, beside real arithmetic on the same rows", columns, left=2,
+        note="labels: how many agree. median, 99 %, largest: over the rows, the largest difference of a logit.",
+    )  # fmt: skip
+    for record in sorted(results.of("protocol"), key=lambda record: record.name):
+        scores = [f"{next(iter(record[part].values())):.2f}" for part in ("scores", "plain_scores")]
+        agreement = f"{record['agreement']:.1%}" if record.get("agreement") is not None else ""
+        differences = [f"{value:.4f}" for value in record["logit_difference"].values()]
+        grid.rows.append([record.name, record["task"], str(record["examples"]), *scores, agreement, *differences])
+        grid.sources.append(record.source)
+    return grid

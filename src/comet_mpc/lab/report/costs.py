@@ -1,0 +1,187 @@
+"""Tables of what things cost: bytes, rounds, time, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from comet_mpc.lab.report.grid import Grid
+from comet_mpc.lab.report.records import Record, Results
+from comet_mpc.units import human_bytes, human_seconds
+
+__all__ = [
+    "demo_grid",
+    "kernel_grid",
+    "model_grid",
+    "network_grid",
+    "operation_grid",
+    "profile_grid",
+    "truncation_grid",
+]
+
+
+def _two(values: Iterable[float], unit: float = 1.0) -> str:
+    """The client's and the server's."""
+    scaled = [value / unit for value in values]
+    return " / ".join(f"{v:.2f}" if v < 0.995 else f"{v:.1f}" if v < 9.95 else f"{v:.0f}" for v in scaled)
+
+
+def _sources(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(record.source for record in records))
+
+
+def _what(record: Record) -> str:
+    layers = record.get("layers")
+    return f"{record['model']}, {layers}" if isinstance(layers, int) else str(record["model"])
+
+
+def model_grid(results: Results, source: str) -> Grid:
+    """Whole models with randomness from this source: measured, then planned only."""
+    measured = [r for r in results.of("model") if r["source"] == source and not r.get("network")]
+    planned = [record for record in results.of("plan") if record["source"] == source]
+    columns = ["model, layers", "tokens", "rule", "online", "rounds", "offline", "time", "CPU s", "offline CPU s", "GB"]
+    grid = Grid(f"Whole models, randomness from the {source}", columns, left=1)
+    for record in sorted(measured, key=_model_order):
+        grid.rows.append(
+            [
+                _what(record),
+                _tokens(record),
+                record.rule,
+                human_bytes(record["online_bytes"]),
+                str(record["rounds"]),
+                human_bytes(record["offline_bytes"]),
+                human_seconds(record["seconds"]),
+                _two(record["cpu_seconds"]),
+                _two(record["offline_cpu_seconds"]),
+                _two(record["peak_rss"], 1e9),
+            ]
+        )
+    for record in sorted(planned, key=_model_order):
+        bytes_and_rounds = [human_bytes(record["online_bytes"]), str(record["rounds"])]
+        offline = human_bytes(record["offline_bytes"])
+        rule = ", ".join(part for part in (record.rule, "planned") if part)
+        grid.rows.append([_what(record), _tokens(record), rule, *bytes_and_rounds, offline, "", "", "", ""])
+    grid.note = "CPU seconds and GB of memory: client / server. All processes shared two cores."
+    grid.sources = _sources([*measured, *planned])
+    return grid
+
+
+def _model_order(record: Record) -> tuple[str, int, int, str, str]:
+    layers = record.get("layers")
+    depth = -layers if isinstance(layers, int) else 0
+    return record["model"], depth, record["batch"] * record["tokens"], record.get("network") or "", record.rule
+
+
+def _tokens(record: Record) -> str:
+    return str(record["tokens"]) if record["batch"] == 1 else f"{record['batch']} × {record['tokens']}"
+
+
+def network_grid(results: Results) -> Grid:
+    """Whole models over slower networks."""
+    columns = ["model, layers", "network", "tokens", "rule", "online", "rounds", "time", "offline", "offline time"]
+    grid = Grid("Whole models over a slower network", columns, left=2)
+    measured = sorted((record for record in results.of("model") if record.get("network")), key=_model_order)
+    for record in measured:
+        online = [human_bytes(record["online_bytes"]), str(record["rounds"]), human_seconds(record["seconds"])]
+        offline = [human_bytes(record["offline_bytes"]), human_seconds(record["offline_seconds"])]
+        grid.rows.append([_what(record), record["network"], _tokens(record), record.rule, *online, *offline])
+    grid.sources = _sources(measured)
+    return grid
+
+
+def operation_grid(results: Results) -> Grid:
+    """Every operation by every method, the cheapest online first."""
+    columns = ["operation", "method", "online", "offline", "rounds", "CPU", "error", "relative"]
+    grid = Grid("Single operations at the size of a BERT-base layer", columns, left=2)
+    records = sorted(results.of("operation"), key=lambda record: record["operation"])
+    for operation, group in groupby(records, key=lambda record: str(record["operation"])):
+        for place, record in enumerate(sorted(group, key=lambda record: int(record["online_bytes"]))):
+            size = "×".join(map(str, record["shape"]))
+            steps = record.get("steps")
+            method = str(record["method"]) + (f", {steps} step{'' if steps == 1 else 's'}" if steps else "")
+            grid.rows.append(
+                [
+                    f"{operation} {size}" if not place else operation,
+                    method if record["private"] else f"{method} (not private)",
+                    human_bytes(record["online_bytes"]),
+                    human_bytes(record["offline_bytes"]),
+                    str(record["rounds"]),
+                    human_seconds(record["cpu_seconds"]),
+                    f"{record['max_abs_error']:.1e}",
+                    f"{record['max_relative_error']:.1e}",
+                ]
+            )
+    grid.note = "Bytes of both parties. CPU: the busier party. Errors: the largest, against the exact function."
+    grid.sources = _sources(records)
+    return grid
+
+
+def demo_grid(results: Results) -> Grid:
+    """What the bundled model costs, by source."""
+    columns = ["randomness from", "tokens", "online", "rounds", "offline", "time", "offline time"]
+    grid = Grid("The bundled model, one text", columns)
+    seen = set()
+    for record in sorted(results.of("demo"), key=lambda record: (record["source"], record["bucket"])):
+        key = (record["source"], record["bucket"], record["online_bytes"], record["offline_bytes"])
+        if key in seen:
+            continue
+        seen.add(key)
+        grid.rows.append(
+            [
+                f"the {record['source']}",
+                str(record["bucket"]),
+                human_bytes(record["online_bytes"]),
+                str(record["rounds"]),
+                human_bytes(record["offline_bytes"]),
+                human_seconds(record["online_seconds"]),
+                human_seconds(record["offline_seconds"]),
+            ]
+        )
+    grid.note = "With keys of the connection, where a first text has more bytes offline than the next."
+    grid.sources = _sources(results.of("demo"))
+    return grid
+
+
+def profile_grid(results: Results) -> Grid:
+    """Where the time of a query goes."""
+    columns = ["query", "tokens", "online", "bytes need", "compute", "measured", "measured / needed"]
+    grid = Grid("Where the time of a query goes", columns, sources=_sources(results.of("profile")))
+    for record in results.of("profile"):
+        transfer = record["online_bytes"] / record["rate"]
+        grid.rows.append(
+            [
+                record.name,
+                str(record["tokens"]),
+                human_bytes(record["online_bytes"]),
+                human_seconds(transfer),
+                human_seconds(max(record["compute_seconds"])),
+                human_seconds(record["seconds"]),
+                f"{record['ratio']:.2f}" if record.get("ratio") is not None else "",
+            ]
+        )
+    return grid
+
+
+def truncation_grid(results: Results) -> Grid:
+    """Is truncation exact?"""
+    columns = ["shift", "values", "wrapped around", "largest error", "mean error", "by chance"]
+    grid = Grid("Truncation, in units of the last place", columns, sources=_sources(results.of("truncation")))
+    for record in results.of("truncation"):
+        errors = [f"{record['max_error']:.4f}", f"{record['mean_error']:+.1e}", f"{record['standard_error']:.1e}"]
+        grid.rows.append([str(record["shift"]), f"{record['values']:,}", str(record["wraps"]), *errors])
+    return grid
+
+
+def kernel_grid(results: Results) -> Grid:
+    """Kernels of the best instructions, beside numpy."""
+    best: dict[str, Record] = {}
+    for record in results.of("kernel"):
+        if record["kernel"] not in best or record["rate"] > best[record["kernel"]]["rate"]:
+            best[record["kernel"]] = record
+    grid = Grid("Kernels on one core", ["kernel", "instructions", "rate", "times numpy"], left=2)
+    for name, record in best.items():
+        times = record.get("times_numpy")
+        rate = f"{record['rate']:.2f} {record['unit']}"
+        grid.rows.append([name, str(record["isa"]), rate, "" if times is None else f"{times:.1f}"])
+    grid.sources = _sources(best.values())
+    return grid

@@ -1,0 +1,31 @@
+"""The tables of the documents are what the records say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from comet_mpc.lab.report.documents import BLOCKS, rewritten
+from comet_mpc.lab.report.records import read_results
+from support.documents import ROOT
+
+RESULTS = read_results(ROOT / "benchmarks" / "results")
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_what_the_records_say(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert text == rewritten(text, RESULTS, page.name), "run comet report --docs docs"
+
+
+def test_a_number_that_was_changed_by_hand_is_found() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    number = next(line for line in text.splitlines() if line.startswith("| bert-base"))
+    assert rewritten(text.replace(number, number.replace("MB", "kB")), RESULTS) == text
+
+
+def test_every_block_is_somewhere() -> None:
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    assert {name for name in BLOCKS if f"<!-- results: {name} -->" in text} == set(BLOCKS)

@@ -1,0 +1,230 @@
+"""`comet report`: tables and drawings from whatever records there are, and a page that a browser shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from comet_mpc.cli.main import app
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid
+from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
+from comet_mpc.lab.report.costs import model_grid, operation_grid
+from comet_mpc.lab.report.documents import rewritten
+from comet_mpc.lab.report.page import make_page, sections
+from comet_mpc.lab.report.records import Results, read_results
+from support.documents import ROOT
+
+RECORDED = ROOT / "benchmarks" / "results"
+
+
+def write(directory: Path, name: str, content: Any) -> None:
+    path = directory / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def model(tokens: int, rule: str, source: str = "dealer", online: int = 10**8) -> dict[str, Any]:
+    cost = {"operation": "activation", "online_bytes": online, "cpu_seconds": [0.1, 0.2]}
+    return {
+        "model": "bert-base", "layers": 12, "tokens": tokens, "batch": 1, "rule": rule, "source": source,
+        "network": None, "online_bytes": online, "rounds": 60, "offline_bytes": 3 * online, "seconds": 1.5,
+        "cpu_seconds": [0.5, 0.7], "offline_cpu_seconds": [2.0, 11.0], "peak_rss": [10**8, 2 * 10**8],
+        "max_logit_difference": 0.001, "operations": [cost],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Records as they are today, and with rules that nobody has thought of."""
+    for seed, plain, certified in ((1, 80.0, 78.0), (2, 82.0, 81.0)):
+        write(tmp_path, f"accuracy/mini-lm-mrpc-seed{seed}-unmodified", {"best": plain})
+        write(tmp_path, f"accuracy/mini-lm-mrpc-seed{seed}-certified-3", {"best": certified, "steps": 3})
+    write(tmp_path, "accuracy/mini-lm-sst-2-seed1-unmodified", {"best": 90.0})
+    write(tmp_path, "accuracy/mini-lm-sst-2-seed1-certified-3", {"best": 89.0, "steps": 3})
+    write(tmp_path, "accuracy/mini-lm-sst-2-seed1-certified-quintic", {"best": 89.5})
+    write(tmp_path, "accuracy/mini-lm-sst-2-seed1-certified-3-undistilled", {"best": 87.0})
+    write(tmp_path, "accuracy/mini-lm-sst-2-seed1-paper-smu-4", {"best": 88.5})
+    write(tmp_path, "accuracy/mini-lm-rte-seed1-unmodified", {"best": 60.0})
+    for count, score in enumerate((50.0, 60.0, 70.0)):
+        name = f"accuracy/mini-lm-sst-2-seed1-certified-3-eval-quintic-{count}"
+        write(tmp_path, name, {"scores": {"accuracy": score}})
+    write(tmp_path, "other", {"anything": 1})
+    differences = {"median": 0.001, "99 %": 0.02, "largest": 0.0321}
+    secure = {"task": "SST-2", "examples": 20, "agreement": 0.95, "logit_difference": differences}
+    scores = {"scores": {"accuracy": 80.0}, "plain_scores": {"accuracy": 85.0}}
+    write(tmp_path, "secure/sst2-demo", secure | scores | {"command": "comet eval MODEL --secure"})
+    write(tmp_path, "model/a", [model(32, "quintic"), model(64, "quintic", online=2 * 10**8)])
+    write(tmp_path, "model/b", [model(128, "quintic", "pair")])
+    return read_results(tmp_path)
+
+
+def test_tables_of_scores_have_every_number(results: Results) -> None:
+    text = "\n".join(grid.markdown() for grid in (*form_grids(results), step_grid(results), protocol_grid(results)))
+    for line in (
+        "| form | MRPC | SST-2 | mean difference |",
+        "| unmodified | 81.00 ± 1.41 | 90.00 |  |",
+        "| certified-3 | 79.50 ± 2.12 | 89.00 |  |",
+        "| less unmodified | -1.50 ± 0.71 | -1.00 | -1.25 (2 of 5) |",
+        "| certified-quintic |  | 89.50 |  |",
+        "| less certified-3-undistilled |  | +2.00 | +2.00 (1 of 5) |",
+        "| less unmodified | -1.50 | -1.50 (1 of 5) |",
+        "| mini-lm certified-3 | SST-2 | quintic | 50.00 | 60.00 | 70.00 |",
+        "| sst2-demo | SST-2 | 20 | 80.00 | 85.00 | 95.0% | 0.0010 | 0.0200 | 0.0321 |",
+    ):
+        assert line in text
+
+
+def test_a_rule_that_is_new_is_shown_by_its_name(results: Results) -> None:
+    assert "| bert-base, 12 | 64 | quintic | 200 MB | 60 | 600 MB |" in model_grid(results, "dealer").markdown()
+    page = make_page(results)
+    assert "bert-base/12, 128, quintic, pair" in page
+    assert results.strange == ["other.json"]
+    assert "Not shown: other.json" in page
+
+
+def test_the_page_names_the_command_of_a_file(results: Results) -> None:
+    assert "comet eval MODEL --secure" in make_page(results)
+
+
+def test_a_result_without_what_it_needs_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "ops", [{"operation": "linear", "method": "x", "online_bytes": 1}])
+    with pytest.raises(ConfigurationError, match=r"ops\.json: a result without 'shape'"):
+        operation_grid(read_results(tmp_path))
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"broken\.json is not JSON"):
+        read_results(tmp_path)
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "there are no results" in done.output
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")]).exit_code == 1
+
+
+def test_on_a_terminal_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch, results: Results) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    done = CliRunner().invoke(app, ["report", str(results.directory), "--show"], catch_exceptions=False)
+    assert "…" not in done.output
+    assert "79.50 ± 2.12" in done.output
+
+
+def test_the_command_writes_a_page_and_the_documents(tmp_path: Path, results: Results) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "page.md").write_text("before\n\n<!-- results: protocol -->\nold\n<!-- end of results -->\n\nafter\n")
+    page = tmp_path / "page.html"
+    arguments = ["report", str(results.directory), "--page", str(page), "--docs", str(docs)]
+    assert "page.md" in CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    assert "up to date" in CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    text = (docs / "page.md").read_text()
+    assert "old" not in text
+    assert "| sst2-demo |" in text
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_block_of_nothing_known_is_an_error(results: Results) -> None:
+    with pytest.raises(ConfigurationError, match=r"no results 'nonsense'"):
+        rewritten("<!-- results: nonsense -->\n<!-- end of results -->\n", results)
+
+
+def test_a_drawing_has_every_point_that_is_on_it() -> None:
+    points = [Point(1.0, 0.1), Point(10.0, 0.01), Point(100.0, float("inf")), Point(1000.0, 0.5)]
+    svg = Scatter("t", Axis("x", log=True), Axis("y", log=True), [Series("s", points)]).svg()
+    assert svg.count("<circle") == 3
+    assert svg.count("<polyline") == 1
+    svg = Bars("t", Axis("x"), [("one", {"a": 1.0, "b": 2.0}), ("two", {"a": 3.0})]).svg()
+    assert svg.count("<rect") == 3
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height', svg)]
+    assert widths[0] + widths[1] == pytest.approx(widths[2], abs=0.2)
+
+
+class _Tags(HTMLParser):
+    """Counts elements, and notices what is not closed and what would be loaded."""
+
+    VOID = frozenset({"meta", "link", "br", "circle", "rect", "path", "line", "polyline"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.count: dict[str, int] = {}
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+        self.loads += [value for name, value in attributes if name in ("src", "href") and value and value[0] != "#"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_of_what_is_recorded_is_whole_and_loads_nothing() -> None:
+    results = read_results(RECORDED)
+    page = make_page(results)
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert tags.loads == ["data:,"]
+    assert "script" not in tags.count
+    parts = [part for _, _, shown in sections(results) for part in shown]
+    drawings = [part for part in parts if isinstance(part, Scatter | Bars)]
+    assert tags.count["figure"] == len(drawings) > 10
+    assert tags.count["table"] == len(parts) - len(drawings) + 1
+
+
+_PROBE = """<!doctype html><iframe id="page" src="report.html" width="{width}" height="2000"></iframe>
+<pre id="out"></pre><script>
+document.getElementById("page").onload = event => {{
+  const page = event.target.contentDocument, root = page.documentElement;
+  const drawn = [...page.querySelectorAll("figure > svg")].filter(svg => svg.getBoundingClientRect().height > 50);
+  const wide = [...page.querySelectorAll("table, td, th, figure")].filter(
+    each => each.getBoundingClientRect().right > root.clientWidth + 1);
+  document.getElementById("out").textContent = "FOUND" + JSON.stringify({{
+    drawn: drawn.length, wide: wide.length, scroll: root.scrollWidth - root.clientWidth,
+    marks: page.querySelectorAll(".dot, .bar, .line").length}}) + "END";
+}};
+</script>"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_browser_shows_the_page(width: int, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    results = read_results(RECORDED)
+    (tmp_path / "report.html").write_text(make_page(results), "utf-8")
+    (tmp_path / "probe.html").write_text(_PROBE.format(width=width))
+    options = [
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,2200", "--virtual-time-budget=5000",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [browser, *options, "--dump-dom", (tmp_path / "probe.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    said = re.search(r"FOUND(.*?)END", done.stdout)
+    assert said is not None, done.stderr[-2000:]
+    seen = json.loads(said[1])
+    drawings = [p for _, _, shown in sections(results) for p in shown if isinstance(p, Scatter | Bars)]
+    assert seen["drawn"] == len(drawings)
+    assert seen["marks"] > 100
+    assert seen["wide"] == 0
+    assert seen["scroll"] == 0
+    assert ":CONSOLE" not in done.stderr
