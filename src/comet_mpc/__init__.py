@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from comet_mpc.service.async_client import AsyncClient
     from comet_mpc.service.client import Client
     from comet_mpc.service.deployment import ServiceLimits
-    from comet_mpc.service.prediction import Cost, Prediction
+    from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tag, Tagging
     from comet_mpc.service.server import Server
 
 __version__ = version("comet-mpc")
@@ -43,10 +43,12 @@ __all__ = [
     "BOTH",
     "CLIENT",
     "SERVER",
+    "Answer",
     "AsyncClient",
     "Client",
     "Cost",
     "DealerSource",
+    "Embedding",
     "Given",
     "Network",
     "Opened",
@@ -60,6 +62,8 @@ __all__ = [
     "ServiceLimits",
     "Session",
     "Share",
+    "Tag",
+    "Tagging",
     "TlsIdentity",
     "Weight",
     "__version__",
@@ -73,7 +77,7 @@ __all__ += errors.__all__
 _HOMES = {
     "service.async_client": ("AsyncClient",),
     "service.client": ("Client",),
-    "service.prediction": ("Cost", "Prediction"),
+    "service.prediction": ("Answer", "Cost", "Embedding", "Prediction", "Tag", "Tagging"),
     "service.server": ("Server",),
     "service.deployment": ("ServiceLimits",),
     "offline.sources": ("DealerSource", "PairSource"),

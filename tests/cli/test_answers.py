@@ -23,7 +23,7 @@ TEXTS: dict[int, str | tuple[str, str]] = {1: "good", 3: "bad", 4: "long"}
 
 
 def answer(*logits: float, labels: tuple[str, ...] = ("no", "yes"), cut: bool = False) -> Prediction:
-    return prediction(np.array(logits), labels, cut, COST, 103, 64)
+    return prediction(np.array(logits), labels, truncated=cut, cost=COST, tokens=103, tokens_used=64)
 
 
 def test_blank_lines_are_counted_and_numbers_are_those_of_the_file(

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import Plan, plan_program
@@ -68,6 +68,8 @@ class Query:
     """Whether a text was longer than the model takes."""
     tokens: tuple[int, ...] = ()
     """How many tokens each text has, before it was cut."""
+    words: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    """The words of each text: the place of the first token, and the characters from, and to before which it goes."""
 
     def __repr__(self) -> str:
         return f"Query(batch={self.rows.shape[0]}, bucket={self.rows.shape[1]})"
@@ -241,10 +243,7 @@ class PublicModel:
     def answer(
         self, batch: int, bucket: int, query: Query | None = None
     ) -> Callable[[Session, Mapping[str, Weight]], Reals | None]:
-        """The whole program: the answers, revealed to the client. None at the server and in a plan.
-
-        (batch, labels); of a model for tokens (batch, bucket, labels); of embeddings (batch, hidden).
-        """
+        """The whole program: the answers (`answer_shape`), revealed to the client. None at the server and in a plan."""
         program = self.program(batch, bucket, query)
 
         def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
@@ -254,6 +253,10 @@ class PublicModel:
             return None if words is None else decode(words, answers.fraction, answers.width)
 
         return run
+
+    def answer_shape(self, batch: int, bucket: int) -> tuple[int, ...]:
+        outputs = len(self.config.encoder.labels) or self.config.encoder.hidden
+        return (batch, bucket, outputs) if self.config.head.kind == "tokens" else (batch, outputs)
 
     def plan(self, batch: int, bucket: int, *, fused: bool = True) -> Plan:
         """What an answer costs. Its digest names the digits of the answer too."""
@@ -308,7 +311,7 @@ class PublicModel:
         tokens = tuple(
             self._tokens(text) if cut else length for text, length, cut in zip(texts, lengths, truncated, strict=True)
         )
-        return Query(rows, mask, truncated, tokens)
+        return Query(rows, mask, truncated, tokens, tuple(_words(encoding) for encoding in encodings))
 
     def _tokens(self, text: str | tuple[str, str]) -> int:
         """Of a text that was cut: what was left of it, and what was not."""
@@ -425,6 +428,18 @@ def _without_data(config: CometConfig) -> CometConfig:
     """The configuration without what calibration has seen, and what it scored: that is the server's business."""
     sites = {name: msgspec.structs.replace(site, seen=()) for name, site in config.sites.items()}
     return msgspec.structs.replace(config, sites=sites, scores={})
+
+
+def _words(encoding: Encoding) -> tuple[tuple[int, int, int], ...]:
+    """Of the first text of an encoding; special tokens belong to no word."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for token, (word, sequence, (start, end)) in enumerate(
+        zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets, strict=True)
+    ):
+        if word is not None and sequence == 0:
+            first, begin, _ = found.get(word, (token, start, end))
+            found[word] = first, begin, end
+    return tuple(found.values())
 
 
 def _parts(text: object, place: int) -> tuple[str, str | None]:

@@ -18,7 +18,7 @@ from typing import Self, TypeVar, Unpack
 from comet_mpc.errors import ConfigurationError, PeerClosed
 from comet_mpc.models.served import PublicModel
 from comet_mpc.service.client import Client, ClientOptions, Text
-from comet_mpc.service.prediction import Prediction
+from comet_mpc.service.prediction import Embedding, Prediction, Tagging
 
 __all__ = ["AsyncClient"]
 
@@ -100,6 +100,14 @@ class AsyncClient:
         """One prediction per text (or pair of texts), in order; all of them or an error."""
         found = {place: one async for place, one in self.stream(texts)}
         return [found[place] for place in sorted(found)]
+
+    async def embed(self, texts: Sequence[Text]) -> list[Embedding]:
+        """As `Client.embed`."""
+        return await self._call(lambda client: client.embed(texts))
+
+    async def tag(self, texts: Sequence[str]) -> list[Tagging]:
+        """As `Client.tag`."""
+        return await self._call(lambda client: client.tag(texts))
 
     async def stream(self, texts: Sequence[Text]) -> AsyncIterator[tuple[int, Prediction]]:
         """Each prediction as soon as it is there, with the place of its text. Texts of one size come together."""

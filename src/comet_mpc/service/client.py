@@ -15,11 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import Any, Self, TypedDict, TypeVar
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, PeerGaveUp, RandomnessError
+from comet_mpc.models.heads import Kind
 from comet_mpc.models.served import PublicModel, Query
 from comet_mpc.net.channel import DEFAULT_TIMEOUT, Channel, Traffic
 from comet_mpc.net.identity import TlsIdentity
@@ -31,11 +32,15 @@ from comet_mpc.service.bundle_pool import BundlePool
 from comet_mpc.service.connection import Connection, Wrap
 from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model
-from comet_mpc.service.prediction import Cost, Prediction, Reals, checked, prediction
+from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Reals, Tagging, answers
 
 __all__ = ["Client", "ClientOptions", "Text"]
 
 Text = str | tuple[str, str]
+A = TypeVar("A")
+Told = Callable[[int, A], None]
+
+_CALLS: dict[Kind, str] = {"label": "classify", "tokens": "tag", "embedding": "embed"}
 
 _LARGEST_BATCH = 8
 _BUNDLE_SECONDS = 300.0  # to wait for a bundle that is being prepared already
@@ -210,40 +215,59 @@ class Client:
                 places = places[size:]
         return runs
 
-    def classify(
-        self, texts: Sequence[Text], *, told: Callable[[int, Prediction], None] | None = None
-    ) -> list[Prediction]:
+    def classify(self, texts: Sequence[Text], *, told: Told[Prediction] | None = None) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error.
 
         told: is given each prediction as soon as it is there, with the place of its text. Texts of one bucket go
         together, in batches of 1, 2, 4, … so that prepared randomness fits. An answer that is impossible is an error
         when all of them are there: the server cannot tell from this client's messages whether there was one.
         """
+        return self._ask("label", texts, told)
+
+    def embed(self, texts: Sequence[Text], *, told: Told[Embedding] | None = None) -> list[Embedding]:
+        """One vector per text, as `classify`, from a model that gives embeddings."""
+        return self._ask("embedding", texts, told)
+
+    def tag(self, texts: Sequence[str], *, told: Told[Tagging] | None = None) -> list[Tagging]:
+        """The labels of every text's words, as `classify`, from a model that tags tokens."""
+        if any(not isinstance(text, str) for text in texts):
+            raise ConfigurationError("words are tagged in single texts, not in pairs")
+        return self._ask("tokens", texts, told)
+
+    def ask(self, texts: Sequence[Text], *, told: Told[Any] | None = None) -> list[Answer]:
+        """Whatever the model answers: as `classify`, `embed` or `tag`."""
+        return self._ask(self.connect().config.head.kind, texts, told)
+
+    def _ask(self, kind: Kind, texts: Sequence[Text], told: Told[Any] | None) -> list[Any]:
         model, pool = self._connected()
+        given = model.public.config.head.kind
+        if given != kind:
+            raise ConfigurationError(f"this server's model is one to {_CALLS[given]} with, not to {_CALLS[kind]}")
         runs = self._runs(model.public, texts)
-        predictions: dict[int, Prediction] = {}
+        found: dict[int, Answer] = {}
         impossible: CometError | None = None
         try:
             for bucket, places in runs:
-                query = model.public.encode([texts[place] for place in places], bucket)
-                logits, cost = self._answer(query, model, pool)
+                chosen = [texts[place] for place in places]
+                query = model.public.encode(chosen, bucket)
+                values, cost = self._answer(query, model, pool)
                 try:
-                    found = _predictions(logits, query, model.public, cost)
+                    made = answers(values, query, chosen, model.public, cost)
                 except CometError as error:
                     impossible = impossible or error
                     continue
-                for place, one in zip(places, found, strict=True):
-                    predictions[place] = one
+                for place, one in zip(places, made, strict=True):
+                    found[place] = one
                     if told is not None:
                         told(place, one)
         finally:
             pool.pause()
         if impossible is not None:
             raise impossible
-        return [predictions[place] for place in range(len(texts))]
+        return [found[place] for place in range(len(texts))]
 
     def _answer(self, query: Query, model: ClientModel, pool: BundlePool) -> tuple[Reals | None, Cost]:
-        """The logits as the server's last message makes them, whatever they are, and the next bundle is ordered."""
+        """The answers as the server's last message makes them, whatever they are, and the next bundle is ordered."""
         randomness, logits, traffic, seconds = self._run(query, model, pool)
         pool.replenish(query.batch, query.bucket)
         cost = Cost(
@@ -297,10 +321,3 @@ def _compute(channel: Channel, query: Query, model: ClientModel, randomness: Ope
         raise
     finally:
         randomness.bundle.close()
-
-
-def _predictions(logits: Reals | None, query: Query, model: PublicModel, cost: Cost) -> list[Prediction]:
-    rows, labels = checked(logits, query.batch, model), model.config.encoder.labels
-    used = query.mask.sum(axis=1).astype(int).tolist()
-    facts = zip(rows, query.truncated, query.tokens, used, strict=True)
-    return [prediction(row, labels, cut, cost, tokens, kept) for row, cut, tokens, kept in facts]

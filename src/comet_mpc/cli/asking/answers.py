@@ -17,17 +17,31 @@ from comet_mpc.cli.asking.texts import Texts, delimiter
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
 from comet_mpc.service.client import Text
-from comet_mpc.service.prediction import Prediction
+from comet_mpc.service.prediction import Answer, Prediction, Tagging
 
 __all__ = ["AnswerFile", "CsvFile", "entry"]
 
 
-def entry(text: Text, found: Prediction) -> dict[str, Any]:
+def entry(text: Text, found: Answer) -> dict[str, Any]:
     """An answer for machines. A regression has a score, and no probabilities."""
     fields = {"text": text, **asdict(found)}
-    for name in ("probability", "probabilities") if found.score is not None else ("score",):
-        del fields[name]
+    if isinstance(found, Prediction):
+        for name in ("probability", "probabilities") if found.score is not None else ("score",):
+            del fields[name]
+    if isinstance(found, Tagging):
+        fields["entities"] = [asdict(part) for part in found.entities]
     return fields
+
+
+def _columns(found: Mapping[str, Any]) -> dict[str, str]:
+    """What a row of a CSV file gets of an entry."""
+    if "vector" in found:
+        return {"embedding": json.dumps(found["vector"])}
+    if "entities" in found:
+        parts = [{name: part[name] for name in ("text", "label", "start", "end")} for part in found["entities"]]
+        return {"entities": json.dumps(parts, ensure_ascii=False)}
+    value = "score" if "score" in found else "probability"
+    return {"label": found["label"], value: f"{found[value]:.4f}"}
 
 
 class AnswerFile:
@@ -81,7 +95,7 @@ class AnswerFile:
                 return
             yield line, json.loads(line)
 
-    def add(self, number: int, found: Prediction) -> None:
+    def add(self, number: int, found: Answer) -> None:
         line = json.dumps({"number": number, **entry(self._texts[number], found)}, ensure_ascii=False)
         try:
             self._file.write(line.encode() + b"\n")
@@ -121,13 +135,14 @@ class CsvFile(AnswerFile):
         if self._target.exists():
             return
         answers = {found["number"]: found for _, found in self._lines()}
-        value = "score" if any("score" in found for found in answers.values()) else "probability"
+        columns = {number: _columns(found) for number, found in answers.items()}
+        names = list(next(iter(columns.values()), {}))
         table = io.StringIO(newline="")
         writer = csv.writer(table, delimiter=delimiter(self._target), lineterminator="\n")
-        writer.writerow([*self._source.header, *(self._column(name) for name in ("label", value))])
+        writer.writerow([*self._source.header, *(self._column(name) for name in names)])
         for number, row in enumerate(self._source.rows, start=1):
-            found = answers.get(number)  # a row without a text has none
-            writer.writerow([*row, *([found["label"], f"{found[value]:.4f}"] if found else ["", ""])])
+            found = columns.get(number, {})  # a row without a text has none
+            writer.writerow([*row, *(found.get(name, "") for name in names)])
         with atomic_write(self._target, durable=True) as file:
             file.write(table.getvalue().encode())
         self._path.unlink()
@@ -145,7 +160,7 @@ class CsvFile(AnswerFile):
         except (OSError, ValueError, csv.Error):
             return False
         return (
-            len(header) == width + 2
+            len(header) in (width + 1, width + 2)
             and header[:width] == self._source.header
             and [row[:width] for row in rows] == self._source.rows
             and all(any(rows[number - 1][width:]) for number in self._source.by_number)

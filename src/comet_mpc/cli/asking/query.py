@@ -21,7 +21,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, bar
 from comet_mpc.service.client import Client, Text
-from comet_mpc.service.prediction import Prediction
+from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 from comet_mpc.units import counted, human_bytes
 
 __all__ = ["query"]
@@ -63,6 +63,10 @@ def query(
     column: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With --csv: the column. Give two for pairs of texts.")
     ] = None,
+    pairs: Annotated[
+        bool,
+        typer.Option("--pairs", help="Texts go in pairs: two by two, or two on a line of a file, with a tab between."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -99,7 +103,9 @@ def query(
     timeout: Annotated[float, typer.Option(help="Give up after so many seconds without progress.")] = 60.0,
     json: JsonFile = None,
 ) -> None:
-    """Classify texts privately: the server learns neither the texts nor the answers.
+    """Ask about texts privately: the server learns neither the texts nor the answers.
+
+    The model decides what a text is given: a label or a score, a label for each of its words, or a vector (embedding).
 
     If the server uses a dealer, that is true only if the dealer is run by somebody who operates neither the server nor
     the client. --source pair refuses a server that uses one.
@@ -112,7 +118,7 @@ def query(
     if told and not spare:
         raise ConfigurationError("--size goes with --ready N")
     nothing = bool(spare) and not text and file is None and csv is None
-    texts = Texts({}) if nothing else read_texts(text, file, csv, column or ())
+    texts = Texts({}) if nothing else read_texts(text, file, csv, column or (), pairs=pairs)
     with contextlib.ExitStack() as stack:
         answers = stack.enter_context(_answer_file(out, texts)) if out is not None else None
         show = stack.enter_context(_progress())
@@ -193,14 +199,14 @@ def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
     typer.echo(f"randomness is ready for {counted(total, 'query', 'queries')} (source: {source})", err=quiet)
 
 
-def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> list[Prediction]:
+def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> list[Answer]:
     """Asks, and prints what was answered; after an error, what was answered before it."""
     left = texts.by_number if file is None else file.left
-    numbers, answered = list(left), dict[int, Prediction]()
+    numbers, answered = list(left), dict[int, Answer]()
     before = len(texts.by_number) - len(left)
     show.begin(len(texts.by_number), before)
 
-    def told(place: int, found: Prediction) -> None:
+    def told(place: int, found: Answer) -> None:
         answered[numbers[place]] = found
         if file is not None:
             file.add(numbers[place], found)
@@ -208,7 +214,7 @@ def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | 
 
     try:
         if left:
-            client.classify(list(left.values()), told=told)
+            client.ask(list(left.values()), told=told)
         if file is not None:
             file.finish()
     finally:
@@ -223,22 +229,35 @@ def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | 
     return list(found.values())
 
 
-def _report(texts: Mapping[int, Text], found: Mapping[int, Prediction], json: Path | None) -> None:
+def _report(texts: Mapping[int, Text], found: Mapping[int, Answer], json: Path | None) -> None:
     if found and str(json) != "-":
         _show(list(texts.values()), list(found.values()))
     write_json(json, [entry(texts[number], one) for number, one in found.items()])
 
 
-def _show(texts: Sequence[Text], predictions: Sequence[Prediction]) -> None:
+def _in_words(found: Answer) -> tuple[str, ...]:
+    """An answer in the columns of a table."""
+    if isinstance(found, Prediction):
+        return found.label, f"{found.probability if found.score is None else found.score:.3f}"
+    if isinstance(found, Tagging):
+        return (", ".join(f"{part.text} ({part.label})" for part in found.entities) or "none",)
+    assert isinstance(found, Embedding)
+    return (" ".join(f"{value:.3f}" for value in found.vector[:4]) + " …",)
+
+
+def _show(texts: Sequence[Text], answers: Sequence[Answer]) -> None:
     rows = []
-    for text, found in zip(texts, predictions, strict=True):
+    for text, found in zip(texts, answers, strict=True):
         whole = text if isinstance(text, str) else " / ".join(text)
         shown = whole if len(whole) <= _LONGEST else whole[: _LONGEST - 1] + "…"
         cut = f" (cut: {found.tokens_used} of {found.tokens} tokens)" if found.truncated else ""
-        rows.append((shown + cut, found.label, f"{found.probability if found.score is None else found.score:.3f}"))
-    header = "probability" if predictions[0].score is None else "score"
-    Console().print(table("The answers", ("text", "label", header), rows, left=2))
-    runs = list({id(found.cost): found.cost for found in predictions}.values())  # texts of one run share their cost
+        rows.append((shown + cut, *_in_words(found)))
+    first = answers[0]
+    header = ("label", "probability" if first.score is None else "score") if isinstance(first, Prediction) else (
+        ("entities",) if isinstance(first, Tagging) else ("embedding (--json has all of it)",)
+    )  # fmt: skip
+    Console().print(table("The answers", ("text", *header), rows, left=2))
+    runs = list({id(found.cost): found.cost for found in answers}.values())  # texts of one run share their cost
     online, offline = (
         f"{human_bytes(sum(getattr(run, f'{phase}_bytes') for run in runs))}, "
         f"{sum(getattr(run, f'{phase}_seconds') for run in runs):.2f} s"

@@ -34,23 +34,41 @@ class Texts:
 
 
 def read_texts(
-    given: Sequence[str] | None, file: Path | None, table: Path | None = None, columns: Sequence[str] = ()
+    given: Sequence[str] | None,
+    file: Path | None,
+    table: Path | None = None,
+    columns: Sequence[str] = (),
+    *,
+    pairs: bool = False,
 ) -> Texts:
     """From one of the three places. `-` as the only text, or as the file, is standard input.
 
-    columns: of the CSV file; two of them make a pair of texts of each row.
+    columns  of the CSV file; two of them make a pair of texts of each row
+    pairs    two texts that are given one after the other belong together, or the two of a line, with a tab between
     """
     if sum((bool(given), file is not None, table is not None)) > 1:
         raise ConfigurationError("give texts, --file or --csv, and only one of them")
     if table is not None:
         return _said(_read_table(table, columns), "row")
     if given and list(given) != ["-"]:
-        return Texts(dict(enumerate(given, start=1)))
+        if pairs and len(given) % 2:
+            raise ConfigurationError(f"pairs of texts need an even number of texts, got {len(given)}")
+        parts = zip(given[::2], given[1::2], strict=True) if pairs else given
+        return Texts(dict(enumerate(parts, start=1)))
     if not given and file is None:
         raise ConfigurationError("there is no text: give some, or --file FILE (- for standard input), or --csv FILE")
     lines = _content(file).splitlines()
-    texts: dict[int, Text] = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
+    texts: dict[int, Text] = {
+        number: _pair(line, number) if pairs else line for number, line in enumerate(lines, start=1) if line.strip()
+    }
     return _said(Texts(texts, rows=[[line] for line in lines]), "line")
+
+
+def _pair(line: str, number: int) -> tuple[str, str]:
+    first, *rest = line.split("\t")
+    if len(rest) != 1:
+        raise ConfigurationError(f"line {number} is no pair of texts with a tab between them")
+    return first, rest[0]
 
 
 def _content(file: Path | None) -> str:
