@@ -54,6 +54,11 @@ void py_encrypt(const Basis &basis, span<const u32> scaled, span<const i8> error
     encrypt(basis, scaled, small_polynomial(errors), c1, secret, c0, isa);
 }
 
+void py_blind(const Basis &basis, span<const i8> errors, span<const u32> c1, span<const u32> secret, span<u32> w,
+              span<u64> out, Isa isa) {
+    blind(basis, small_polynomial(errors), c1, secret, w, fractions(out), isa);
+}
+
 void py_multiply_short(const Basis &basis, span<const u32> x, span<const i64> y, size_t row_blocks, size_t inputs,
                        size_t outputs, size_t live, u32 divisor, span<u32> out, Isa isa) {
     multiply_short(basis, x, y, {row_blocks, inputs, outputs, live, divisor}, out, isa);
@@ -106,6 +111,9 @@ void bind_rlwe(nb::module_ &m) {
     m.def("lattice_scale_odd", &scale_odd, Release());
     m.def("lattice_transform_plain", &transform_plain, Release());
     m.def("lattice_encrypt", &py_encrypt, Release());
+    m.def("lattice_blind", &py_blind, Release());
+    m.def("lattice_pack_rest", &pack_rest, Release());
+    m.def("lattice_unpack_rest", &unpack_rest, Release());
     m.def("lattice_multiply_short", &py_multiply_short, Release());
     m.def("lattice_multiply_plain", &py_multiply_plain, Release());
     m.def("lattice_pack", &py_pack, Release());

@@ -6,6 +6,22 @@
 
 namespace comet::rlwe {
 
+namespace {
+
+void read_numbers(span<const u8> in, unsigned bits, span<Fraction> out) {
+    BitReader reader(in);
+    for (Fraction &value : out)
+        for (unsigned w = 0; w * 64 < bits; ++w) value.words[w] = reader.get(std::min(64U, bits - w * 64));
+}
+
+u32 residue(const Prime &p, const Fraction &number) {
+    const auto &[low, middle, high] = number.words;
+    const u64 upper = p.reduce(u64{p.reduce(high)} * p.square + p.reduce(middle));
+    return p.reduce(upper * p.square + p.reduce(low));
+}
+
+} // namespace
+
 void transform_small(const Basis &basis, span<const i8, degree> in, span<u32> out, Isa isa) {
     std::vector<u32> residues(degree);
     for (size_t i = 0; i < basis.size(); ++i) {
@@ -26,6 +42,48 @@ void encrypt(const Basis &basis, span<const u32> scaled, span<const i8, degree> 
         for (size_t j = 0; j < degree; ++j) sum[j] = p.plus(scaled[start + j], p.small(errors[j]));
         forward(p, polynomial(sum, 0), polynomial(c0, i), isa);
         for (size_t j = start; j < start + degree; ++j) c0[j] = p.minus(c0[j], p.times_montgomery(c1[j], secret[j]));
+    }
+}
+
+void blind(const Basis &basis, span<const i8, degree> errors, span<const u32> c1, span<const u32> secret, span<u32> w,
+           span<Fraction> fractions, Isa isa) {
+    std::vector<u32> product(degree);
+    for (size_t i = 0; i < basis.size(); ++i) {
+        const Prime &p = basis[i];
+        const size_t start = i * degree;
+        for (size_t j = 0; j < degree; ++j) product[j] = p.times_montgomery(c1[start + j], secret[start + j]);
+        backward(p, polynomial(product, 0), polynomial(w, i), isa);
+        for (size_t j = 0; j < degree; ++j) w[start + j] = p.minus(p.small(errors[j]), w[start + j]);
+    }
+    for (size_t j = 0; j < degree; ++j) fractions[j] = basis.fraction(w.subspan(j), degree);
+}
+
+void pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, unsigned bits, span<u8> out) {
+    const Fraction half = Fraction{{1, 0, 0}}.shifted_left(bits - 1);
+    BitWriter writer(out);
+    for (size_t j = 0; j < degree; ++j) {
+        u32 rest[most_primes];
+        for (size_t i = 0; i < basis.size(); ++i) rest[i] = basis[i].minus(w[i * degree + j], base[i * degree + j]);
+        Fraction number = basis.centred(rest, 1);
+        number.add(half, 1);
+        for (unsigned k = 0; k * 64 < bits; ++k) {
+            const unsigned width = std::min(64U, bits - k * 64);
+            writer.put(number.words[k] & low_mask(width), width);
+        }
+    }
+    writer.finish();
+}
+
+void unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, unsigned bits, span<u32> c0, Isa isa) {
+    std::vector<Fraction> values(degree);
+    read_numbers(in, bits, values);
+    std::vector<u32> ordered(degree);
+    for (size_t i = 0; i < basis.size(); ++i) {
+        const Prime &p = basis[i];
+        const u32 half = p.power(2, bits - 1);
+        for (size_t j = 0; j < degree; ++j)
+            ordered[j] = p.plus(p.minus(residue(p, values[j]), half), base[i * degree + j]);
+        forward(p, polynomial(ordered, 0), polynomial(c0, i), isa);
     }
 }
 
@@ -60,17 +118,11 @@ void phase(const Basis &basis, span<const u8> in, span<const u32> secret, span<c
            span<Fraction> out, Isa isa) {
     std::vector<Fraction> values(degree);
     std::vector<u32> ordered(degree), transformed(degree), products(basis.size() * degree);
-    BitReader reader(in);
-    for (Fraction &value : values)
-        for (unsigned w = 0; w * 64 < bits; ++w) value.words[w] = reader.get(std::min(64U, bits - w * 64));
+    read_numbers(in, bits, values);
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
         const ConstPolynomial key = polynomial(secret, i);
-        for (size_t j = 0; j < degree; ++j) {
-            const auto &[low, middle, high] = values[j].words;
-            const u64 upper = p.reduce(u64{p.reduce(high)} * p.square + p.reduce(middle));
-            ordered[j] = p.reduce(upper * p.square + p.reduce(low));
-        }
+        for (size_t j = 0; j < degree; ++j) ordered[j] = residue(p, values[j]);
         forward(p, polynomial(ordered, 0), polynomial(transformed, 0), isa);
         for (size_t j = 0; j < degree; ++j) transformed[j] = p.times_montgomery(transformed[j], key[j]);
         backward(p, polynomial(transformed, 0), polynomial(products, i), isa);

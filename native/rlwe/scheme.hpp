@@ -15,6 +15,17 @@ void transform_small(const Basis &basis, span<const i8, degree> in, span<u32> ou
 void encrypt(const Basis &basis, span<const u32> scaled, span<const i8, degree> errors, span<const u32> c1,
              span<const u32> secret, span<u32> c0, Isa isa);
 
+/// w = e - c1·s, in order, and w/q.
+void blind(const Basis &basis, span<const i8, degree> errors, span<const u32> c1, span<const u32> secret, span<u32> w,
+           span<Fraction> fractions, Isa isa);
+
+/// w - base, which lies within ±2^(bits-1), as numbers of `bits` bits: what is sent of w if the receiver knows another
+/// number to put it on.
+void pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, unsigned bits, span<u8> out);
+
+/// c0 = base + rest: what `pack_rest` packed, put on a number that both sides know; transformed. Any string is valid.
+void unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, unsigned bits, span<u32> c0, Isa isa);
+
 /// Fresh randomness that makes a response independent of how it was computed; `used` is the number of positions.
 struct Blinding {
     span<const i8, degree> ephemeral; // ternary

@@ -250,8 +250,7 @@ class _Repeating(MatrixJob):
         self._key, self._seed = secret, seed
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        assert self._x is not None
-        polynomials = self.tiling.pack_left(self._x).reshape(-1, DEGREE)
+        polynomials = self.tiling.pack_left(self.x).reshape(-1, DEGREE)
         scheme, seed = self.tiling.scheme, self._seed
         return [seed, *(self._key.encrypt_words(scheme, each, 64, seed, i) for i, each in enumerate(polynomials))]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product as cartesian
 from typing import Any, TypeVar
 
 from comet_mpc.engine.correlations import (
+    AnyMask,
     BitProducts,
     Correlation,
     MatrixProduct,
@@ -16,27 +18,36 @@ from comet_mpc.engine.correlations import (
     WeightProduct,
     WeightScale,
 )
+from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import ShapeError
 from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.products import check_bits, check_lengths
 from comet_mpc.offline.rlwe.scheme import DEGREE
 from comet_mpc.offline.rlwe.slots import SlotPlan, choose_plan
-from comet_mpc.offline.rlwe.tiling import choose_tiling
+from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
 
 __all__ = [
     "WEIGHT_BITS",
+    "WEIGHT_LENGTH",
     "Powers",
+    "Products",
+    "check_weight",
     "crossed",
     "grouped",
-    "matrix_shapes",
+    "masks_by_ciphertext",
+    "matrix_products",
     "monomial_plan",
     "packing_pays",
     "scale_plan",
+    "scales_alone",
     "square_plan",
     "terms_per_sum",
 ]
 
 WEIGHT_BITS = 24
 """Public bound of the server's weights: |w| <= 2^23 in fixed point. The modulus of their products is chosen for it."""
+WEIGHT_LENGTH = 2.0 ** (WEIGHT_BITS - 1)
+"""Of a whole row of a weight: Σ w² is at most the square of this."""
 
 BATCH = 1 << 19
 """Elements of small tensors that are prepared together."""
@@ -57,7 +68,7 @@ def _common(correlation: Correlation) -> Any:
     raise ShapeError(f"{type(correlation).__name__} is prepared alone")
 
 
-def grouped(program: Sequence[Correlation], kind: type[Kind]) -> Iterator[tuple[Any, list[tuple[int, Kind]]]]:
+def grouped(program: Sequence[Correlation | None], kind: type[Kind]) -> Iterator[tuple[Any, list[tuple[int, Kind]]]]:
     """Correlations of a kind, with their places, by what they have in common; in batches of bounded size."""
     groups: dict[Any, list[tuple[int, Kind]]] = defaultdict(list)
     for index, correlation in enumerate(program):
@@ -73,24 +84,85 @@ def grouped(program: Sequence[Correlation], kind: type[Kind]) -> Iterator[tuple[
         yield name, batch
 
 
-def matrix_shapes(program: Sequence[Correlation]) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
-    """Homomorphic matrix products: how many, and rows, inputs, outputs, width, bits of the server's factor."""
-    for correlation in program:
-        match correlation:
-            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width):
-                yield 1, (rows, inputs, outputs, width, WEIGHT_BITS)
-            case MatrixProduct(batch=batch, m=m, k=k, n=n, width=width):
-                yield batch, (m, k, n, width, width)
-                yield batch, (n, k, m, width, width)
+@dataclass(frozen=True)
+class Products:
+    """Homomorphic matrix products of one mask of the client's, uploaded once; the same for every member of a batch."""
+
+    place: int
+    """Of the correlation that they are for."""
+    mask: int
+    batch: int
+    tiling: Tiling
+    width: int
+    scales: tuple[int, ...] = ()
+    """Places of the correlations that scale the same mask."""
+
+
+def matrix_products(program: Sequence[Correlation]) -> list[Products]:
+    """All of them, in the order in which they are prepared. The first that a mask enters may define it."""
+    return list(_matrix_products(program, packing_pays(program)))
+
+
+def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[Products]:
+    riding = _riding(program) if packed else {}
+    met: set[int] = set()
+    for place, entry in enumerate(program):
+        match entry:
+            case WeightProduct(mask=mask, rows=rows, inputs=inputs, outputs=outputs, width=width):
+                shape, scales = (rows, inputs, outputs), riding.get(place, ())
+                tiling = choose_tiling(
+                    *(*shape, width, WEIGHT_BITS, packed),
+                    length=WEIGHT_LENGTH,
+                    diagonals=len(scales),
+                    free=_free(program, mask, width, met),
+                )
+                yield Products(place, mask, 1, tiling, width, scales)
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width):
+                for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
+                    free = _free(program, mask, width, met)
+                    yield Products(place, mask, batch, choose_tiling(*shape, width, width, packed, free=free), width)
+
+
+def _riding(program: Sequence[Correlation]) -> dict[int, tuple[int, ...]]:
+    """Scalings of a mask that also enters a product with a weight, by the place of the first such product."""
+    first: dict[tuple[int, int], int] = {}
+    for place, entry in enumerate(program):
+        if isinstance(entry, WeightProduct):
+            first.setdefault((entry.mask, entry.width), place)
+    riding: dict[int, tuple[int, ...]] = defaultdict(tuple)
+    for place, entry in enumerate(program):
+        if isinstance(entry, WeightScale) and (host := first.get((entry.mask, entry.width))) is not None:
+            riding[host] += (place,)
+    return riding
+
+
+def _free(program: Sequence[Correlation], place: int, width: int, met: set[int]) -> bool:
+    """Whether no product has defined or used a mask before, and it has this very width."""
+    mask = program[place]
+    if place in met or not isinstance(mask, AnyMask):
+        return False
+    met.add(place)
+    return mask.ring == Ring(width)
+
+
+def scales_alone(program: Sequence[Correlation]) -> list[Correlation | None]:
+    """The program's scalings that no matrix product takes along, at their places."""
+    taken = {place for products in matrix_products(program) for place in products.scales}
+    return [entry if isinstance(entry, WeightScale) and i not in taken else None for i, entry in enumerate(program)]
+
+
+def masks_by_ciphertext(program: Sequence[Correlation]) -> frozenset[int]:
+    """Places of the masks whose words at the client are what its ciphertexts say; it stores them in its bundle."""
+    return frozenset(products.mask for products in matrix_products(program) if products.tiling.defines)
 
 
 def packing_pays(program: Sequence[Correlation]) -> bool:
     """Whether packed responses save more bytes than the keys for them take."""
-    saved = 0
-    for batch, shape in matrix_shapes(program):
-        plain, packed = (choose_tiling(*shape, packed=packed) for packed in (False, True))
-        saved += batch * (plain.upload_bytes + plain.response_bytes - packed.upload_bytes - packed.response_bytes)
-    return saved > PackingKeys.SIZE
+    plain, packed = (
+        sum(p.batch * (p.tiling.upload_bytes + p.tiling.response_bytes) for p in _matrix_products(program, packed))
+        for packed in (False, True)
+    )
+    return plain - packed > PackingKeys.SIZE
 
 
 def crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
@@ -117,6 +189,13 @@ def monomial_plan(powers: Sequence[Powers], width: int) -> SlotPlan | None:
     uploads, sums = crossed(powers)
     mixed = tuple(entry for entry in sums if entry)
     return choose_plan(len(uploads), mixed, width, width) if mixed else None
+
+
+def check_weight(values: Integers) -> None:
+    """Refuses a weight of the server's, (outputs, inputs) or a vector, beyond the public bounds."""
+    check_bits(values, WEIGHT_BITS)
+    if values.ndim > 1:
+        check_lengths(values, WEIGHT_LENGTH)
 
 
 def scale_plan(width: int) -> SlotPlan:

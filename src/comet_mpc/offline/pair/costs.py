@@ -13,17 +13,17 @@ from comet_mpc.offline.ot.extension import CHUNK, bit_products_traffic, extensio
 from comet_mpc.offline.ot.tables import table_traffic
 from comet_mpc.offline.pair.arrangement import (
     grouped,
-    matrix_shapes,
+    matrix_products,
     monomial_plan,
     packing_pays,
     scale_plan,
+    scales_alone,
     square_plan,
     terms_per_sum,
 )
 from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import SlotPlan
-from comet_mpc.offline.rlwe.tiling import choose_tiling
 
 __all__ = ["preparation_parts", "preparation_traffic"]
 
@@ -52,6 +52,11 @@ def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
     def add(name: str, traffic: Traffic) -> None:
         parts[name] = parts.get(name, Traffic()) + traffic
 
+    if packing_pays(program):
+        add("keys", Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1))
+    for products in matrix_products(program):
+        tiling = products.tiling
+        add("matrix products", _jobs(products.batch, tiling.upload_bytes, tiling.response_bytes))
     for width, bits in grouped(program, BitProducts):
         padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
         add("bits of truncation", bit_products_traffic(CLIENT, padded, width))
@@ -66,14 +71,8 @@ def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
         rows = sum(entry.rows for _, entry in sums)
         count = terms_per_sum(rows, columns, width)
         add("sums of squares", _slots(square_plan(count, width), rows * -(-columns // count), width))
-    for width, scales in grouped(program, WeightScale):
+    for width, scales in grouped(scales_alone(program), WeightScale):
         add("scales", _slots(scale_plan(width), sum(entry.rows * entry.size for _, entry in scales), width))
-    packed = packing_pays(program)
-    if packed:
-        add("keys", Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1))
-    for batch, shape in matrix_shapes(program):
-        tiling = choose_tiling(*shape, packed=packed)
-        add("matrix products", _jobs(batch, tiling.upload_bytes, tiling.response_bytes))
     return parts
 
 

@@ -2,11 +2,12 @@
 
 Every correlation of a program becomes products of what the client knows with what the server knows:
 
-    Mask, ClientMask    each party's part from a seed of its own; nothing is sent
+    Mask, ClientMask    each party's part from a seed of its own, nothing is sent; but what a matrix product's uploads
+                        define is the client's part, and is stored
     BitProducts         oblivious transfer
     TableTransfers      the same, log2 of a table's entries each
     WeightProduct       homomorphic matrix product of the client's mask with the server's weight itself
-    WeightScale         the same element by element
+    WeightScale         more outputs of the product of the same mask; without one, element by element
     MatrixProduct       (A_c + A_s)·(B_c + B_s): two of the four products are crossed, one party's with the other's
     Monomials           Π (a_c + a_s)^p = Σ C(p, j)·(a_c^j)·(a_s^(p-j)): uploads are shared between monomials
     SquareSums          2·Σ a_c·a_s
@@ -18,7 +19,7 @@ program alone. Nothing is handed out before everything is prepared. Reveals noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -43,18 +44,22 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.extension import Transfers, bit_products, set_up_transfers
 from comet_mpc.offline.ot.tables import give_words, read_words
 from comet_mpc.offline.pair.arrangement import (
-    WEIGHT_BITS,
     Powers,
+    Products,
+    check_weight,
     crossed,
     grouped,
+    masks_by_ciphertext,
+    matrix_products,
     monomial_plan,
     packing_pays,
     scale_plan,
+    scales_alone,
     square_plan,
     terms_per_sum,
 )
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared
-from comet_mpc.offline.rlwe.products import Homomorphic, check_bits, matrix_products
+from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
 
@@ -130,9 +135,19 @@ class _Preparation:
         self._channel, self._party, self._weights = channel, party, weights
         self._program = tuple(correlations)
         self._engine, self._transfers = engine, transfers
+        self._by_ciphertext = masks_by_ciphertext(self._program)
 
     def run(self) -> None:
         program = self._program
+        if packing_pays(program):
+            self._engine.set_up_packing()
+        pending = iter(matrix_products(program))  # first, since they define masks that others use
+        for products in pending:
+            match program[products.place]:
+                case WeightProduct() as entry:
+                    self._weight_product(entry, products)
+                case MatrixProduct() as entry:
+                    self._matrix_product(entry, products, next(pending))
         for width, bits in grouped(program, BitProducts):
             self._bit_products(width, bits)
         for index, correlation in enumerate(program):
@@ -142,23 +157,19 @@ class _Preparation:
             self._monomials([term.powers for term in terms], [term.width for term in terms], monomials)
         for (columns, width), sums in grouped(program, SquareSums):
             self._square_sums(columns, width, sums)
-        for width, scales in grouped(program, WeightScale):
+        for width, scales in grouped(scales_alone(program), WeightScale):
             self._weight_scales(width, scales)
-        if packing_pays(program):
-            self._engine.set_up_packing()
-        for index, correlation in enumerate(program):
-            match correlation:
-                case WeightProduct():
-                    self._weight_product(index, correlation)
-                case MatrixProduct():
-                    self._matrix_product(index, correlation)
 
     def _mask(self, index: int, shape: tuple[int, ...] | None = None) -> Words:
         """This party's part of a mask, spread to a shape."""
         described = self._program[index]
         if not isinstance(described, AnyMask):
             raise ShapeError(f"correlation {index} is not a mask")
-        own = expand(self.seed, index, described.facts.elements).reshape(described.shape)
+        if self._party == CLIENT and index in self._by_ciphertext:
+            (own,) = self.arrays[index]  # made before it is used
+        else:
+            own = expand(self.seed, index, described.facts.elements)
+        own = own.reshape(described.shape)
         return own if shape is None else np.broadcast_to(own, shape)
 
     def _bit_products(self, width: int, members: list[tuple[int, BitProducts]]) -> None:
@@ -247,7 +258,9 @@ class _Preparation:
         weight = self._weights.get(name)
         if weight is None or weight.values is None or weight.shape != shape:
             raise ForeignRandomness(f"the program needs the weight {name} of shape {shape}; the server has it not")
-        return weight.values.astype(np.int64)
+        values = weight.values.astype(np.int64)
+        check_weight(values)
+        return values
 
     def _weight_scales(self, width: int, members: list[tuple[int, WeightScale]]) -> None:
         left, right = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -255,7 +268,6 @@ class _Preparation:
             left = np.concatenate([self._mask(entry.mask).reshape(-1) for _, entry in members])
         else:
             right = np.concatenate([np.tile(self._weight(e.weight, (e.size,)), e.rows) for _, e in members])
-            check_bits(right, WEIGHT_BITS)
         plan = scale_plan(width)
         count = sum(entry.rows * entry.size for _, entry in members)
         share = self._slot_sums(plan, count, width, [centred(left, width)], [[right]])[0]
@@ -263,29 +275,67 @@ class _Preparation:
         for index, entry in members:
             self.arrays[index] = (share[start : (start := start + entry.rows * entry.size)].copy(),)
 
-    def _weight_product(self, index: int, entry: WeightProduct) -> None:
-        shape, x, y = (entry.rows, entry.inputs, entry.outputs), None, None
-        if self._party == CLIENT:
-            x = self._mask(entry.mask).reshape(1, entry.rows, entry.inputs)
-        else:
-            y = self._weight(entry.weight, (entry.outputs, entry.inputs))[None]
-        share = matrix_products(self._engine, shape, entry.width, WEIGHT_BITS, x=x, y=y)[0]
-        self.arrays[index] = (np.ascontiguousarray(share.T if self._party == SERVER else share).reshape(-1),)
+    def _run(
+        self,
+        products: Products,
+        x: Callable[[], Words],
+        y: Callable[[], Integers],
+        scales: Sequence[Integers] = (),
+    ) -> list[MatrixJob]:
+        """x: the client's factor, unless its ciphertexts define it; y: the server's."""
+        tiling, width, batch = products.tiling, products.width, products.batch
+        if self._party == SERVER:
+            return run_products(self._engine, tiling, width, batch=batch, y=y(), scales=scales)
+        return run_products(self._engine, tiling, width, batch=batch, x=None if tiling.defines else x())
 
-    def _matrix_product(self, index: int, entry: MatrixProduct) -> None:
+    def _define(self, mask: int, words: Words) -> None:
+        """A mask of the client's is what its ciphertexts said."""
+        self.arrays[mask] = (np.ascontiguousarray(words).reshape(-1),)
+
+    def _weight_product(self, entry: WeightProduct, products: Products) -> None:
+        shape = (entry.rows, entry.inputs, entry.outputs)
+        scales: list[Integers] = []
+        for place in products.scales if self._party == SERVER else ():
+            scaled = self._program[place]
+            assert isinstance(scaled, WeightScale)
+            scales.append(self._weight(scaled.weight, (scaled.size,)))
+        (job,) = self._run(
+            products,
+            lambda: self._mask(entry.mask).reshape(1, *shape[:2]),
+            lambda: self._weight(entry.weight, (entry.outputs, entry.inputs))[None],
+            scales,
+        )
+        if products.tiling.defines and self._party == CLIENT:
+            self._define(entry.mask, job.x)
+        share, *others = job.shares
+        self.arrays[products.place] = (np.ascontiguousarray(share.T if self._party == SERVER else share).reshape(-1),)
+        for place, other in zip(products.scales, others, strict=True):
+            self.arrays[place] = (other.reshape(-1),)
+
+    def _matrix_product(self, entry: MatrixProduct, first: Products, second: Products) -> None:
         """A·B = A_c·B_c + A_c·B_s + (B_cᵀ·A_sᵀ)ᵀ + A_s·B_s."""
         batch, m, k, n, width = entry.batch, entry.m, entry.k, entry.n, entry.width
-        a = self._mask(entry.left).reshape(batch, m, k)
-        b = self._mask(entry.right).reshape((batch, n, k) if entry.transposed else (batch, k, n))
-        rows = np.ascontiguousarray(b if entry.transposed else b.transpose(0, 2, 1))  # (batch, n, k)
-        own = kernels.matmul(np.ascontiguousarray(a), rows, transpose_right=True, width=width)
-        if self._party == CLIENT:
-            first = matrix_products(self._engine, (m, k, n), width, width, batch=batch, x=a)
-            second = matrix_products(self._engine, (n, k, m), width, width, batch=batch, x=rows)
-        else:
-            first = matrix_products(self._engine, (m, k, n), width, width, batch=batch, y=centred(rows, width))
-            second = matrix_products(self._engine, (n, k, m), width, width, batch=batch, y=centred(a, width))
-        self.arrays[index] = ((own + first + second.transpose(0, 2, 1)).reshape(-1),)
+
+        def left() -> Words:
+            return self._mask(entry.left).reshape(batch, m, k)
+
+        def right() -> Words:
+            """(batch, n, k)"""
+            mask = self._mask(entry.right)
+            whole = mask.reshape(batch, n, k) if entry.transposed else mask.reshape(batch, k, n).transpose(0, 2, 1)
+            return np.ascontiguousarray(whole)
+
+        jobs = self._run(first, left, lambda: centred(right(), width))
+        if first.tiling.defines and self._party == CLIENT:
+            self._define(entry.left, np.stack([job.x for job in jobs]))
+        others = self._run(second, right, lambda: centred(left(), width))
+        if second.tiling.defines and self._party == CLIENT:
+            words = np.stack([job.x for job in others])
+            self._define(entry.right, words if entry.transposed else words.transpose(0, 2, 1))
+        share = kernels.matmul(np.ascontiguousarray(left()), right(), transpose_right=True, width=width)
+        for whole, job, other in zip(share, jobs, others, strict=True):
+            whole += job.share + other.share.T
+        self.arrays[first.place] = (share.reshape(-1),)
 
 
 def _monomial(values: Sequence[Words], exponents: Sequence[int]) -> Words:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.seeds import expand
-from comet_mpc.engine.share import Words
+from comet_mpc.engine.share import CLIENT, Words, word_bytes
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
+from comet_mpc.offline.pair.arrangement import masks_by_ciphertext
 
 __all__ = ["PairRandomness", "Prepared", "stored_bytes"]
 
@@ -21,7 +22,7 @@ Arrays = tuple[Words, ...]
 
 
 class PairRandomness(OpenBundle):
-    """One party's randomness, prepared with the other party: masks from its seed, the rest as it was stored."""
+    """One party's randomness, prepared with the other party: most masks from its seed, the rest as it was stored."""
 
     fused = False
 
@@ -29,19 +30,21 @@ class PairRandomness(OpenBundle):
         """shares: gives the words of the correlation at a place, each once; without it the bundle is read."""
         super().__init__(bundle)
         self._shares = shares
+        self._layout = layouts(bundle.party, bundle.correlations)
         if shares is None and bundle.stored is None:
             raise ForeignRandomness("a bundle of a dealer's, where the two parties prepare their randomness themselves")
 
     def _words(self, index: int, correlation: Correlation) -> Arrays:
-        if isinstance(correlation, AnyMask):
+        layout = self._layout(index)
+        if isinstance(correlation, AnyMask) and not layout:
             held = correlation.held_by(self.party)
             return (expand(self.bundle.seed, index, correlation.facts.elements),) if held else ()
-        return self._shares(index) if self._shares is not None else self._read(correlation)
+        return self._shares(index) if self._shares is not None else self._read(layout)
 
-    def _read(self, correlation: Correlation) -> Arrays:
+    def _read(self, layout: list[tuple[int, int]]) -> Arrays:
         assert self.bundle.stored is not None
         arrays: list[Any] = []
-        for count, size in correlation.layout(self.party):
+        for count, size in layout:
             data = read_exactly(self.bundle.stored, count * (size or 1))
             arrays.append(kernels.unpack_words(data, size, count) if size else np.frombuffer(data, np.uint8))
         return tuple(arrays)
@@ -59,15 +62,30 @@ class Prepared:
 
     def packed(self) -> Iterator[memoryview]:
         """The shares piece by piece, as they are stored."""
-        for index, correlation in enumerate(self.correlations):
+        layout = layouts(self.party, self.correlations)
+        for index in range(len(self.correlations)):
             arrays = self.shares.pop(index, ())
-            for array, (_, size) in zip(arrays, correlation.layout(self.party), strict=True):
+            for array, (_, size) in zip(arrays, layout(index), strict=True):
                 yield kernels.pack_words(array, size).data if size else array.data
 
     def open(self) -> PairRandomness:
         return PairRandomness(Bundle(self.party, self.seed, self.correlations), self.shares.pop)
 
 
-def stored_bytes(party: int, correlations: Iterable[Correlation]) -> int:
+def layouts(party: int, correlations: Sequence[Correlation]) -> Callable[[int], list[tuple[int, int]]]:
+    """What is stored at each place, as `Correlation.layout` has it: also the client's masks that ciphertexts define."""
+    defined = masks_by_ciphertext(correlations) if party == CLIENT else frozenset()
+
+    def layout(index: int) -> list[tuple[int, int]]:
+        correlation = correlations[index]
+        if isinstance(correlation, AnyMask) and index in defined:
+            return [(correlation.facts.elements, word_bytes(correlation.ring.width))]
+        return correlation.layout(party)
+
+    return layout
+
+
+def stored_bytes(party: int, correlations: Sequence[Correlation]) -> int:
     """Bytes that `Prepared.packed` gives."""
-    return sum(count * (size or 1) for entry in correlations for count, size in entry.layout(party))
+    layout = layouts(party, correlations)
+    return sum(count * (size or 1) for index in range(len(correlations)) for count, size in layout(index))

@@ -19,12 +19,11 @@ from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.offline.bundle import Bundle
-from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
+from comet_mpc.offline.pair.arrangement import check_weight
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.pair.shares import PairRandomness, stored_bytes
-from comet_mpc.offline.rlwe.products import check_bits
 from comet_mpc.offline.source import ClientDesk, Line, Order, Provider, ServerDesk, Source, Supplier, Visitor
 from comet_mpc.offline.store import BundleStore
 
@@ -141,7 +140,7 @@ class _Provider(Provider):
     def __init__(self, desk: ServerDesk) -> None:
         for weight in desk.weights.values():  # now, and not in the middle of a preparation
             if weight.values is not None:
-                check_bits(weight.values.astype(np.int64), WEIGHT_BITS)
+                check_weight(weight.values.astype(np.int64))
         self._desk = desk
         self._places = [desk.state / f"preparing-{place}" for place in range(max(1, desk.limits.preparations))]
         self._preparers: WeakKeyDictionary[Channel, Preparer] = WeakKeyDictionary()

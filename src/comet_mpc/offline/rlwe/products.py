@@ -7,6 +7,7 @@ uploaded (`scheme` says why); the server sees ciphertexts only.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
+from comet_mpc.offline.rlwe.defined import define_words, read_defined
 from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -37,7 +39,7 @@ from comet_mpc.offline.rlwe.scheme import (
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
 
-__all__ = ["Homomorphic", "Job", "MatrixJob", "check_bits", "matrix_products"]
+__all__ = ["Homomorphic", "Job", "MatrixJob", "check_bits", "check_lengths", "matrix_products", "run_products"]
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -156,76 +158,115 @@ class closing_on_fault:  # noqa: N801 (a statement, like contextlib's)
 
 
 class MatrixJob(Job):
-    """x·yᵀ mod 2^width for the client's x (rows, inputs) and the server's integers y (outputs, inputs)."""
+    """x·yᵀ mod 2^width for the client's x (rows, inputs) and the server's integers y (outputs, inputs).
 
-    def __init__(self, tiling: Tiling, width: int, *, x: Words | None = None, y: Integers | None = None) -> None:
+    And x ⊙ z for every vector z of the server's that the tiling provides for. Of a tiling that defines x the client
+    gives none, and finds it here afterwards.
+    """
+
+    def __init__(
+        self,
+        tiling: Tiling,
+        width: int,
+        *,
+        x: Words | None = None,
+        y: Integers | None = None,
+        scales: Sequence[Integers] = (),
+    ) -> None:
         self.tiling, self.width = tiling, width
+        self.x = np.empty(0, np.uint64) if x is None else x
+        """The client's factor, afterwards also where its ciphertexts define it."""
         self.upload_bytes, self.response_bytes = tiling.upload_bytes, tiling.response_bytes
-        self._x, self._y = x, y
+        self._right = None if y is None else [y, *(np.diag(scale) for scale in scales)]
         self._adding = threading.Lock()
-        self.share = np.zeros((tiling.rows, tiling.outputs), np.uint64)
-        """This party's share afterwards; bits above `width` are not specified."""
+        self.shares = [np.zeros((part.rows, part.outputs), np.uint64) for part in tiling.sections()]
+        """This party's shares afterwards, of the product and of every scaling; bits above `width` are not specified."""
+
+    @property
+    def share(self) -> Words:
+        """Of the product."""
+        return self.shares[0]
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        assert self._x is not None
-        seed = new_seed()
-        polynomials = self.tiling.pack_left(self._x).reshape(-1, DEGREE)
-        scheme, width = self.tiling.scheme, self.width
+        seed, tiling, width = new_seed(), self.tiling, self.width
+        row_blocks, input_blocks, _ = tiling.blocks
+        if tiling.defines:
+
+            def defined(index: int) -> tuple[Words, Bytes]:
+                return define_words(engine.secret, tiling.scheme, width, seed, index)
+
+            made = list(engine.parallel(defined, range(row_blocks * input_blocks)))
+            self.x = tiling.unpack_left(np.stack([words for words, _ in made])) & np.uint64(2**width - 1)
+            return [seed, *(rest for _, rest in made)]
+        polynomials = tiling.pack_left(self.x).reshape(-1, DEGREE)
 
         def one(index: int) -> Bytes:
-            return engine.secret.encrypt_words(scheme, polynomials[index], width, seed, index)
+            return engine.secret.encrypt_words(tiling.scheme, polynomials[index], width, seed, index)
 
-        self._x = None
         return [seed, *engine.parallel(one, range(len(polynomials)))]
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
-        assert self._y is not None
-        tiling, parts = self.tiling, self.tiling.cut(self._y)
-        row_blocks, input_blocks, output_blocks = tiling.blocks
-        uploads = np.stack(read_uploads([tiling.scheme] * (row_blocks * input_blocks), data))
-        left = by_rows(uploads.reshape(row_blocks, input_blocks, *uploads.shape[1:]))
-
+        assert self._right is not None
+        tiling, scheme = self.tiling, self.tiling.scheme
+        row_blocks, input_blocks, _ = tiling.blocks
+        count = row_blocks * input_blocks
+        read = read_defined(scheme, self.width, count, data) if tiling.defines else read_uploads([scheme] * count, data)
+        left = by_rows(np.stack(read).reshape(row_blocks, input_blocks, *read[0].shape))
+        parts = [section.cut(y) for section, y in zip(tiling.sections(), self._right, strict=True)]
         group = tiling.group_blocks
         chunk = group if tiling.levels else _CHUNK
 
-        def some(task: tuple[int, int]) -> list[Bytes]:
-            part, first = task
-            last = min(output_blocks, first + chunk)
-            right = tiling.pack_right(parts[part], first, last)
-            sums = multiply_short(tiling.scheme, left, right, group)
+        def some(task: tuple[int, int, int]) -> list[Bytes]:
+            number, part, first = task
+            section = tiling.sections()[number]
+            last = min(section.blocks[2], first + chunk)
+            met = section.met(first, last)
+            right = section.pack_right(parts[number][part], first, last)[:, met]
+            sums = multiply_short(scheme, np.ascontiguousarray(left[:, :, :, met]), right, group)
             if tiling.levels:
                 rows = (np.ascontiguousarray(sums[:, r]) for r in range(row_blocks))
-                whole = [engine.packing.pack(tiling.scheme, row, tiling.levels) for row in rows]
-                return [self._respond(engine, row, part, r, first // group) for r, row in enumerate(whole)]
+                whole = [engine.packing.pack(scheme, row, tiling.levels) for row in rows]
+                return [self._respond(engine, row, number, part, r, first // group) for r, row in enumerate(whole)]
             return [
-                self._respond(engine, sums[o - first, r], part, r, o)
+                self._respond(engine, sums[o - first, r], number, part, r, o)
                 for o in range(first, last)
                 for r in range(row_blocks)
             ]
 
-        tasks = [(part, first) for part in range(tiling.parts) for first in range(0, output_blocks, chunk)]
+        tasks = [
+            (number, part, first)
+            for number, section in enumerate(tiling.sections())
+            for part in range(tiling.parts)
+            for first in range(0, section.blocks[2], chunk)
+        ]
         answers = engine.parallel(some, tasks)
-        self._y = None
+        self._right = None
         return [response for some_answers in answers for response in some_answers]
 
-    def _respond(self, engine: Homomorphic, ciphertext: Residues, part: int, r: int, g: int) -> Bytes:
-        positions = self.tiling.positions(r, g)
+    def _respond(self, engine: Homomorphic, ciphertext: Residues, number: int, part: int, r: int, g: int) -> Bytes:
+        positions = self.tiling.sections()[number].positions(r, g)
         sent, kept = respond(self.tiling.scheme, ciphertext, engine.public, positions, engine.stream)
-        self._add(part, r, g, round_words(kept, self.width))
+        self._add(number, part, r, g, round_words(kept, self.width))
         return sent
 
-    def _add(self, part: int, r: int, g: int, words: Words) -> None:
-        shifted = words.reshape(self.tiling.extent(r, g)) << np.uint64(part * self.tiling.part_bits)
+    def _add(self, number: int, part: int, r: int, g: int, words: Words) -> None:
+        section = self.tiling.sections()[number]
+        shifted = words.reshape(section.extent(r, g)) << np.uint64(part * section.part_bits)
         with self._adding:
-            self.share[self.tiling.place(r, g)] += shifted
+            self.shares[number][section.place(r, g)] += shifted
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
         scheme = self.tiling.scheme
         responses = np.frombuffer(data, np.uint8).reshape(-1, scheme.response_bytes)
-        answers = [(part, g, r) for part in range(self.tiling.parts) for g, r in self.tiling.answers()]
-        for (part, g, r), response in zip(answers, responses, strict=True):
-            phases = engine.secret.phase(scheme, response, self.tiling.positions(r, g))
-            self._add(part, r, g, round_words(phases, self.width))
+        answers = [
+            (number, part, g, r)
+            for number, section in enumerate(self.tiling.sections())
+            for part in range(self.tiling.parts)
+            for g, r in section.answers()
+        ]
+        for (number, part, g, r), response in zip(answers, responses, strict=True):
+            phases = engine.secret.phase(scheme, response, self.tiling.sections()[number].positions(r, g))
+            self._add(number, part, r, g, round_words(phases, self.width))
 
 
 def check_bits(y: Integers, bits: int) -> None:
@@ -233,6 +274,15 @@ def check_bits(y: Integers, bits: int) -> None:
     if y.size and max(-int(y.min()), int(y.max())) > 2 ** (bits - 1):
         raise RangeError(
             f"a factor of the server's exceeds the public bound of {bits} bits: give it fewer fraction bits"
+        )
+
+
+def check_lengths(y: Integers, length: float) -> None:
+    """The same for rows of which the length is bounded."""
+    if y.size and float(np.sqrt(np.square(y.astype(np.float64)).sum(axis=-1)).max()) > length:
+        raise RangeError(
+            f"a row of a weight of the server's is longer than the public bound of 2^{math.log2(length):.0f}: give the "
+            "weight fewer fraction bits"
         )
 
 
@@ -251,17 +301,35 @@ def matrix_products(
     The client gives x (batch, rows, inputs), the server integers y (batch, outputs, inputs) with |y| <= 2^(bits-1), a
     public bound. batch + 1 rounds. Reveals nothing.
     """
-    rows, inputs, outputs = shape
-    if engine.party == CLIENT:
-        if x is None or x.shape != (batch, rows, inputs):
-            raise ShapeError(f"the client's factor is not of shape {(batch, rows, inputs)}")
-    elif y is None or y.shape != (batch, outputs, inputs):
-        raise ShapeError(f"the server's factor is not of shape {(batch, outputs, inputs)}")
-    else:
+    if engine.party == SERVER and y is not None:
         check_bits(y, bits)
-    tiling = choose_tiling(rows, inputs, outputs, width, bits, engine.packs)
+    tiling = choose_tiling(*shape, width, bits, engine.packs)
+    return np.stack([job.share for job in run_products(engine, tiling, width, batch=batch, x=x, y=y)])
+
+
+def run_products(
+    engine: Homomorphic,
+    tiling: Tiling,
+    width: int,
+    *,
+    batch: int = 1,
+    x: Words | None = None,
+    y: Integers | None = None,
+    scales: Sequence[Integers] = (),
+) -> list[MatrixJob]:
+    """The jobs of a batch of products as the tiling says, done. The server's factors are within its public bounds.
+
+    batch + 1 rounds. Reveals nothing.
+    """
+    rows, inputs, outputs = tiling.rows, tiling.inputs, tiling.outputs
+    if engine.party == CLIENT:
+        if (x is None) != tiling.defines or (x is not None and x.shape != (batch, rows, inputs)):
+            raise ShapeError(f"the client's factor is not of shape {(batch, rows, inputs)}")
+    elif y is None or y.shape != (batch, outputs, inputs) or len(scales) != tiling.diagonals:
+        raise ShapeError(f"the server's factor is not of shape {(batch, outputs, inputs)}")
     jobs = [
-        MatrixJob(tiling, width, x=None if x is None else x[b], y=None if y is None else y[b]) for b in range(batch)
+        MatrixJob(tiling, width, x=None if x is None else x[b], y=None if y is None else y[b], scales=scales)
+        for b in range(batch)
     ]
     engine.run(jobs)
-    return np.stack([job.share for job in jobs])
+    return jobs

@@ -63,6 +63,7 @@ __all__ = [
     "choose_scheme",
     "common_seed",
     "multiply_short",
+    "public_polynomial",
     "read_uploads",
     "respond",
     "round_words",
@@ -125,6 +126,16 @@ class Scheme:
         return self.limbs * DEGREE * 30 // 8
 
     @property
+    def rest_bits(self) -> int:
+        """Bits that are sent of a coefficient of c0 if its multiple of q/T comes from a seed: log2(q/T), and a hair."""
+        return math.ceil(self.log_q - self.plain_bits + 2.0**-16)
+
+    @property
+    def rest_bytes(self) -> int:
+        """Of one ciphertext that defines its message (`defined`)."""
+        return self.rest_bits * DEGREE // 8
+
+    @property
     def response_bytes(self) -> int:
         """Of one response, however many of its coefficients are wanted."""
         return self.response_bits * DEGREE // 8
@@ -184,7 +195,7 @@ def _sampled(enough: bool) -> None:
         raise RangeError("rejection sampling ran out of words")
 
 
-def _public_polynomial(seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
+def public_polynomial(seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
     """c1 of ciphertext `index`: transformed, uniform, expanded by both sides from a public seed."""
     out = np.empty(len(primes) * DEGREE, np.uint32)
     words = expand(seed, index, len(primes) * (DEGREE + _SLACK) // 2).view(np.uint32)
@@ -215,7 +226,7 @@ class SecretKey:
 
     def _encrypt(self, scaled: Residues, seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
         c0 = np.empty(len(primes) * DEGREE, np.uint32)
-        c1 = _public_polynomial(seed, index, primes)
+        c1 = public_polynomial(seed, index, primes)
         secret = self._secret[: len(primes) * DEGREE]
         _native.lattice_encrypt(basis(primes), scaled, self._stream.errors(DEGREE), c1, secret, c0, "")
         return c0
@@ -227,6 +238,13 @@ class SecretKey:
     def encrypt_words(self, scheme: Scheme, words: Words, width: int, seed: bytes, index: int) -> Bytes:
         """8,192 words mod 2^width as coefficients: c0, packed. An index is used once with a seed."""
         return self.encrypt(scheme, scale_words(scheme, words, width), seed, index)
+
+    def blind(self, scheme: Scheme, seed: bytes, index: int) -> tuple[Residues, Fractions]:
+        """w = e - c1·s, [prime][8192] in order, and w/q. An index is used once with a seed."""
+        w, fractions = np.empty(scheme.limbs * DEGREE, np.uint32), np.empty(3 * DEGREE, np.uint64)
+        c1, secret = public_polynomial(seed, index, scheme.primes), self._secret[: scheme.limbs * DEGREE]
+        _native.lattice_blind(basis(scheme.primes), self._stream.errors(DEGREE), c1, secret, w, fractions, "")
+        return w, fractions
 
     def phase(self, scheme: Scheme, data: Bytes, positions: Residues) -> Fractions:
         """C1·s of a response at these coefficients, as fractions of q."""
@@ -265,7 +283,7 @@ class PublicKey:
         """From what `SecretKey.public_key` gave."""
         if len(data) != PublicKey.SIZE:
             raise WrongSize(got=len(data), expected=PublicKey.SIZE)
-        return PublicKey(_unpack(np.frombuffer(data, np.uint8), PRIMES), _public_polynomial(seed, 0, PRIMES))
+        return PublicKey(_unpack(np.frombuffer(data, np.uint8), PRIMES), public_polynomial(seed, 0, PRIMES))
 
     def cut(self, limbs: int) -> Residues:
         """The key modulo the first primes only."""
@@ -298,7 +316,7 @@ def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Re
     uploads = []
     for index, scheme in enumerate(schemes):
         c0 = _unpack(packed[start : (start := start + scheme.upload_bytes)], scheme.primes)
-        both = np.concatenate([c0, _public_polynomial(seed, index, scheme.primes)])
+        both = np.concatenate([c0, public_polynomial(seed, index, scheme.primes)])
         uploads.append(both.reshape(2, scheme.limbs, DEGREE))
     return uploads
 

@@ -10,6 +10,13 @@ product only every K-th coefficient is wanted, so with `packing.py` K of them ar
 
     x̂ = Σ x[i, j]·X^(i·D - j),   (x·yᵀ)[i, o] = coefficient i·D + (o mod D/K)·K + ⌊o·K/D⌋ of the packed product.
 
+With D = K the client's polynomials have no gaps. Then they may as well be uniform everywhere and define x (`defined`):
+a row's coefficients i·D-K+1 … i·D meet ŷ in coefficient i·D of that row's products only, those of rows beyond the last
+one never meet a wanted coefficient, and those of inputs beyond the last one meet zeros of ŷ.
+
+A vector of the server's that scales x element by element is a diagonal matrix. Its outputs come from the same upload,
+and of every output block only the input blocks on the diagonal are multiplied.
+
 Wide factors of the server's may be cut in parts, y = y_0 + 2^b·y_1 + …, each of which is multiplied with the same
 upload: a product with a short factor has little noise, so it takes a smaller modulus, with room for keys to pack.
 """
@@ -18,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -34,7 +41,7 @@ __all__ = ["Integers", "Tiling", "centred", "choose_tiling"]
 
 Integers = NDArray[np.int64]
 
-_BYTES_PER_SECOND = 1e7
+_BYTES_PER_SECOND = 2e6
 """What a second of the server's time is worth on the wire, where block shapes are chosen."""
 _TRANSFORM, _MULTIPLY = 5.5e-6, 2.5e-6
 """Seconds for one prime: to transform a short polynomial, to multiply a ciphertext by it and add."""
@@ -57,6 +64,17 @@ class Tiling:
     parts: int = 1
     part_bits: int = 0
     """The server's factor is cut into so many parts of so many bits."""
+    diagonals: int = 0
+    """Vectors of the server's that the same upload is scaled by, beside the product."""
+    defines: bool = False
+    """The client's factor is what its ciphertexts say."""
+    diagonal: bool = False
+    """The server's factor is a diagonal matrix."""
+
+    def sections(self) -> list[Tiling]:
+        """The product, and every scaling as a product of its own, in the order of their answers."""
+        alone = replace(self, diagonals=0)
+        return [alone] + self.diagonals * [replace(alone, outputs=self.inputs, diagonal=True)]
 
     @property
     def block_rows(self) -> int:
@@ -78,11 +96,12 @@ class Tiling:
     @property
     def upload_bytes(self) -> int:
         rows, inputs, _ = self.blocks
-        return SEED_BYTES + rows * inputs * self.scheme.upload_bytes
+        return SEED_BYTES + rows * inputs * (self.scheme.rest_bytes if self.defines else self.scheme.upload_bytes)
 
     @property
     def response_bytes(self) -> int:
-        return self.parts * len(self.answers()) * self.scheme.response_bytes
+        answers = sum(len(section.answers()) for section in self.sections())
+        return self.parts * answers * self.scheme.response_bytes
 
     @property
     def group_blocks(self) -> int:
@@ -93,6 +112,13 @@ class Tiling:
         """The responses (group of output blocks, block of rows) in order."""
         rows, _, outputs = self.blocks
         return [(g, r) for g in range(-(-outputs // self.group_blocks)) for r in range(rows)]
+
+    def met(self, first: int, last: int) -> slice:
+        """The input blocks that output blocks first … last-1 depend on."""
+        if not self.diagonal:
+            return slice(0, self.blocks[1])
+        outputs = min(self.outputs, last * self.block_outputs)
+        return slice(first * self.block_outputs // self.block_inputs, -(-outputs // self.block_inputs))
 
     def extent(self, r: int, g: int) -> tuple[int, int]:
         """Rows and outputs of a response: fewer in the last one."""
@@ -136,6 +162,17 @@ class Tiling:
         cut = self.block_inputs - 1  # times X^-cut
         return np.concatenate([polynomials[..., cut:], np.uint64(0) - polynomials[..., :cut]], axis=-1)
 
+    def unpack_left(self, polynomials: Words) -> Words:
+        """The inverse of `pack_left`, whatever else the polynomials hold: (…, 8192) -> (rows, inputs)."""
+        row_blocks, input_blocks, _ = self.blocks
+        cut = self.block_inputs - 1
+        if self.levels and cut:
+            polynomials = np.concatenate([np.uint64(0) - polynomials[..., -cut:], polynomials[..., :-cut]], axis=-1)
+        apart = polynomials.reshape(row_blocks, input_blocks, DEGREE // self.stride, self.stride)
+        blocks = apart[:, :, : self.block_rows, : self.block_inputs][..., ::-1].transpose(0, 2, 1, 3)
+        whole = blocks.reshape(row_blocks * self.block_rows, input_blocks * self.block_inputs)
+        return np.ascontiguousarray(whole[: self.rows, : self.inputs])
+
     def pack_right(self, y: Integers, first: int, last: int) -> Integers:
         """(outputs, inputs) -> short polynomials (output blocks first … last-1, input blocks, stride)."""
         input_blocks, size = self.blocks[1], self.block_outputs
@@ -149,10 +186,24 @@ class Tiling:
 
 
 @lru_cache(maxsize=256)
-def choose_tiling(rows: int, inputs: int, outputs: int, width: int, bits: int, packed: bool = False) -> Tiling:
+def choose_tiling(
+    rows: int,
+    inputs: int,
+    outputs: int,
+    width: int,
+    bits: int,
+    packed: bool = False,
+    *,
+    length: float | None = None,
+    diagonals: int = 0,
+    free: bool = False,
+) -> Tiling:
     """The cheapest blocks for words mod 2^width times integers |y| <= 2^(bits-1), by bytes and server time.
 
-    packed: whether the server has keys to pack responses.
+    packed     whether the server has keys to pack responses
+    length     of a row of y, at most: Σ y² <= length²; without it all of a row may be as large as an entry
+    diagonals  how many vectors scale the same factor of the client's
+    free       whether the client's factor may be what its ciphertexts say
     """
     if min(rows, inputs, outputs) < 1:
         raise ShapeError(f"an empty product: ({rows}, {inputs})·({outputs}, {inputs})ᵀ")
@@ -164,26 +215,30 @@ def choose_tiling(rows: int, inputs: int, outputs: int, width: int, bits: int, p
         for (block_inputs, levels), parts in itertools.product(blocks, (1, 2)):
             part_bits = -(-bits // parts)
             largest = 2.0 ** (part_bits - 1) + (parts > 1)  # a part above another may get its carry
-            norm = largest * math.sqrt(stride // block_inputs * inputs)  # of all that meets in one output
+            row = min(largest * math.sqrt(inputs), math.inf if length is None else length)
+            norm = row * math.sqrt(stride // block_inputs)  # of all that meets in one output
             try:
                 scheme = choose_scheme(width, norm, packing_noise(len(PRIMES), levels))
             except RangeError:
                 continue
-            if not levels or scheme.limbs < len(PRIMES):
-                options.append(Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, parts, part_bits))
+            if levels and scheme.limbs == len(PRIMES):
+                continue
+            cut = (parts, part_bits, diagonals, free and stride == block_inputs)
+            options.append(Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut))
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
     return min(options, key=_cost)
 
 
 def _cost(tiling: Tiling) -> float:
-    r, i, o = tiling.blocks
-    scheme, limbs = tiling.scheme, tiling.scheme.limbs
-    seconds = limbs * i * o * (_TRANSFORM + r * _MULTIPLY)
-    if tiling.levels:
-        seconds += r * o * limbs * (limbs + 3) * _SWITCH
-    responses = r * -(-o // tiling.group_blocks) * scheme.response_bytes
-    return r * i * scheme.upload_bytes + tiling.parts * (responses + _BYTES_PER_SECOND * seconds)
+    limbs, seconds = tiling.scheme.limbs, 0.0
+    for section in tiling.sections():
+        r, i, o = section.blocks
+        i = 1 if section.diagonal else i
+        seconds += limbs * i * o * (_TRANSFORM + r * _MULTIPLY)
+        if tiling.levels:
+            seconds += r * o * limbs * (limbs + 3) * _SWITCH
+    return tiling.upload_bytes + tiling.response_bytes + _BYTES_PER_SECOND * tiling.parts * seconds
 
 
 def centred(words: Words, width: int) -> Integers:
