@@ -19,7 +19,6 @@ from comet_mpc.cli.tables import operations_table, profile_tables
 from comet_mpc.engine.share import decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
-from comet_mpc.lab import demo
 from comet_mpc.lab.bench import operations
 from comet_mpc.lab.bench.cases import OPERATIONS, Case, build, choose
 from comet_mpc.lab.bench.models import ModelCase
@@ -29,6 +28,7 @@ from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_quer
 from comet_mpc.lab.bench.truncation import check_truncation
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
+from comet_mpc.service.seen import glimpse
 from comet_mpc.units import human_bytes, human_seconds
 from support.waiting import PATIENCE, eventually
 
@@ -163,15 +163,15 @@ def test_truncation_never_wraps() -> None:
 
 
 def test_glimpse_tells_uniform_bytes_from_others() -> None:
-    assert demo.glimpse(os.urandom(1 << 16)).entropy > 7.99
-    assert demo.glimpse(os.urandom(1 << 16)).p_value > 1e-6
-    assert demo.glimpse(b"a text, and no noise" * 100).p_value < 1e-6
+    assert glimpse(os.urandom(1 << 16)).entropy > 7.99
+    assert glimpse(os.urandom(1 << 16)).p_value > 1e-6
+    assert glimpse(b"a text, and no noise" * 100).p_value < 1e-6
 
 
 def test_a_glimpse_is_a_chi_squared_test() -> None:
     data = np.random.default_rng(1).integers(0, 256, 5000, dtype=np.uint8)
     expected = stats.chisquare(np.bincount(data, minlength=256)).pvalue
-    assert demo.glimpse(data.tobytes()).p_value == pytest.approx(expected, rel=1e-9)
+    assert glimpse(data.tobytes()).p_value == pytest.approx(expected, rel=1e-9)
 
 
 def test_units_are_for_people() -> None:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "plan": ("plan.plan", "Show what a private prediction will cost, without running it."),
     "serve": ("service.serve", "Serve a model to clients."),
     "query": ("asking.query.query", "Classify texts privately, with a model that a server holds."),
+    "gateway": ("asking.gateway.gateway", "Answer HTTP requests of programs on this machine, beside the client."),
     "deal": ("service.deal", "Run a dealer: a third party that prepares randomness for others."),
     "keys": ("service.keys", "Make certificates, with which the parties know each other."),
     "unify": ("train.unify", "Turn a Hugging Face model into a Comet model."),

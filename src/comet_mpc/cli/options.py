@@ -16,16 +16,22 @@ __all__ = [
     "DEALER_WARNING",
     "AnySource",
     "Batch",
+    "Cache",
+    "ClientName",
     "Data",
+    "DealerAddress",
+    "Fingerprint",
     "JsonFile",
     "Keys",
     "Layers",
     "Limit",
+    "MostTexts",
     "NetworkName",
     "ShapeName",
     "SourceName",
     "Steps",
     "TaskName",
+    "Timeout",
     "find_shape",
     "group",
 ]
@@ -46,6 +52,19 @@ AnySource = Annotated[str | None, _SOURCE]
 Keys = Annotated[
     Path, typer.Option("--keys", metavar="DIR", help="Directory with authority.pem and this party's .pem and .key.")
 ]
+ClientName = Annotated[str, typer.Option("--name", help="This client's certificate in the directory of keys.")]
+Cache = Annotated[
+    Path | None, typer.Option("--cache", metavar="DIR", help="Where to keep downloads and prepared randomness.")
+]
+DealerAddress = Annotated[
+    str | None,
+    typer.Option("--dealer", metavar="HOST:PORT", help="The dealer, if not at the address that the server names."),
+]
+Fingerprint = Annotated[
+    str, typer.Option("--model", metavar="FINGERPRINT", help="Accept only the model with this fingerprint.")
+]
+MostTexts = Annotated[int, typer.Option("--batch", min=1, help="The most texts to send at once.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Give up after so many seconds without progress.")]
 JsonFile = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Also write the results to a JSON file (-: standard output, alone)."),

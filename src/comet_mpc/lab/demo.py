@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from comet_mpc.lab.service import local_service
 from comet_mpc.models.served import ServedModel
-from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.service.client import Client
+from comet_mpc.service.seen import Glimpse, Seen, glimpse
 
-if TYPE_CHECKING:
-    from comet_mpc.net.channel import Sendable
-
-__all__ = ["SENTENCES", "Glimpse", "TextResult", "demo_model", "glimpse", "run_demo"]
+__all__ = ["SENTENCES", "TextResult", "demo_model", "run_demo"]
 
 SENTENCES = (
     "a warm, funny and engaging film",
     "the plot is dull and the acting is worse",
     "one of the best and most moving films of the year",
 )
-
-
-class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that somebody saw, and how far they are from uniform ones."""
-
-    size: int
-    first_bytes: str
-    entropy: float
-    """Bits a byte, of at most 8."""
-    p_value: float
-    """Of a chi-squared test: uniform bytes are below 0.001 once in a thousand times."""
 
 
 class TextResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,58 +56,6 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     """All that the client sent to the server in the rounds of the program."""
 
 
-class _Recorder(Channel):
-    """A channel that keeps a copy of what this side sends in the rounds of a program: what the other side sees."""
-
-    def __init__(self, inner: Channel, seen: bytearray) -> None:
-        super().__init__(inner.timeout)
-        self._inner = inner
-        self.seen = seen
-
-    @property
-    def peer_name(self) -> str | None:
-        return self._inner.peer_name
-
-    @property
-    def peer_role(self) -> str | None:
-        return self._inner.peer_role
-
-    @property
-    def lost(self) -> bool:
-        return self._closed or self._inner.lost
-
-    def exchange(self, outgoing: Sequence[Sendable], expected: int) -> memoryview:
-        for buffer in outgoing:
-            self.seen += bytes(buffer)
-        return super().exchange(outgoing, expected)
-
-    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
-        return self._inner._transfer(outgoing, sizes, deadline)
-
-    def _release(self) -> None:
-        self._inner.close()
-
-
-def glimpse(data: bytes | bytearray) -> Glimpse:
-    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
-    total = max(1, len(data))
-    share = counts[counts > 0] / total
-    chi_squared = float(np.sum((counts - total / 256) ** 2) / (total / 256))
-    return Glimpse(
-        size=len(data),
-        first_bytes=bytes(data[:16]).hex(" "),
-        entropy=float(-np.sum(share * np.log2(share))),
-        p_value=_chi_squared_tail(chi_squared),
-    )
-
-
-def _chi_squared_tail(value: float) -> float:
-    """How likely 255 degrees of freedom exceed it: Q(a, x) = erfc(√x) + Σ_{j<a} x^j·e^-x/Γ(j + 1), j = 1/2, 3/2, …"""
-    x = max(value / 2.0, 1e-9)
-    terms = (j * math.log(x) - x - math.lgamma(j + 1.0) for j in np.arange(0.5, 127.0))
-    return math.erfc(math.sqrt(x)) + math.fsum(map(math.exp, terms))
-
-
 def demo_model(directory: Path | None = None) -> ServedModel:
     """The bundled model, or another Comet checkpoint."""
     if directory is not None:
@@ -143,7 +75,7 @@ def run_demo(
     model: ServedModel, texts: Sequence[str], source: Source = PAIR, progress: Progress | None = None
 ) -> list[TextResult]:
     """Classifies the texts one by one, privately and in the clear. Randomness for all of them is prepared before."""
-    results, seen = [], bytearray()
+    results, seen = [], Seen()
     with (
         local_service(model, source, batch=1) as (address, keys, directory),
         Client(
@@ -154,7 +86,7 @@ def run_demo(
             ready=0,
             source=source.name,
             progress=progress,
-            wrap=lambda channel: _Recorder(channel, seen),
+            wrap=seen.wrap,
         ) as client,
     ):
         public = client.connect()
@@ -163,7 +95,6 @@ def run_demo(
         offline_seconds = {bucket: _prepare(client, bucket, count) for bucket, count in sizes.items()}
         for text, bucket in zip(texts, buckets, strict=True):
             client.prepare(bucket=bucket)  # what can be done in memory
-            seen.clear()
             (prediction,) = client.classify([text])
             plain = model.plain_logits(model.encode([text]))[0]
             odds = np.exp(plain - plain.max())
@@ -190,7 +121,7 @@ def run_demo(
                     setup_bytes=prediction.cost.setup_bytes,
                     setup_seconds=prediction.cost.setup_seconds,
                     text_itself=glimpse(text.encode()),
-                    server_saw=glimpse(seen),
+                    server_saw=seen.runs[-1].glimpse(),
                 )
             )
     return results

@@ -112,15 +112,15 @@ _OTHERS = (
 )
 
 
-def need(name: str) -> Any:
-    """A package of the extra [train], imported when it is needed: it may be absent."""
+def need(name: str, extra: str = "train") -> Any:
+    """A package of an extra, imported when it is needed: it may be absent."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("comet_mpc"):
             raise
         raise ConfigurationError(
-            f"this command needs {error.name}, which is not installed: pip install 'comet-mpc[train]'"
+            f"this command needs {error.name}, which is not installed: pip install 'comet-mpc[{extra}]'"
         ) from error
 
 

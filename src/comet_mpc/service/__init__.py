@@ -2,6 +2,7 @@
 
 client        private predictions; `connection` to the server, `bundle_pool` of randomness, `model_cache` of downloads
 async_client  the same client for programs that use asyncio
+seen          what the server sees of a query
 prediction    what a client gets for a text, and what it cost
 server        processes that serve; `deployment` is what they share, `conversation` one client, `quota` its queries
 messages      what client and server say to each other; `programs` are what they plan alike

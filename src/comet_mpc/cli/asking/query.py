@@ -13,7 +13,17 @@ from rich.console import Console
 
 from comet_mpc.cli.asking.answers import AnswerFile, CsvFile, entry
 from comet_mpc.cli.asking.texts import Texts, read_texts
-from comet_mpc.cli.options import AnySource, JsonFile, Keys
+from comet_mpc.cli.options import (
+    AnySource,
+    Cache,
+    ClientName,
+    DealerAddress,
+    Fingerprint,
+    JsonFile,
+    Keys,
+    MostTexts,
+    Timeout,
+)
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import ConfigurationError
@@ -76,14 +86,10 @@ def query(
         ),
     ] = None,
     keys: Keys = Path("keys"),
-    name: Annotated[str, typer.Option(help="This client's certificate in the directory of keys.")] = "client",
-    cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to keep downloads and prepared randomness.")
-    ] = None,
+    name: ClientName = "client",
+    cache: Cache = None,
     source: AnySource = None,
-    dealer: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The dealer, if not at the address that the server names.")
-    ] = None,
+    dealer: DealerAddress = None,
     ready: Annotated[
         str,
         typer.Option(
@@ -96,11 +102,9 @@ def query(
         list[str] | None,
         typer.Option(metavar="TEXTSxTOKENS", help="With --ready N: of this size, such as 8x16. May be given again."),
     ] = None,
-    model: Annotated[
-        str, typer.Option(metavar="FINGERPRINT", help="Accept only the model with this fingerprint.")
-    ] = "",
-    batch: Annotated[int, typer.Option(min=1, help="The most texts to send at once.")] = 8,
-    timeout: Annotated[float, typer.Option(help="Give up after so many seconds without progress.")] = 60.0,
+    model: Fingerprint = "",
+    batch: MostTexts = 8,
+    timeout: Timeout = 60.0,
     json: JsonFile = None,
 ) -> None:
     """Ask about texts privately: the server learns neither the texts nor the answers.

@@ -1,0 +1,251 @@
+"""The gateway: what it answers over HTTP, as described in /openapi.json, and the page.
+
+GET  /               the page
+GET  /v1/model       what is public of the server's model, and where the randomness comes from
+POST /v1/classify    answers for texts, what they cost, and what the server saw
+POST /v1/prepare     randomness for queries to come
+GET  /v1/health      whether the gateway runs; it does not ask the server
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Annotated
+
+import msgspec
+from fastapi import FastAPI, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from comet_mpc import __version__
+from comet_mpc.errors import (
+    CometError,
+    ConfigurationError,
+    PeerClosed,
+    PeerError,
+    PeerTimeout,
+    ProtocolMismatch,
+    QuotaExceeded,
+    ServerBusy,
+    ShapeError,
+)
+from comet_mpc.gateway.guard import Guard
+from comet_mpc.models.served import PublicModel
+from comet_mpc.offline.sources import find_source
+from comet_mpc.service.async_client import AsyncClient
+from comet_mpc.service.prediction import Prediction
+from comet_mpc.service.seen import Glimpse, Seen, glimpse
+
+__all__ = ["make_app"]
+
+_MOST_TEXTS = 256
+_PAGE = {"": "index.html", "page.css": "page.css", "page.js": "page.js", "icon.svg": "icon.svg"}
+_KINDS = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_STATUS: tuple[tuple[type[CometError], int], ...] = (
+    (ServerBusy, 503),
+    (QuotaExceeded, 429),
+    (PeerTimeout, 504),
+    (PeerError, 502),
+    (ConfigurationError, 400),
+    (ShapeError, 400),
+)
+_DESCRIPTION = (
+    "Private predictions for programs on this machine. The texts are in the clear here, and the server that answers "
+    "never sees them: so this gateway runs beside the client, and never beside the server."
+)
+
+OneText = Annotated[str, Field(max_length=100_000)]
+Connect = Callable[[Seen], AsyncClient]
+
+
+@dataclass
+class Problem:
+    """Why there is no answer: the name of an error of Comet's, and what to do."""
+
+    error: str
+    message: str
+
+
+@dataclass
+class Model:
+    """What is public of the model, and what privacy rests on."""
+
+    server: str
+    fingerprint: str
+    labels: list[str]
+    longest: int
+    buckets: list[int]
+    source: str
+    promise: str
+
+
+@dataclass
+class Texts:
+    """Texts, or pairs of texts for a model that compares two."""
+
+    texts: Annotated[list[OneText | tuple[OneText, OneText]], Field(min_length=1, max_length=_MOST_TEXTS)]
+
+
+@dataclass
+class Bytes:
+    """Some bytes: how many, the first of them, and how random they look."""
+
+    size: int
+    first_bytes: str
+    entropy: Annotated[float, Field(description="Bits a byte. Random bytes have 8.")]
+    p_value: Annotated[float, Field(description="Of a chi-squared test against uniform bytes.")]
+
+
+@dataclass
+class Sight:
+    """What the server learned of one run of the program: two numbers and random bytes."""
+
+    texts: int
+    tokens: Annotated[int, Field(description="That each text was padded to.")]
+    received: Bytes
+
+
+@dataclass
+class Answers:
+    """One answer per text, in order."""
+
+    answers: list[Prediction]
+    server_saw: list[Sight]
+    text_itself: Annotated[Bytes, Field(description="The texts, as bytes: what the server did not see.")]
+
+
+@dataclass
+class Size:
+    """How many queries of which size."""
+
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    batch: Annotated[int, Field(ge=1, le=1024)] = 1
+    bucket: int | None = None
+
+
+@dataclass
+class Prepared:
+    """Queries of that size that have their randomness now."""
+
+    ready: int
+
+
+@dataclass
+class Health:
+    """The gateway runs."""
+
+    status: str = "ok"
+    version: str = __version__
+
+
+@dataclass
+class _Desk:
+    """The client of this gateway. A server that has a new model since is met anew."""
+
+    connect: Connect
+    seen: Seen = field(default_factory=Seen)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    current: AsyncClient | None = None
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[AsyncClient]:
+        """For one request at a time: what was seen belongs to it."""
+        async with self.lock:
+            if self.current is None:
+                self.current = self.connect(self.seen)
+            self.seen.clear()
+            try:
+                yield self.current
+            except (ProtocolMismatch, PeerClosed):
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        client, self.current = self.current, None
+        if client is not None:
+            await client.close()
+
+
+def make_app(server: str, names: frozenset[str], connect: Connect) -> Guard:
+    """The application, guarded.
+
+    server   as it is shown: HOST:PORT
+    names    what `Host` may say (`guard.own_names`)
+    connect  makes a client that has its runs recorded
+    """
+    desk = _Desk(connect)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await desk.close()
+
+    app = FastAPI(
+        title="Comet gateway", version=__version__, description=_DESCRIPTION, lifespan=lifespan,
+        docs_url=None, redoc_url=None, responses={code: {"model": Problem} for code in (400, 429, 502, 503, 504)},
+    )  # fmt: skip
+    app.add_exception_handler(CometError, _problem)
+
+    @app.get("/v1/health")
+    async def health() -> Health:
+        return Health()
+
+    @app.get("/v1/model")
+    async def model() -> Model:
+        async with desk.client() as client:
+            return _described(server, await client.connect(), await client.source())
+
+    @app.post("/v1/classify")
+    async def classify(asked: Texts) -> Answers:
+        async with desk.client() as client:
+            found = await client.classify(asked.texts)
+            sights = [Sight(run.texts, run.bucket, _bytes(run.glimpse())) for run in desk.seen.runs]
+        plain = "\n".join(text if isinstance(text, str) else "\n".join(text) for text in asked.texts)
+        return Answers(found, sights, _bytes(glimpse(plain.encode())))
+
+    @app.post("/v1/prepare")
+    async def prepare(size: Size) -> Prepared:
+        async with desk.client() as client:
+            return Prepared(await client.prepare(size.count, batch=size.batch, bucket=size.bucket))
+
+    for path, name in _PAGE.items():
+        content = (files("comet_mpc") / "gateway" / "page" / name).read_bytes()
+        answer = _file(content, _KINDS[name.rpartition(".")[2]])
+        app.add_api_route(f"/{path}", answer, include_in_schema=False)
+    return Guard(app, names)
+
+
+def _file(content: bytes, kind: str) -> Callable[[], Response]:
+    def answer() -> Response:
+        return Response(content, media_type=kind)
+
+    return answer
+
+
+def _described(server: str, public: PublicModel, source: str) -> Model:
+    return Model(
+        server=server,
+        fingerprint=public.fingerprint,
+        labels=list(public.config.encoder.labels),
+        longest=public.longest,
+        buckets=list(public.buckets()),
+        source=source,
+        promise=find_source(source).promise,
+    )
+
+
+def _bytes(found: Glimpse) -> Bytes:
+    return Bytes(**msgspec.structs.asdict(found))
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    """An error of ours is told by its name. It never contains a text."""
+    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    headers = {"Retry-After": "5"} if status == 503 else None
+    return JSONResponse({"error": type(error).__name__, "message": str(error)}, status, headers)

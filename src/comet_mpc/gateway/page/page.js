@@ -1,0 +1,104 @@
+"use strict";
+
+const place = (id) => document.getElementById(id);
+
+function bytes(count) {
+  let value = count;
+  for (const unit of ["B", "kB", "MB"]) {
+    if (value < 999.5) return `${unit === "B" ? value : value.toPrecision(3)} ${unit}`;
+    value /= 1000;
+  }
+  return `${value.toPrecision(3)} GB`;
+}
+
+const seconds = (value) => (value < 0.9995 ? `${Math.round(value * 1000)} ms` : `${value.toPrecision(3)} s`);
+
+function say(text, wrong = false) {
+  place("status").textContent = text;
+  place("status").classList.toggle("wrong", wrong);
+}
+
+async function ask(path, body) {
+  const options = body && {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+  };
+  let reply;
+  try {
+    reply = await fetch(path, options);
+  } catch {
+    throw new Error("The gateway does not answer. Is it still running?");
+  }
+  const found = await reply.json();
+  if (!reply.ok) throw new Error(found.message ?? "The gateway refused this text.");
+  return found;
+}
+
+function rows(target, lines) {
+  place(target).replaceChildren(...lines.map(([name, ...cells]) => {
+    const row = document.createElement("tr");
+    const head = document.createElement("th");
+    head.scope = "row";
+    head.textContent = name;
+    row.append(head, ...cells.map((text, column) => {
+      const cell = document.createElement("td");
+      if (target === "bytes" && column === 0) cell.className = "bytes";
+      cell.textContent = text;
+      return cell;
+    }));
+    return row;
+  }));
+}
+
+function bar(name, share) {
+  const item = document.createElement("li");
+  const label = document.createElement("span");
+  const line = document.createElement("progress");
+  const number = document.createElement("span");
+  label.textContent = name;
+  line.max = 1;
+  line.value = share;
+  line.setAttribute("aria-label", name);
+  number.textContent = `${(100 * share).toFixed(1)} %`;
+  item.append(label, line, number);
+  return item;
+}
+
+function show({ answers: [answer], server_saw: [run], text_itself: text }) {
+  const regression = answer.score !== null;
+  place("label").textContent = regression ? `${answer.label}: ${answer.score.toFixed(3)}` : answer.label;
+  const shares = regression ? [] : Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
+  place("probabilities").replaceChildren(...shares.map(([name, share]) => bar(name, share)));
+  place("cut").hidden = !answer.truncated;
+  place("cut").textContent = `Only ${answer.tokens_used} of ${answer.tokens} tokens were read: the text is too long.`;
+  place("learned").textContent = `One text of at most ${run.tokens} tokens, when it came, and these bytes:`;
+  const line = (name, seen) => [name, seen.first_bytes, bytes(seen.size), seen.entropy.toFixed(4)];
+  rows("bytes", [line("your text", text), line("it received", run.received)]);
+  const cost = answer.cost;
+  rows("costs", [
+    ["now", bytes(cost.online_bytes), seconds(cost.online_seconds), String(cost.rounds)],
+    ["before", bytes(cost.offline_bytes), seconds(cost.offline_seconds), ""],
+    ["set-up, once", bytes(cost.setup_bytes), seconds(cost.setup_seconds), ""],
+  ]);
+  for (const id of ["answer", "seen", "cost"]) place(id).hidden = false;
+}
+
+place("ask").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const button = place("send");
+  button.disabled = true;
+  say("Computing. The first query also prepares randomness, which takes a while …");
+  const started = performance.now();
+  try {
+    show(await ask("/v1/classify", { texts: [place("text").value] }));
+    say(`Answered after ${seconds((performance.now() - started) / 1000)}.`);
+  } catch (error) {
+    say(error.message, true);
+  } finally {
+    button.disabled = false;
+  }
+});
+
+ask("/v1/model").then((model) => {
+  place("model").textContent =
+    `Server ${model.server}, model ${model.fingerprint.slice(0, 16)}, labels ${model.labels.join(", ")}. ${model.promise}`;
+}).catch((error) => say(error.message, true));

@@ -1,0 +1,202 @@
+"""The gateway over real HTTP, in front of a real server: answers, errors, and who may not ask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from comet_mpc.cli.main import app
+from comet_mpc.gateway.guard import LARGEST_BODY
+from comet_mpc.models.served import ServedModel
+from support.processes import TWIN_BOUND, ServerProcess, server_process
+from support.toy_model import TINY, make_checkpoint, twin_logits
+from support.waiting import PATIENCE
+
+TEXT = "the film is good"
+
+
+@contextlib.contextmanager
+def gateway_process(server: str, keys: Path, cache: Path) -> Iterator[str]:
+    """Where it listens."""
+    options = ["--listen", "127.0.0.1:0", "--keys", str(keys), "--cache", str(cache), "--ready", "0"]
+    command = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()", "gateway", server, *options]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[2]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gateway")
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path, keys: Path, tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+    with server_process(keys, tiny_checkpoint, None, directory / "state", workers=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(directory: Path, keys: Path, server: ServerProcess) -> Iterator[httpx.Client]:
+    with (
+        gateway_process(server.address, keys, directory / "cache") as url,
+        httpx.Client(base_url=url, timeout=PATIENCE) as asking,
+    ):
+        yield asking
+
+
+def right(logits: list[float], model: ServedModel, text: str = TEXT) -> bool:
+    expected = twin_logits(model, model.encode([text]))[0]
+    return bool(max(abs(a - b) for a, b in zip(logits, expected, strict=True)) < TWIN_BOUND)
+
+
+def test_a_text_is_answered_and_the_server_saw_random_bytes(client: httpx.Client, tiny_model: ServedModel) -> None:
+    model = client.get("/v1/model").json()
+    assert model["fingerprint"] == tiny_model.fingerprint
+    assert model["source"] == "pair"
+    reply = client.post("/v1/classify", json={"texts": [TEXT]})
+    assert reply.status_code == 200, reply.text
+    found = reply.json()
+    (answer,), (seen,) = found["answers"], found["server_saw"]
+    assert right(answer["logits"], tiny_model)
+    plan = tiny_model.plan(1, 16, fused=False)
+    assert (answer["cost"]["online_bytes"], answer["cost"]["rounds"]) == (plan.online_bytes, plan.rounds)
+    assert (seen["texts"], seen["tokens"]) == (1, 16)
+    assert plan.sent(0) * 0.9 < seen["received"]["size"] <= plan.sent(0)  # frames have headers
+    assert seen["received"]["entropy"] > 7.9
+    assert seen["received"]["p_value"] > 1e-6
+    assert found["text_itself"]["size"] == len(TEXT)
+    assert found["text_itself"]["entropy"] < 4  # the control: a text is not random
+    pair = client.post("/v1/classify", json={"texts": [["a film", "a plot"], TEXT]}).json()
+    assert [run["texts"] for run in pair["server_saw"]] == [2]
+    assert right(pair["answers"][1]["logits"], tiny_model)
+
+
+def test_randomness_is_prepared_and_health_needs_no_server(client: httpx.Client) -> None:
+    assert client.post("/v1/prepare", json={"count": 2, "batch": 1}).json() == {"ready": 2}
+    assert client.get("/v1/health").json()["status"] == "ok"
+
+
+def test_it_describes_itself(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    assert set(described["paths"]) == {"/v1/health", "/v1/model", "/v1/classify", "/v1/prepare"}
+    assert {"Answers", "Prediction", "Cost", "Problem"} <= described["components"]["schemas"].keys()
+    assert client.get("/docs").status_code == 404  # it would load scripts from another site
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (421, {"host": "attacker.example"}),
+        (421, {"host": "127.0.0.1"}),
+        (403, {"origin": "http://attacker.example"}),
+        (403, {"origin": "null"}),
+        (403, {"sec-fetch-site": "cross-site"}),
+        (403, {"sec-fetch-site": "same-site"}),
+        (415, {"content-type": "text/plain"}),
+        (415, {"content-type": "application/x-www-form-urlencoded"}),
+    ],
+)
+def test_what_another_site_could_send_is_refused(client: httpx.Client, status: int, headers: dict[str, str]) -> None:
+    body = b'{"texts": ["' + TEXT.encode() + b'"]}'
+    refused = client.post("/v1/classify", content=body, headers=JSON | headers)
+    assert refused.status_code == status
+    assert TEXT not in refused.text
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_body_that_is_too_long_or_has_no_length_is_refused(client: httpx.Client) -> None:
+    with contextlib.suppress(httpx.NetworkError):  # it answers before it has read all
+        assert client.post("/v1/classify", content=b" " * (LARGEST_BODY + 1), headers=JSON).status_code == 413
+    assert client.post("/v1/classify", content=iter([b"{}"]), headers=JSON).status_code == 411
+
+
+def test_its_own_page_may_ask(client: httpx.Client) -> None:
+    own = {"origin": str(client.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}
+    assert client.post("/v1/classify", json={"texts": [TEXT]}, headers=own).status_code == 200
+    assert client.options("/v1/classify", headers={"origin": "http://attacker.example"}).status_code == 403
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/", headers={"sec-fetch-site": "cross-site"})  # somebody followed a link
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    for name in ("", "page.css", "page.js", "icon.svg"):
+        content = client.get(f"/{name}").text.replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in content
+        assert "https:" not in content
+
+
+@pytest.mark.parametrize(
+    "body", [{"texts": [" "]}, {"texts": []}, {"texts": [1]}, {"text": TEXT}, {"texts": ["a"] * 300}]
+)
+def test_a_request_that_makes_no_sense_is_named(client: httpx.Client, body: dict[str, Any]) -> None:
+    assert client.post("/v1/classify", json=body).status_code in (400, 422)
+
+
+def test_a_server_that_is_gone_or_has_a_new_model_is_told(tmp_path: Path, keys: Path, tiny_checkpoint: Path) -> None:
+    """The gateway goes on: with the new model it answers again after one refusal."""
+    other = make_checkpoint(tmp_path / "other", **TINY, seed=5)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(contextlib.ExitStack())
+        server = first.enter_context(server_process(keys, tiny_checkpoint, None, tmp_path / "state", workers=2))
+        url = stack.enter_context(gateway_process(server.address, keys, tmp_path / "cache"))
+        with httpx.Client(base_url=url, timeout=PATIENCE) as asking:
+            assert asking.post("/v1/classify", json={"texts": [TEXT]}).status_code == 200
+            first.close()
+            gone = asking.post("/v1/classify", json={"texts": [TEXT]})
+            assert (gone.status_code, gone.json()["error"][:4]) == (502, "Peer")
+            stack.enter_context(server_process(keys, other, None, tmp_path / "state", workers=2, port=server.port))
+            answers = [asking.post("/v1/classify", json={"texts": [TEXT]}) for _ in range(2)]
+            assert right(answers[-1].json()["answers"][0]["logits"], ServedModel.load(other))
+
+
+def test_other_machines_are_kept_out_unless_told(keys: Path, tmp_path: Path) -> None:
+    command = ["gateway", "server.example:7001", "--listen", "0.0.0.0:0", "--keys", str(keys), "--cache", str(tmp_path)]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 1
+    assert "no password" in refused.stderr
+
+
+# In a browser ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_works_in_a_browser(client: httpx.Client, width: int) -> None:
+    """No error in its console, no line wider than the window, and the answer is shown."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page, said = browser.new_page(viewport={"width": width, "height": 800}), []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(str(client.base_url))
+        page.fill("#text", TEXT)
+        page.click("#send")
+        page.wait_for_selector("#answer:not([hidden])", timeout=1000 * PATIENCE)
+        assert page.inner_text("#label") in ("negative", "positive")
+        assert "16 tokens" in page.inner_text("#learned")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert said == []
+        browser.close()
