@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from comet_mpc.models.served import PublicModel, ServedModel
     from comet_mpc.net.identity import TlsIdentity
     from comet_mpc.offline.sources import DealerSource, PairSource
-    from comet_mpc.service.async_client import AsyncClient
     from comet_mpc.service.client import Client
+    from comet_mpc.service.clients.asynchronous import AsyncClient
     from comet_mpc.service.deployment import ServiceLimits
     from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tag, Tagging
     from comet_mpc.service.server import Server
@@ -75,7 +75,7 @@ __all__ = [
 __all__ += errors.__all__
 
 _HOMES = {
-    "service.async_client": ("AsyncClient",),
+    "service.clients.asynchronous": ("AsyncClient",),
     "service.client": ("Client",),
     "service.prediction": ("Answer", "Cost", "Embedding", "Prediction", "Tag", "Tagging"),
     "service.server": ("Server",),

@@ -28,7 +28,7 @@ from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_quer
 from comet_mpc.lab.bench.truncation import check_truncation
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
-from comet_mpc.service.seen import glimpse
+from comet_mpc.service.clients.seen import glimpse
 from comet_mpc.units import human_bytes, human_seconds
 from support.waiting import PATIENCE, eventually
 

@@ -36,9 +36,9 @@ from comet_mpc.errors import (
 from comet_mpc.gateway.guard import Guard
 from comet_mpc.models.served import PublicModel
 from comet_mpc.offline.sources import find_source
-from comet_mpc.service.async_client import AsyncClient
+from comet_mpc.service.clients.asynchronous import AsyncClient
+from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse
 from comet_mpc.service.prediction import Prediction
-from comet_mpc.service.seen import Glimpse, Seen, glimpse
 
 __all__ = ["make_app"]
 

@@ -16,7 +16,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.service.client import Client
-from comet_mpc.service.seen import Glimpse, Seen, glimpse
+from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse
 
 __all__ = ["SENTENCES", "TextResult", "demo_model", "run_demo"]
 

@@ -23,8 +23,8 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.hugging_face import need
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
-from comet_mpc.service.async_client import AsyncClient
-from comet_mpc.service.seen import Seen
+from comet_mpc.service.clients.asynchronous import AsyncClient
+from comet_mpc.service.clients.seen import Seen
 
 __all__ = ["gateway"]
 
