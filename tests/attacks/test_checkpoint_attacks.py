@@ -32,9 +32,9 @@ def loaded(directory: Path) -> tuple[CometConfig, Tensors]:
 
 
 def with_rule(config: CometConfig, site: str, **changes: object) -> CometConfig:
-    changed = dataclasses.replace(config.sites[site].rule, **changes)  # type: ignore[arg-type]
+    changed = dataclasses.replace(config.sites[site].minimax, **changes)  # type: ignore[arg-type]
     return msgspec.structs.replace(
-        config, sites=config.sites | {site: msgspec.structs.replace(config.sites[site], rule=changed)}
+        config, sites=config.sites | {site: msgspec.structs.replace(config.sites[site], inverse=changed)}
     )
 
 
@@ -42,7 +42,7 @@ def with_rule(config: CometConfig, site: str, **changes: object) -> CometConfig:
 def test_a_rule_that_does_not_keep_its_bounds_is_refused(loaded: tuple[CometConfig, Tensors], site: str) -> None:
     config, tensors = loaded
     check_ranges(config, tensors)
-    rule = config.sites[site].rule
+    rule = config.sites[site].minimax
     for changes in (
         {"start": tuple(100.0 * c for c in rule.start)},
         {"start_bound": rule.start_bound / 1000.0},

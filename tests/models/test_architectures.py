@@ -175,7 +175,7 @@ def test_an_encoder_with_very_long_rows(tmp_path: Path, monkeypatch: pytest.Monk
     lows = {"layers.0.output_norm": 0.02}
     save_checkpoint(tmp_path, certify(msgspec.structs.replace(config, sites={}), tensors, lows), tensors)
     model = ServedModel.load(tmp_path, answer_bits=16)
-    rule = model.config.sites["layers.0.output_norm"].rule
+    rule = model.config.sites["layers.0.output_norm"].minimax
     assert rule.high > 2.0**14 * rule.low
     assert _ring(model.shape, model.rules) == ring
     top = replace(rule, high=2.0**30)

@@ -208,7 +208,7 @@ def test_a_top_below_what_the_weights_allow_is_refused(directory: Path, tmp_path
     rule = type(site.rule)(
         **{**{f: getattr(site.rule, f) for f in site.rule.__dataclass_fields__}, "high": site.rule.high / 4}
     )
-    sites = config.sites | {"layers.0.output_norm": msgspec.structs.replace(site, rule=rule)}
+    sites = config.sites | {"layers.0.output_norm": msgspec.structs.replace(site, inverse=rule)}
     save_checkpoint(tmp_path, msgspec.structs.replace(config, sites=sites), tensors)
     (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
     with pytest.raises(CheckpointError, match="output_norm"):

@@ -9,7 +9,19 @@ import msgspec
 import typer
 from rich.console import Console
 
-from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape, group
+from comet_mpc.cli.options import (
+    Batch,
+    JsonFile,
+    Layers,
+    NetworkName,
+    RootOpening,
+    ShapeName,
+    ShapeRule,
+    SourceName,
+    Steps,
+    find_shape,
+    group,
+)
 from comet_mpc.cli.tables import (
     model_tables,
     operations_table,
@@ -70,7 +82,9 @@ def model(
     tokens: Tokens = 128,
     batch: Batch = 1,
     layers: Layers = None,
+    rule: ShapeRule = "minimax",
     steps: Steps = 3,
+    opening: RootOpening = "t",
     source: SourceName = DEALER.name,
     network: NetworkName = None,
     json: JsonFile = None,
@@ -82,7 +96,10 @@ def model(
     """
     name = shape or "bert-base"
     link = Network.parse(network) if network else None
-    case = ModelCase(name, find_shape(name, layers), tokens, steps, batch, link, source=find_source(source).name)
+    case = ModelCase(
+        name, find_shape(name, layers), tokens, steps, batch, link,
+        source=find_source(source).name, rule=rule, opening=opening,
+    )  # fmt: skip
     with bar(f"measuring {name}") as tick, Crew() as crew:
         tick(0, 0)
         record = measure_model(crew, case)

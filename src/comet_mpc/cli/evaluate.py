@@ -13,7 +13,7 @@ from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import fingerprint
+from comet_mpc.models.checkpoint import RuleName, fingerprint
 from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
@@ -24,7 +24,7 @@ from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["evaluate"]
 
-Rule = Literal["minimax", "newton", "paper"]
+Rule = Literal[RuleName, "newton", "paper"]
 Mode = Literal["exact", "steps", "served"]
 
 
@@ -40,8 +40,8 @@ def evaluate(
     rule: Annotated[
         Rule | None,
         typer.Option(
-            help="Other 1/sqrt than the model's: minimax, newton (from the paper's constant), or with --research "
-            "paper (the paper's flooded guess, NOT PRIVATE)."
+            help="Another rule of activations and scores than the model's: minimax, a polynomial of that degree, "
+            "newton (from the paper's constant), or with --research paper (the paper's flooded guess, NOT PRIVATE)."
         ),
     ] = None,
     steps: Annotated[
@@ -73,7 +73,7 @@ def evaluate(
     if secure or twin:
         rows = read_examples(config, data, chosen, "dev", limit)
         if research:
-            _research(model, chosen, rows, rule or "minimax", json)
+            _research(model, chosen, rows, rule, json)
         else:
             _served(model, chosen, rows, find_source(source) if secure else None, json)
         return
@@ -83,8 +83,8 @@ def evaluate(
     if config.certified:
         check_ranges(config, tensors)
     encoded = read_rows(model, config, data, chosen, "dev", limit)
-    kind, count = rule or "minimax", config.steps if steps is None else steps
-    other = rule == "newton" or count != config.steps
+    kind, count = rule or config.rule, config.steps if steps is None else steps
+    other = kind != config.rule or (kind == "minimax" and count != config.steps)
     if other and mode == "exact":
         raise ConfigurationError("--mode exact takes no steps: leave out --rule and --steps")
     rules = unified.other_rules(config, kind, count) if other else {}
@@ -115,11 +115,11 @@ def _served(model: Path, task: Task, examples: list[Example], source: Source | N
     record(json, {"task": task.name, **report})
 
 
-def _research(model: Path, task: Task, examples: list[Example], rule: Rule, json: Path | None) -> None:
-    """A form that is not certified, inside the protocol."""
-    if rule == "newton":
-        raise ConfigurationError("--research takes --rule minimax or paper")
-    with bar("evaluating") as tick, Parties(model, rule) as parties:
+def _research(model: Path, task: Task, examples: list[Example], rule: Rule | None, json: Path | None) -> None:
+    """A form that is not certified, inside the protocol: by its own rules, or by the paper's."""
+    if rule not in (None, "minimax", "paper"):
+        raise ConfigurationError("--research takes the model's own rules, or --rule paper")
+    with bar("evaluating") as tick, Parties(model, "paper" if rule == "paper" else "own") as parties:
         report = evaluate_uncertified(parties, examples, task, progress=tick)
     hidden = str(json) == "-"
     privacy = "shares uniform" if report["private"] else "NOT PRIVATE: the flooded guess leaks"

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions.activation import Opening
+from comet_mpc.models.checkpoint import RuleName
 from comet_mpc.models.transformer import SHAPES, EncoderShape
 from comet_mpc.offline.sources import SOURCES
 
@@ -27,7 +29,9 @@ __all__ = [
     "Limit",
     "MostTexts",
     "NetworkName",
+    "RootOpening",
     "ShapeName",
+    "ShapeRule",
     "SourceName",
     "Steps",
     "TaskName",
@@ -74,6 +78,14 @@ ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"A model of
 Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: only this many layers.")]
 Steps = Annotated[
     int, typer.Option(min=1, max=16, help="With --shape: steps of each 1/sqrt. More are more exact and cost more.")
+]
+ShapeRule = Annotated[
+    RuleName,
+    typer.Option("--rule", help="With --shape: minimax steps of 1/sqrt, or the root by a polynomial of that degree."),
+]
+RootOpening = Annotated[
+    Opening,
+    typer.Option(help="With such a polynomial: evaluate it from an opening of t, or of x alone (linear, quadratic)."),
 ]
 NetworkName = Annotated[
     str | None, typer.Option(metavar="RATE/RTT", help="Over such a network, for example 200mbit/10ms.")

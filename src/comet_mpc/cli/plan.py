@@ -11,11 +11,23 @@ import msgspec
 import typer
 from rich.console import Group
 
-from comet_mpc.cli.options import Batch, JsonFile, Layers, NetworkName, ShapeName, SourceName, Steps, find_shape
+from comet_mpc.cli.options import (
+    Batch,
+    JsonFile,
+    Layers,
+    NetworkName,
+    RootOpening,
+    ShapeName,
+    ShapeRule,
+    SourceName,
+    Steps,
+    find_shape,
+)
 from comet_mpc.cli.tables import report, table
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions.activation import Opening
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import (
     EncoderShape,
@@ -34,9 +46,18 @@ from comet_mpc.units import human_bytes, human_seconds
 __all__ = ["plan", "plan_shape"]
 
 
-def plan_shape(shape: EncoderShape, tokens: int, steps: int, batch: int = 1, *, fused: bool = True) -> Plan:
+def plan_shape(
+    shape: EncoderShape,
+    tokens: int,
+    steps: int,
+    batch: int = 1,
+    *,
+    rule: str = "minimax",
+    opening: Opening = "t",
+    fused: bool = True,
+) -> Plan:
     """The plan of the certified encoder at a named shape, with universal rules."""
-    rules, weights = certified_rules(shape, steps), public_weights(shape)
+    rules, weights = certified_rules(shape, steps, rule=rule, opening=opening), public_weights(shape)
     size = (batch, tokens, shape.hidden)
     return plan_program(
         lambda session: forward(
@@ -51,7 +72,9 @@ def plan(
     shape: ShapeName = None,
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens per text, padding included.")] = 128,
     batch: Batch = 1,
+    rule: ShapeRule = "minimax",
     steps: Steps = 3,
+    opening: RootOpening = "t",
     layers: Layers = None,
     source: SourceName = DEALER.name,
     network: NetworkName = None,
@@ -66,7 +89,7 @@ def plan(
         if shape is None:
             raise ConfigurationError("name a checkpoint, or a shape with --shape")
         size, name = find_shape(shape, layers), shape
-        planned = plan_shape(size, tokens, steps, batch, fused=kind.fused)
+        planned = plan_shape(size, tokens, steps, batch, rule=rule, opening=opening, fused=kind.fused)
     elif shape is not None:
         raise ConfigurationError("name a checkpoint or a shape, not both")
     else:

@@ -262,10 +262,11 @@ def model_tables(record: ModelRecord) -> list[Group]:
          _both(human_seconds, c.cpu_seconds))
         for c in record.operations
     )  # fmt: skip
+    by = counted(record.steps, "step") if record.rule == "minimax" else f"{record.rule} roots"
     return [
         table(
             f"{record.model}, {counted(record.layers, 'layer')}, {record.batch} × {record.tokens} tokens, "
-            f"{counted(record.steps, 'step')}, {record.weights} weights, randomness from the {record.source}, {where}",
+            f"{by}, {record.weights} weights, randomness from the {record.source}, {where}",
             ("", "measured", "planned"),
             rows,
         ),

@@ -20,6 +20,7 @@ from comet_mpc.models.checkpoint import (
     ActivationChoice,
     AttentionChoice,
     CometConfig,
+    RuleName,
     fingerprint,
     load_checkpoint,
     save_checkpoint,
@@ -36,6 +37,9 @@ _CALIBRATION_ROWS = 256
 _MANY_ROWS = 2048
 """Where the top of a range is no more than what was seen, times:"""
 _MARGIN = 2.0
+_MOST_HELD_OUT = 1000
+_HELD_OUT_SEED = 0
+"""The same rows for every run of a task, so that no teacher has seen what judges its student."""
 
 Form = Literal["certified", "paper", "unmodified"]
 
@@ -98,7 +102,11 @@ def unify(
         Kind | None,
         typer.Option(help="What to make of a text: a label, a label for every token, or an embedding."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt in activations and scores.")] = 4,
+    rule: Annotated[
+        RuleName,
+        typer.Option(help="Of activations and scores: minimax (steps of 1/sqrt), or the root by such a polynomial."),
+    ] = "minimax",
+    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt, with --rule minimax.")] = 4,
     activation: Annotated[Literal["gelu", "smu"] | None, typer.Option(help="Other activation than the form's.")] = None,
     attention: Annotated[
         Literal["softmax", "relu", "smu"] | None, typer.Option(help="Other attention than the form's.")
@@ -146,7 +154,8 @@ def unify(
         raise ConfigurationError("tanh has no protocol: the certified form has the algebraic pooler")
     chosen, attends = _choices(form, options)
     config, made = in_form(
-        config, tensors, activation=chosen, attention=attends, labels=names, head=made_for, steps=steps, seed=seed,
+        config, tensors, activation=chosen, attention=attends, labels=names, head=made_for, rule=rule,
+        steps=steps, seed=seed,
         pooler=(pooler or _pooler(form, config.pooler)) if made_for.kind == "label" else "none",
     )  # fmt: skip
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)
@@ -250,9 +259,18 @@ def finetune(
     rate: Annotated[float, typer.Option(help="The largest learning rate.")] = 1e-4,
     seed: Annotated[int, typer.Option(help="For the order of the rows and for dropout.")] = 1,
     limit: Limit = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Training rows that only choose the best checkpoint (a tenth, 1000 at most). 0: dev.tsv does."
+        ),
+    ] = None,
     length: Annotated[
         int, typer.Option(min=0, help="Cut texts after so many tokens (0: as is usual for the task).")
     ] = 0,
+    rule: Annotated[
+        RuleName | None, typer.Option(help="Another rule of activations and scores than the model's.")
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Other steps of activations and scores than the model's.")
     ] = None,
@@ -274,16 +292,19 @@ def finetune(
 ) -> None:
     """Train a Comet model for a task, with the steps that the protocol computes.
 
-    Keeps the best checkpoint, calibrates it, and compares it with the teacher.
+    Keeps the checkpoint that is best on rows held out of train.tsv, calibrates it, scores it once on dev.tsv, and
+    compares it with the teacher.
     """
     training = need("comet_mpc.train")
     config, tensors = load_checkpoint(model)
     chosen = read_task(task, data, config)
     train = read_rows(model, config, data, chosen, "train", limit, length)
     dev = read_rows(model, config, data, chosen, "dev", None, length)
+    held = min(_MOST_HELD_OUT, len(train) // 10) if held_out is None else held_out
+    train, judge = training.hold_out(train, held, _HELD_OUT_SEED) if held else (train, dev)
     config = msgspec.structs.replace(config, task=chosen.name, length=length or config.length or chosen.length)
-    if steps is not None:
-        config = msgspec.structs.replace(config, steps=steps, sites={})
+    if rule is not None or steps is not None:
+        config = msgspec.structs.replace(config, rule=rule or config.rule, steps=steps or config.steps, sites={})
     recipe = training.Recipe(
         epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=dropout, hidden_weight=hidden_weight,
         logit_weight=logit_weight, temperature=temperature, embedding_rate=embedding_rate, evaluations=evaluations,
@@ -297,7 +318,7 @@ def finetune(
     try:
         with bar("fine-tuning") as tick:
             found = training.finetune(
-                config, tensors, chosen, train, dev, out, recipe,
+                config, tensors, chosen, train, judge, out, recipe,
                 teacher=tutor, tokenizer=tokenizer_json(model), say=say, tick=tick,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -307,10 +328,13 @@ def finetune(
     summary = {
         "task": chosen.name, "metric": chosen.metric, "best": found["best"], "scores": scores,
         "history": found["history"], "seconds": found["seconds"], "updates": found["steps"], "seed": seed,
-        "rows": len(train), "activation": msgspec.to_builtins(config.activation),
-        "attention": msgspec.to_builtins(config.attention), "steps": config.steps, "distilled": teacher is not None,
+        "rows": len(train), "held_out": {"rows": held, "seed": _HELD_OUT_SEED}, "rate": rate, "batch": batch,
+        "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
+        "rule": config.rule, "steps": config.steps, "distilled": teacher is not None,
     }  # fmt: skip
-    say(f"best {found['best']:.2f} after {found['seconds']:.0f} s; as saved in {out}: {in_words(scores)}")
+    where = f"{held} rows held out" if held else "dev.tsv"
+    say(f"best on {where}: {found['best']:.2f}, after {found['seconds']:.0f} s; saved in {out}")
+    say(f"on dev.tsv: {in_words(scores)}")
     if tutor is not None:
         with bar("evaluating the teacher") as tick:
             outputs = training.predict(tutor.use("exact"), dev, tick=tick)

@@ -1,7 +1,8 @@
-"""Non-linear functions on shares, all made of 1/sqrt(t).
+"""Non-linear functions on shares, all made of 1/sqrt(t) and sqrt(t).
 
 fit           minimax coefficients in real numbers
 minimax       the rule that serves: from an interval to a few public numbers, and what they guarantee
+root_rule     the root itself by one polynomial: the cheapest
 table_rule    1/sqrt from public tables
 flooding      the paper's guess on flooded shares: not private, for research only
 inverse_sqrt  1/sqrt by a rule chosen by name
@@ -16,15 +17,18 @@ from comet_mpc.functions.attention import AttentionForm, attention, certified_at
 from comet_mpc.functions.inverse_sqrt import RULES, InverseSqrtRule, NewtonRule, inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 from comet_mpc.functions.minimax import CubicStep, MinimaxRule, minimax_rule
+from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.functions.table_rule import TableRule
 
 __all__ = [
+    "DEGREES",
     "RULES",
     "AttentionForm",
     "CubicStep",
     "InverseSqrtRule",
     "MinimaxRule",
     "NewtonRule",
+    "RootRule",
     "Smu",
     "TableRule",
     "attention",
@@ -36,6 +40,7 @@ __all__ = [
     "make_rule",
     "minimax_rule",
     "paper_form",
+    "root_rule",
     "smu",
     "smu_rule",
     "tanh_like",

@@ -1,18 +1,20 @@
-"""Activations made of 1/sqrt: the smooth maximum unit (for GeLU and ReLU) and x/sqrt(1 + x²) (for tanh)."""
+"""Activations made of square roots: the smooth maximum unit (for GeLU and ReLU) and x/sqrt(1 + x²) (for tanh)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.session import Session
-from comet_mpc.engine.share import Share, ring_width
+from comet_mpc.engine.share import WORD, Share, ring_width
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.inverse_sqrt import (
     InverseSqrtRule,
+    check_argument,
     inverse_sqrt,
     make_rule,
     open_argument,
@@ -21,8 +23,25 @@ from comet_mpc.functions.inverse_sqrt import (
     square_root,
 )
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 
-__all__ = ["Smu", "argument_interval", "smu", "smu_rule", "tanh_like", "tanh_like_rule", "times_real"]
+__all__ = [
+    "Opening",
+    "Smu",
+    "SmuRule",
+    "argument_interval",
+    "smu",
+    "smu_rule",
+    "tanh_like",
+    "tanh_like_rule",
+    "times_real",
+]
+
+SmuRule = InverseSqrtRule | RootRule
+"""What smu takes its root by: sqrt(t) itself, or t times 1/sqrt(t)."""
+
+Opening = Literal["t", "x"]
+"""What a root by a polynomial is evaluated from: an opening of t, made of one of x, or the opening of x alone."""
 
 X, T, Y = variables("x t y")
 
@@ -31,6 +50,9 @@ _SPARE = 12
 
 _FRACTION_X = 14
 """Fraction bits with which x enters the square root's argument: for |x| <= 1, what a ring of 32 bits holds."""
+
+_LEAST_X = 10
+"""The fewest with which a root is evaluated from x alone."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +71,11 @@ class Smu:
     def factor(self) -> float:
         return (1.0 - self.alpha) if self.paper_factor else (1.0 - self.alpha) ** 2
 
-    def __call__(self, x: npt.ArrayLike, rule: InverseSqrtRule | None = None) -> npt.NDArray[np.float64]:
+    def __call__(self, x: npt.ArrayLike, rule: SmuRule | None = None) -> npt.NDArray[np.float64]:
         """In real arithmetic: by a rule, or exactly."""
         real = np.asarray(x, dtype=np.float64)
         t = self.factor * real**2 + np.square(self.mu)
-        root = np.sqrt(t) if rule is None else t * plain_inverse_sqrt(t, rule)
+        root = rule.root(t) if isinstance(rule, RootRule) else t * plain_inverse_sqrt(t, rule)
         return np.asarray(0.5 * (1.0 + self.alpha) * real + 0.5 * root)
 
 
@@ -66,10 +88,15 @@ def argument_interval(form: Smu, bound: float) -> tuple[float, float]:
     return low, form.factor * bound**2 + float(np.max(mu**2))
 
 
-def smu_rule(form: Smu, bound: float, steps: int, *, name: str = "minimax", emphasis: float = 0.25) -> InverseSqrtRule:
-    """The rule for |x| <= bound: its interval holds for every input, so that nothing depends on data."""
+def smu_rule(form: Smu, bound: float, steps: int, *, name: str = "minimax", emphasis: float = 0.25) -> SmuRule:
+    """The rule for |x| <= bound: its interval holds for every input, so that nothing depends on data.
+
+    name  one of `root_rule.DEGREES`, for which there are no steps, or of `inverse_sqrt.RULES`
+    """
     low, high = argument_interval(form, bound)
     beside = (1.0 + form.alpha) * bound
+    if name in DEGREES:
+        return root_rule(low, high, DEGREES[name], emphasis=emphasis, beside=beside, floor=0.9 * low)
     return make_rule(name, low, high, steps, root=True, beside=beside, emphasis=emphasis, floor=0.9 * low)
 
 
@@ -81,34 +108,87 @@ def times_real(x: Share, factor: float) -> Share:
     return x.times(round(factor * 2**_SPARE)).times_power(-_SPARE)
 
 
-def smu(session: Session, x: Share, form: Smu, rule: InverseSqrtRule, *, fraction: int = 12, width: int = 64) -> Share:
+def smu(
+    session: Session,
+    x: Share,
+    form: Smu,
+    rule: SmuRule,
+    *,
+    fraction: int = 12,
+    width: int = WORD,
+    opening: Opening = "t",
+) -> Share:
     """smu(x) with `fraction` bits.
 
     x may come with more fraction bits, straight from a product: what is squared is cut to 14 in a narrow ring, which is
-    mostly free. minimax, k steps: opens x in that ring, t, and y k-2 times (k-1 times if the start is classical).
-    Rounds 2k (k >= 2). Reveals nothing.
+    mostly free.
+
+    A root rule: opens x and, from degree 2 on, t; with `opening` "x" the opening of x is all (degree 1 or 2): a round
+    less, and more monomials of a wider mask. Rounds 4, or 3; for degree 1 always 2.
+    minimax, k steps: opens x, t, and y k-2 times (k-1 times if the start is classical). Rounds 2k (k >= 2).
+    Reveals nothing.
     """
     with session.part("activation"):
-        spare = 0 if form.factor == 1.0 else _SPARE
-        bits = min(x.fraction, _FRACTION_X if not spare else _FRACTION_X - 2)
-        top = form.factor * x.bound**2 + float(np.max(np.square(form.mu)))
-        narrow = ring_width(2 * bits + spare, top)
-        opened = session.open(session.truncate_to(x, bits, min(x.width, narrow)))
-        square = session.evaluate(
-            form.factor * X**2, {"x": opened}, fraction=2 * bits + spare, bound=form.factor * opened.bound**2
-        )
-        t = square + session.constant(np.square(form.mu), square.fraction, square.width)
-        if isinstance(rule, MinimaxRule):
-            tau = open_argument(session, t, rule)
-            root = square_root(session, tau, rule)
+        if isinstance(rule, RootRule) and (opening == "x" or (rule.degree == 1 and isinstance(form.mu, float))):
+            root = _root_of_x(session, x, form, rule)
         else:
-            y = session.reopen(inverse_sqrt(session, t, rule), rule.fraction_y)
-            t_opened = session.reopen(t, 16)
-            root = session.evaluate(T * Y, {"t": t_opened, "y": y}, bound=4.0 * np.sqrt(top))
+            root = _root_of_t(session, x, form, rule)
         half = times_real(x, 0.5 * (1.0 + form.alpha))
         whole = max(half.fraction, root.fraction + 1)
         result = half.lift(whole) + root.times_power(-1).lift(whole)
         return session.truncate_to(result, fraction, width)
+
+
+def _root_of_t(session: Session, x: Share, form: Smu, rule: SmuRule) -> Share:
+    """sqrt(φ·x² + μ²), not truncated, from an opening of t = φ·x² + μ²."""
+    spare = 0 if form.factor == 1.0 else _SPARE
+    bits = min(x.fraction, _FRACTION_X if not spare else _FRACTION_X - 2)
+    top = form.factor * x.bound**2 + float(np.max(np.square(form.mu)))
+    narrow = ring_width(2 * bits + spare, top)
+    opened = session.open(session.truncate_to(x, bits, min(x.width, narrow)))
+    square = session.evaluate(
+        form.factor * X**2, {"x": opened}, fraction=2 * bits + spare, bound=form.factor * opened.bound**2
+    )
+    t = square + session.constant(np.square(form.mu), square.fraction, square.width)
+    match rule:
+        case RootRule():
+            check_argument(session, t.bound, rule)
+            tau = session.reopen(t.times_power(-rule.exponent), rule.fraction_t, rule.width)
+            root = session.evaluate(_polynomial(rule, T), {"t": tau}, fraction=rule.fraction, bound=rule.bound)
+            return root.times_power(rule.exponent // 2)
+        case MinimaxRule():
+            return square_root(session, open_argument(session, t, rule), rule)
+    y = session.reopen(inverse_sqrt(session, t, rule), rule.fraction_y)
+    return session.evaluate(T * Y, {"t": session.reopen(t, 16), "y": y}, bound=4.0 * np.sqrt(top))
+
+
+def _root_of_x(session: Session, x: Share, form: Smu, rule: RootRule) -> Share:
+    """The same from the opening of x alone: p(φ·x² + μ²) is a polynomial in x, of twice the degree."""
+    if not isinstance(form.mu, float):
+        raise RuleError("a root from the opening of x needs one mu for all neurons: open t instead")
+    scale = 2.0**-rule.exponent
+    t_bound = form.factor * x.bound**2 + form.mu**2
+    check_argument(session, t_bound, rule)
+    beside = (1.0 + form.alpha) * x.bound * np.sqrt(scale)
+    most = WORD - 2 - max(0, int(np.ceil(np.log2((rule.bound + beside) / 2.0))))  # of the root's half and what is added
+    bits = min(x.fraction, _FRACTION_X, (most - 1 - rule.grain) // (2 * rule.degree))
+    if bits < min(x.fraction, _LEAST_X):
+        raise RuleError(
+            f"a root of degree {rule.degree} from the opening of x leaves {bits} fraction bits for x: open t instead"
+        )
+    fraction = 2 * rule.degree * bits + rule.grain
+    width = max(ring_width(fraction, rule.bound), ring_width(fraction + 1, (rule.bound + beside) / 2.0))
+    opened = session.open(session.truncate_to(x, bits, width))
+    polynomial = _polynomial(rule, scale * form.factor * X**2 + scale * form.mu**2)
+    root = session.evaluate(polynomial, {"x": opened}, fraction=fraction, bound=rule.bound)
+    return root.times_power(rule.exponent // 2)
+
+
+def _polynomial(rule: RootRule, tau: Polynomial) -> Polynomial:
+    total = Polynomial.of(rule.coefficients[-1])
+    for coefficient in reversed(rule.coefficients[:-1]):
+        total = total * tau + coefficient
+    return total
 
 
 def tanh_like_rule(bound: float, steps: int) -> MinimaxRule:

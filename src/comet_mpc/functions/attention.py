@@ -20,7 +20,7 @@ from comet_mpc.engine import Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ShapeError
-from comet_mpc.functions.activation import Smu, smu, smu_rule, times_real
+from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, times_real
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
 
 __all__ = [
@@ -64,7 +64,7 @@ class AttentionForm:
     smu: Smu
     score_bound: float
     """|s| for every input: 2 in the certified form, a claim of the caller's in the paper's."""
-    scores: InverseSqrtRule
+    scores: SmuRule
     denominators: InverseSqrtRule
     """For Σ_j R_ij / n with R scaled to at most 1."""
     norms: InverseSqrtRule | None = None
@@ -74,6 +74,8 @@ class AttentionForm:
     threshold_bound: float = 1.0
     floor: float = 0.0
     """Added to Σ_j R_ij: without a smooth smu a row may have no positive score at all."""
+    opening: Opening = "t"
+    """What a root rule of the scores is evaluated from."""
 
     @property
     def score_scale(self) -> float:
@@ -81,7 +83,7 @@ class AttentionForm:
 
 
 def certified_attention(
-    mu: float, *, scores: InverseSqrtRule, denominators: InverseSqrtRule, norms: InverseSqrtRule
+    mu: float, *, scores: SmuRule, denominators: InverseSqrtRule, norms: InverseSqrtRule
 ) -> AttentionForm:
     """Cosine scores and power 2, by these rules."""
     form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
@@ -146,7 +148,7 @@ def plain_attention(
 ) -> Reals:
     """The same in real arithmetic, with exact functions or by the form's rules. Shapes as for `attention`, but
     thresholds may be (heads,)."""
-    scores, norms, denominators = (None if exact else rule for rule in (form.scores, form.norms, form.denominators))
+    norms, denominators = (None if exact else rule for rule in (form.norms, form.denominators))
     if form.cosine:
         q, k = (z * plain_inverse_sqrt((z**2).sum(axis=-1, keepdims=True), norms) for z in (q, k))
     else:
@@ -154,7 +156,7 @@ def plain_attention(
     s = q @ k.swapaxes(-1, -2)
     if thresholds is not None:
         s = s - (thresholds[:, None, None] if thresholds.ndim == 1 else thresholds)
-    r = form.smu(s / form.score_scale, scores) ** form.power
+    r = form.smu(s / form.score_scale, None if exact else form.scores) ** form.power
     if mask is not None:
         r = r * mask[..., None, None, :]
     scale = 2.0 ** math.ceil(math.log2(q.shape[-2]))
@@ -197,9 +199,9 @@ def attention(
         scaled = times_real(scores.bounded(top), 1.0 / form.score_scale).bounded(top / form.score_scale)
         s = session.truncate_to(scaled, _SCORE)
         squared = ring_width(form.power * _ACTIVATED, _R_TOP)
-        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared).bounded(
-            LARGEST_ACTIVATED
-        )
+        activated = smu(
+            session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared, opening=form.opening
+        ).bounded(LARGEST_ACTIVATED)
         r = _power(session, activated, form, mask, pair)
         r_opened, v_opened = session.open(r, v.narrow(pair) if values is None else values.result())
         total = r.sum(keep=True)

@@ -25,12 +25,14 @@ from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.table_rule import TableRule
 
 __all__ = [
     "RULES",
     "InverseSqrtRule",
     "NewtonRule",
+    "check_argument",
     "exponential",
     "inverse_sqrt",
     "make_rule",
@@ -128,13 +130,18 @@ def overshoot(rule: InverseSqrtRule) -> float:
     return 1.25 if isinstance(rule, NewtonRule) else 1.0 + rule.error + rule.rounding
 
 
-def open_argument(session: Session, t: Share, rule: MinimaxRule) -> Opened:
-    """τ = t·2^-exponent with the rule's fraction bits, opened. Refuses a t that could leave the stable range."""
-    if t.bound > rule.stable_top:
+def check_argument(session: Session, bound: float, rule: MinimaxRule | RootRule) -> None:
+    """Refuses a t that could leave the rule's stable range."""
+    if bound > rule.stable_top:
         raise RangeError(
-            f"{session.here}: t may reach {t.bound:g}, but the rule for [{rule.low:g}, {rule.high:g}] is stable only "
+            f"{session.here}: t may reach {bound:g}, but the rule for [{rule.low:g}, {rule.high:g}] is stable only "
             f"up to {rule.stable_top:g}: certify a smaller bound or widen the interval"
         )
+
+
+def open_argument(session: Session, t: Share, rule: MinimaxRule) -> Opened:
+    """τ = t·2^-exponent with the rule's fraction bits, opened. Refuses a t that could leave the stable range."""
+    check_argument(session, t.bound, rule)
     return session.reopen(t.times_power(-rule.exponent), rule.fraction_t)
 
 

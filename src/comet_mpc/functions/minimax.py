@@ -85,6 +85,10 @@ class MinimaxRule:
         """The rule in real arithmetic."""
         return np.asarray(self.normalised(t) * 2.0 ** (-self.exponent // 2))
 
+    def root(self, t: npt.ArrayLike) -> Reals:
+        """sqrt(t) = t·(1/sqrt(t)), by the rule."""
+        return np.asarray(np.asarray(t, np.float64) * self(t))
+
     def _trace(self, tau: Reals) -> list[Reals]:
         values = [_polynomial(self.start, tau)]
         for step in self.steps:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -37,9 +37,9 @@ from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
-from comet_mpc.functions.activation import Smu
+from comet_mpc.functions.activation import Smu, SmuRule
 from comet_mpc.functions.attention import AttentionForm
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, NewtonRule
+from comet_mpc.functions.inverse_sqrt import NewtonRule
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.lab.bench.models import masked_weights
 from comet_mpc.lab.bench.parties import Seat, check_planned, set_up
@@ -47,7 +47,7 @@ from comet_mpc.lab.evaluation import Progress, compared, silent, texts_of
 from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
-from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
+from comet_mpc.models.checkpoint import AnyRule, CometConfig, Tensors, load_checkpoint
 from comet_mpc.models.fold import fold, neuron_scale, plain_states
 from comet_mpc.models.heads import HeadRules
 from comet_mpc.models.served import PublicModel, Query, public_part
@@ -61,7 +61,7 @@ from comet_mpc.offline.store import new_bundle_id
 __all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
 
 Reals = npt.NDArray[np.float64]
-ResearchRule = Literal["minimax", "paper"]
+ResearchRule = Literal["own", "paper"]
 
 _BIAS = 64.0
 """|relative position bias|."""
@@ -105,7 +105,10 @@ def _check_form(config: CometConfig) -> None:
         raise CheckpointError(f"no interval for {missing[0]}: run `comet calibrate` on the checkpoint first")
 
 
-def _rescaled(rule: MinimaxRule, bits: int) -> MinimaxRule:
+Scaled = TypeVar("Scaled", bound=AnyRule)
+
+
+def _rescaled(rule: Scaled, bits: int) -> Scaled:
     """The same rule for t·2^-bits, `bits` even: all its numbers stay."""
     factor = 2.0**-bits
     return replace(
@@ -123,11 +126,11 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
     def learnt(name: str, otherwise: float) -> float:
         return float(tensors[name]) if name in tensors else otherwise
 
-    sites = {name: site.rule for name, site in config.sites.items()}
+    sites = config.sites
     layers = []
     for i, value_bound in enumerate(values):
         layer = f"layers.{i}."
-        rule, scale = sites[layer + "activation"], neuron_scale(config, i)
+        rule, scale = sites[layer + "activation"].rule, neuron_scale(config, i)
         rule = _rescaled(rule, 2 * round(math.log2(scale)))
         form = Smu(
             learnt(layer + "activation.mu", config.activation.mu) / scale,
@@ -144,8 +147,8 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
             LayerRules(
                 activation=form,
                 activation_rule=rule,
-                attention=_attention(config, mu, sites[layer + "scores"], sites[layer + "denominators"]),
-                variances=(sites[layer + "attention_norm"], sites[layer + "output_norm"]),
+                attention=_attention(config, mu, sites[layer + "scores"].rule, sites[layer + "denominators"].minimax),
+                variances=(sites[layer + "attention_norm"].minimax, sites[layer + "output_norm"].minimax),
                 value_bound=value_bound,
                 query_bound=power_of_two_above(1.05 * float(max(queries))),
                 neuron_bound=(1.0 - 2.0**-8) * math.sqrt((rule.high - float(np.max(np.square(form.mu)))) / form.factor),
@@ -153,12 +156,12 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
         )
     return EncoderRules(
         layers=tuple(layers),
-        head=HeadRules(pooler=sites["pooler"], bound=logit_bound),
+        head=HeadRules(pooler=sites["pooler"].minimax, bound=logit_bound),
         epsilon=config.encoder.epsilon,
     )
 
 
-def _attention(config: CometConfig, mu: float, scores: MinimaxRule, denominators: MinimaxRule) -> AttentionForm:
+def _attention(config: CometConfig, mu: float, scores: AnyRule, denominators: MinimaxRule) -> AttentionForm:
     """R is at most 1 where smu is taken of s/scale, scale a power of four (so that rules keep their numbers)."""
     bits = 2 * math.ceil(math.log2(scores.high) / 4)
     return AttentionForm(
@@ -177,7 +180,7 @@ def _attention(config: CometConfig, mu: float, scores: MinimaxRule, denominators
 def _flooded(rules: EncoderRules, steps: int) -> EncoderRules:
     """All of them by the paper's guess."""
 
-    def paper(rule: InverseSqrtRule) -> NewtonRule:
+    def paper(rule: SmuRule) -> NewtonRule:
         return NewtonRule("paper", rule.low, rule.high, steps)
 
     layers = [
@@ -208,7 +211,7 @@ class UncertifiedModel:
     """The rule is not private."""
 
     @staticmethod
-    def load(directory: Path, *, rule: ResearchRule = "minimax") -> UncertifiedModel:
+    def load(directory: Path, *, rule: ResearchRule = "own") -> UncertifiedModel:
         config, tensors = load_checkpoint(directory)
         _check_form(config)
         folded, values, logit_bound = fold(config, tensors)
@@ -259,7 +262,7 @@ class UncertifiedModel:
 class Parties:
     """A dealer and a server in processes of their own; the client is this process. All talk over TLS."""
 
-    def __init__(self, directory: Path, rule: ResearchRule = "minimax") -> None:
+    def __init__(self, directory: Path, rule: ResearchRule = "own") -> None:
         self.model = UncertifiedModel.load(directory, rule=rule)
         self._crew = Crew()
         self._start = (directory, rule)

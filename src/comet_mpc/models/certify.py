@@ -25,11 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import CheckpointError, RuleError
-from comet_mpc.functions.activation import Smu, argument_interval, smu_rule, tanh_like_rule
+from comet_mpc.functions.activation import Smu, SmuRule, argument_interval, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_ACTIVATED, SMALLEST_MEAN
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, overshoot
 from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.models.bounds import (
     SLACK,
     activation_bounds,
@@ -40,7 +41,15 @@ from comet_mpc.models.bounds import (
     power_of_two_above,
     state_top,
 )
-from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Site, tensor_shapes
+from comet_mpc.models.checkpoint import (
+    ActivationChoice,
+    AnyRule,
+    AttentionChoice,
+    CometConfig,
+    RuleName,
+    Site,
+    tensor_shapes,
+)
 from comet_mpc.models.heads import Head, Pooler
 
 __all__ = [
@@ -52,6 +61,7 @@ __all__ = [
     "norm_sites",
     "normalised_neurons",
     "normalised_queries",
+    "smu_rules",
     "universal_rules",
     "variance_tops",
 ]
@@ -74,21 +84,34 @@ _SCORES = 64.0
 """What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
 
-def _minimax(rule: InverseSqrtRule | None) -> MinimaxRule:
+def _certifiable(rule: SmuRule) -> AnyRule:
+    if not isinstance(rule, MinimaxRule | RootRule):
+        raise CheckpointError("a certified form needs rules whose ranges and errors are proved")
+    return rule
+
+
+def _minimax(rule: InverseSqrtRule) -> MinimaxRule:
     if not isinstance(rule, MinimaxRule):
         raise CheckpointError("a certified form needs minimax rules")
     return rule
 
 
-def universal_rules(config: CometConfig) -> dict[str, MinimaxRule]:
+def smu_rules(config: CometConfig) -> tuple[AnyRule, AnyRule]:
+    """Of activations and of scores, by the configuration's kind of rule."""
+    activation, scores = (
+        _certifiable(smu_rule(form, _UNIT, config.steps, name=config.rule, emphasis=config.emphasis))
+        for form in _smus(config)
+    )
+    return activation, scores
+
+
+def universal_rules(config: CometConfig) -> dict[str, AnyRule]:
     """Rules that do not depend on the weights.
 
     The denominators' top follows from what the scores' rule can give. Their interval is wider than that of other row
     quantities, and gets a step more.
     """
-    activation, scores = (
-        _minimax(smu_rule(form, _UNIT, config.steps, emphasis=config.emphasis)) for form in _smus(config)
-    )
+    activation, scores = smu_rules(config)
     return {
         "activation": activation,
         "scores": scores,
@@ -102,16 +125,19 @@ def _smus(config: CometConfig) -> tuple[Smu, Smu]:
     return Smu(config.activation.mu, config.activation.alpha), Smu(config.attention.mu / 2.0)
 
 
-def _largest_weight(config: CometConfig, scores: MinimaxRule) -> float:
+def _largest_weight(config: CometConfig, scores: AnyRule) -> float:
     """smu(s)² at most, by that rule; 2^-10 is more than rounding adds there, at the interval's upper end."""
     largest = float(_smus(config)[1](_UNIT)) + _root_error(scores) / 2.0 + 2.0**-10
     if largest > LARGEST_ACTIVATED:
-        raise CheckpointError(f"attention's mu is too large: smu(s) may reach {largest:.3g} times its range")
+        raise CheckpointError(
+            f"attention's mu is too large, or its rule too coarse: smu(s) may reach {largest:.3g} times its range, "
+            f"{LARGEST_ACTIVATED:g} is allowed"
+        )
     return largest**2
 
 
-def _root_error(rule: MinimaxRule) -> float:
-    """max |t·y - sqrt(t)| over the interval."""
+def _root_error(rule: AnyRule) -> float:
+    """max |root - sqrt(t)| over the interval, in real arithmetic."""
     return rule.root_error * float(np.sqrt(rule.high))
 
 
@@ -140,7 +166,7 @@ class Weights:
 
 
 def variance_tops(
-    config: CometConfig, tensors: Tensors, activation: MinimaxRule, denominators: MinimaxRule
+    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule
 ) -> dict[str, float]:
     """The largest variance before every LayerNorm, for every input, by these rules."""
     e, weights = config.encoder, Weights(tensors)
@@ -167,7 +193,7 @@ def variance_tops(
 
 
 def _interval_tops(
-    config: CometConfig, tensors: Tensors, activation: MinimaxRule, denominators: MinimaxRule
+    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule
 ) -> dict[str, float]:
     """Tops of the LayerNorms' intervals, with room for weights that are rounded to fixed point, and for the rounding of
     a row's coordinates."""
@@ -196,12 +222,13 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
     """The configuration with a rule for every site. `lows` are smallest variances by site, from calibration."""
     _check_form(config)
     rules = universal_rules(config)
-    _check_scores(rules["norms"], config.encoder.hidden // config.encoder.heads)
     sites = {
-        name: Site(rule=rule, certified_high=True, certified_low=name in ("activation", "scores"))
+        name: Site.of(rule, certified_high=True, certified_low=name in ("activation", "scores"))
         for name, rule in rules.items()
     }
-    for name, high in _interval_tops(config, tensors, rules["activation"], rules["denominators"]).items():
+    _check_scores(sites["norms"].minimax, config.encoder.hidden // config.encoder.heads)
+    tops = _interval_tops(config, tensors, rules["activation"], sites["denominators"].minimax)
+    for name, high in tops.items():
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
         steps = config.row_steps + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
         rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
@@ -209,10 +236,10 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
             low *= 2.0
             rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
         _check_length(name, rule)
-        sites[name] = Site(rule=rule, certified_high=True, certified_low=False)
+        sites[name] = Site.of(rule, certified_high=True, certified_low=False)
     if config.pooler == "algebraic":
         pooler = tanh_like_rule(_pooler_top(config, tensors), config.row_steps)
-        sites["pooler"] = Site(rule=pooler, certified_high=True, certified_low=True)
+        sites["pooler"] = Site.of(pooler, certified_high=True, certified_low=True)
     return msgspec.structs.replace(config, sites=sites)
 
 
@@ -240,7 +267,7 @@ def calibrated(
     """
     if not config.certifiable:
         sites = {
-            name: Site(rule=rule, certified_high=False, certified_low=False, seen=quantiles)
+            name: Site.of(rule, certified_high=False, certified_low=False, seen=quantiles)
             for name, quantiles in seen.items()
             if (rule := _calibrated_rule(config, name, seen, margin)) is not None
         }
@@ -258,7 +285,7 @@ def calibrated(
 
 def _calibrated_rule(
     config: CometConfig, name: str, seen: Mapping[str, tuple[float, ...]], margin: float
-) -> MinimaxRule | None:
+) -> AnyRule | None:
     """A rule for what was seen, and a margin: not certified. None for a site that only the certified form has.
 
     A denominator is a mean over the padded length, which is another for every batch: its top is that of the scores.
@@ -267,6 +294,8 @@ def _calibrated_rule(
     high, part = quantiles[4] * margin, name.rsplit(".", 1)[-1]
     if part in ("activation", "scores"):
         low = max(quantiles[1] / _BELOW, high * 2.0**-9)
+        if config.rule in DEGREES:
+            return root_rule(low, high, DEGREES[config.rule], emphasis=config.emphasis)
         return minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
     if part == "denominators":
         score = math.sqrt(seen[name.replace(part, "scores")][4] * margin)
@@ -304,7 +333,7 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
         except RuleError as error:
             raise CheckpointError(f"{name}: {error}") from error
         if name.endswith("norm"):
-            _check_length(name, site.rule)
+            _check_length(name, site.minimax)
     for name, (low, high) in _intervals_in_force(config, tensors).items():
         rule = config.sites[name].rule
         if rule.high < high * (1.0 - 1e-9):
@@ -314,7 +343,7 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
             )
         if rule.low > low * (1.0 + 1e-9):
             raise CheckpointError(f"{name}: the interval begins at {rule.low:g}, but smaller values occur")
-    _check_scores(config.sites["norms"].rule, config.encoder.hidden // config.encoder.heads)
+    _check_scores(config.sites["norms"].minimax, config.encoder.hidden // config.encoder.heads)
     for i in range(config.encoder.layers):
         if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
             raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
@@ -323,13 +352,13 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
 def _intervals_in_force(config: CometConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
     """What every t can be, given the weights and what the configuration's own rules can give. Low ends that depend on
     the data are ∞: below their interval a value only costs accuracy."""
-    rules = {name: site.rule for name, site in config.sites.items()}
+    sites = config.sites
     activation, scores = (argument_interval(form, _UNIT) for form in _smus(config))
-    tops = _interval_tops(config, tensors, rules["activation"], rules["denominators"])
+    tops = _interval_tops(config, tensors, sites["activation"].rule, sites["denominators"].minimax)
     tops = {name: top * shrink_factor(config.encoder.hidden) ** 3 for name, top in tops.items()}
     tops |= {
         "norms": _NORMS[1],
-        "denominators": _largest_weight(config, rules["scores"]),
+        "denominators": _largest_weight(config, sites["scores"].rule),
     }
     if config.pooler == "algebraic":
         tops["pooler"] = 1.0 + _pooler_top(config, tensors) ** 2
@@ -361,6 +390,7 @@ def in_form(
     pooler: Pooler,
     labels: tuple[str, ...],
     head: Head | None = None,
+    rule: RuleName = "minimax",
     steps: int = 4,
     seed: int = 0,
 ) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:
@@ -372,7 +402,7 @@ def in_form(
     encoder = msgspec.structs.replace(config.encoder, labels=labels)
     changed = msgspec.structs.replace(
         config, encoder=encoder, activation=activation, attention=attention, pooler=pooler,
-        head=config.head if head is None else head, steps=steps, sites={}, scores={},
+        head=config.head if head is None else head, rule=rule, steps=steps, sites={}, scores={},
     )  # fmt: skip
     generator = np.random.default_rng(seed)
     made: dict[str, npt.NDArray[np.float32]] = {}

@@ -25,13 +25,16 @@ from safetensors.numpy import save
 from comet_mpc.errors import CheckpointError
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.minimax import MinimaxRule
+from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.heads import Head, Pooler
 
 __all__ = [
     "ActivationChoice",
+    "AnyRule",
     "AttentionChoice",
     "CometConfig",
     "Encoder",
+    "RuleName",
     "Site",
     "Tensors",
     "account_for",
@@ -47,6 +50,7 @@ __all__ = [
     "tensor_shapes",
 ]
 
+AnyRule = MinimaxRule | RootRule
 Tensor = npt.NDArray[np.float32]
 Tensors = dict[str, Tensor]
 
@@ -55,6 +59,9 @@ _FLOATS = ("F16", "F32")
 
 
 _TENSORS, _TOKENIZER = "model.safetensors", "tokenizer.json"
+
+RuleName = Literal["minimax", "linear", "quadratic", "cubic", "quartic", "quintic"]
+"""What activations and scores are computed by: steps of 1/sqrt, or the root by one polynomial (`root_rule`)."""
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=1 << 24)]
 Real = Annotated[float, msgspec.Meta(ge=0.0, lt=float(2**20))]
@@ -117,15 +124,38 @@ class AttentionChoice(_Strict, frozen=True, kw_only=True):
     trainable: bool = False
 
 
-class Site(_Strict, frozen=True, kw_only=True):
-    """One place where 1/sqrt(t) is taken, and the public rule for it."""
+class Site(_Strict, frozen=True, kw_only=True, omit_defaults=True):
+    """One place where 1/sqrt(t) or sqrt(t) is taken, and the public rule for it: one of the two kinds."""
 
-    rule: MinimaxRule
+    inverse: MinimaxRule | None = msgspec.field(default=None, name="rule")
+    root: RootRule | None = None
     certified_high: bool
     """No input whatsoever exceeds the interval's top: proved from the weights, checked on loading."""
     certified_low: bool
     seen: tuple[float, ...] = ()
     """t on calibration data: smallest, 1 %, median, 99 %, largest."""
+
+    def __post_init__(self) -> None:
+        if (self.inverse is None) == (self.root is None):
+            raise ValueError("a site needs either a rule for 1/sqrt or one for the root")
+
+    @staticmethod
+    def of(rule: AnyRule, *, certified_high: bool, certified_low: bool, seen: tuple[float, ...] = ()) -> Site:
+        inverse, root = (None, rule) if isinstance(rule, RootRule) else (rule, None)
+        return Site(inverse=inverse, root=root, certified_high=certified_high, certified_low=certified_low, seen=seen)
+
+    @property
+    def rule(self) -> AnyRule:
+        found = self.inverse or self.root
+        assert found is not None
+        return found
+
+    @property
+    def minimax(self) -> MinimaxRule:
+        """Where a rule for the root does not do."""
+        if self.inverse is None:
+            raise CheckpointError("a rule for the root stands where one for 1/sqrt is needed")
+        return self.inverse
 
 
 class CometConfig(_Strict, frozen=True, kw_only=True):
@@ -137,6 +167,8 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     attention: AttentionChoice
     pooler: Pooler = "algebraic"
     head: Head = Head()
+    rule: RuleName = "minimax"
+    """Of activations and scores."""
     steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
     row_steps: Annotated[int, msgspec.Meta(ge=1, le=15)] = 6
     """For quantities of which there is one per row: variances, norms, denominators."""

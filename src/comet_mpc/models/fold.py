@@ -168,7 +168,7 @@ def plain_states(
         context = plain_attention(q, k, v, own.attention, thresholds, mask, exact=exact)
         output = linear(context.transpose(0, 2, 1, 3).reshape(rows.shape), layer + "output")
         rows = plain_layer_norm(output + weights[layer + "first.gamma"] * rows, first, epsilon=rules.epsilon)
-        active = own.activation(linear(rows, layer + "up"), rule_of(own.activation_rule))
+        active = own.activation(linear(rows, layer + "up"), None if exact else own.activation_rule)
         down = linear(active, layer + "down")
         rows = plain_layer_norm(down + weights[layer + "second.gamma"] * rows, second, epsilon=rules.epsilon)
         states.append(rows)

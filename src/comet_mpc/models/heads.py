@@ -22,7 +22,7 @@ import numpy.typing as npt
 from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import Smu, smu, tanh_like
+from comet_mpc.functions.activation import Smu, SmuRule, smu, tanh_like
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import root_mean_square
 
@@ -72,7 +72,7 @@ class HeadRules:
 
     pooler: InverseSqrtRule | None = None
     """For 1 + x² of an algebraic pooler."""
-    activation: tuple[Smu, InverseSqrtRule] | None = None
+    activation: tuple[Smu, SmuRule] | None = None
     """Of a pooler with smu."""
     length: InverseSqrtRule | None = None
     """For the mean square of an embedding that is scaled."""

@@ -189,19 +189,23 @@ class PublicModel:
     def rules(self) -> EncoderRules:
         """The rules as the checkpoint stores them: the one source of truth, and nothing to fit."""
         config, sites = self.config, self.config.sites
-        parts = {part: sites[part].rule for part in ("scores", "denominators", "norms")}
-        form = certified_attention(config.attention.mu, **parts)
+        form = certified_attention(
+            config.attention.mu,
+            scores=sites["scores"].rule,
+            denominators=sites["denominators"].minimax,
+            norms=sites["norms"].minimax,
+        )
         activation = Smu(config.activation.mu, config.activation.alpha)
-        others = {name: sites[name].rule for name in ("pooler", "output.norm") if name in sites}
+        others = {name: sites[name].minimax for name in ("pooler", "output.norm") if name in sites}
         return EncoderRules(
             layers=tuple(
                 LayerRules(
                     activation=activation,
                     activation_rule=sites["activation"].rule,
                     attention=form,
-                    variances=(sites[f"layers.{i}.attention_norm"].rule, sites[f"layers.{i}.output_norm"].rule),
+                    variances=(sites[f"layers.{i}.attention_norm"].minimax, sites[f"layers.{i}.output_norm"].minimax),
                     value_bound=bound,
-                    query_bound=math.sqrt(sites["norms"].rule.high),
+                    query_bound=math.sqrt(sites["norms"].minimax.high),
                 )
                 for i, bound in enumerate(self.value_bounds)
             ),
@@ -213,7 +217,7 @@ class PublicModel:
             ),
             answer_bits=self.answer_bits,
             epsilon=config.encoder.epsilon,
-            embeddings=sites["embeddings.norm"].rule,
+            embeddings=sites["embeddings.norm"].minimax,
         )
 
     def weights(self) -> dict[str, Weight]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like_rule
+from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
@@ -103,7 +103,7 @@ class LayerRules:
     """The public rules of one layer. Upper ends hold for every input (they come from the weights)."""
 
     activation: Smu
-    activation_rule: InverseSqrtRule
+    activation_rule: SmuRule
     attention: AttentionForm
     variances: tuple[InverseSqrtRule, InverseSqrtRule]
     """For the two LayerNorms."""
@@ -113,6 +113,8 @@ class LayerRules:
     """|q| and |k|, coordinate by coordinate."""
     neuron_bound: float = _SLACK
     """|x| that the activation is taken of."""
+    opening: Opening = "t"
+    """What a root rule of the activation is evaluated from."""
 
 
 @dataclass(frozen=True)
@@ -134,22 +136,26 @@ def certified_rules(
     shape: EncoderShape,
     steps: int,
     *,
+    rule: str = "minimax",
+    opening: Opening = "t",
     row_steps: int = 6,
     variance: tuple[float, float] = (2.0**-5, 2.0**6),
     value_bound: float = 32.0,
     pooler_bound: float = 16.0,
 ) -> EncoderRules:
-    """Universal coefficients for activations and scores; the same ranges of row quantities for all layers."""
+    """Universal coefficients for activations and scores, by a rule of that name; the same ranges of row quantities for
+    all layers."""
     form = Smu(1.0 / 16.0)
-    rule = layer_norm_rule(shape.hidden, *variance, row_steps)
-    attention_form = certified_form(steps, row_steps=row_steps)
+    variances = layer_norm_rule(shape.hidden, *variance, row_steps)
+    attention_form = replace(certified_form(steps, row_steps=row_steps, name=rule), opening=opening)
     layer = LayerRules(
         activation=form,
-        activation_rule=smu_rule(form, _SLACK, steps),
+        activation_rule=smu_rule(form, _SLACK, steps, name=rule),
         attention=attention_form,
-        variances=(rule, rule),
+        variances=(variances, variances),
         value_bound=value_bound,
         query_bound=math.sqrt(attention_form.norms.high) if attention_form.norms is not None else 1.0,
+        opening=opening,
     )
     head = HeadRules(pooler=tanh_like_rule(pooler_bound, row_steps))
     return EncoderRules(layers=(layer,) * shape.layers, head=head)
@@ -271,7 +277,7 @@ def encoder_layer(
         given = session.give(rows)
         up = linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    active = smu(session, up, own.activation, own.activation_rule, fraction=ROWS, width=ring)
+    active = smu(session, up, own.activation, own.activation_rule, fraction=ROWS, width=ring, opening=own.opening)
     with session.part("linear"):
         summed = linear(session, session.give(active), weights, prefix + "down", half) + skip
     return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=ring)

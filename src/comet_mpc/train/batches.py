@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.tasks import Example, Task
 from comet_mpc.progress import Tick
 from comet_mpc.train.model import UnifiedModel
@@ -20,6 +21,7 @@ __all__ = [
     "encode",
     "evaluate",
     "first_rows",
+    "hold_out",
     "make_tokenizer",
     "observe",
     "predict",
@@ -71,8 +73,22 @@ class Encoded:
 
 
 def first_rows(data: Encoded, count: int) -> Encoded:
-    wanted = None if data.wanted is None else data.wanted[:count]
-    return replace(data, ids=data.ids[:count], types=data.types[:count], labels=data.labels[:count], wanted=wanted)
+    return _rows(data, np.arange(min(count, len(data))))
+
+
+def hold_out(data: Encoded, count: int, seed: int = 0) -> tuple[Encoded, Encoded]:
+    """The data without `count` rows drawn by the seed, and those rows: the same ones for a teacher and its student."""
+    if not 0 < count < len(data):
+        raise ConfigurationError(f"{count} rows cannot be held out of {len(data)}: there must be rows left to train on")
+    held = np.zeros(len(data), np.bool_)
+    held[np.random.default_rng(seed).permutation(len(data))[:count]] = True
+    return _rows(data, np.flatnonzero(~held)), _rows(data, np.flatnonzero(held))
+
+
+def _rows(data: Encoded, places: npt.NDArray[np.intp]) -> Encoded:
+    ids, types = ([lists[place] for place in places] for lists in (data.ids, data.types))
+    wanted = None if data.wanted is None else data.wanted[places]
+    return replace(data, ids=ids, types=types, labels=data.labels[places], wanted=wanted)
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,8 @@ class _Run:
     model: UnifiedModel
     task: Task
     train: Encoded
-    dev: Encoded
+    judge: Encoded
+    """The rows that choose the best checkpoint."""
     out: Path
     recipe: Recipe
     teacher: UnifiedModel | None
@@ -276,13 +277,13 @@ class _Run:
         certifiable = model.config.certifiable
         config = self._calibrated() if certifiable else model.config
         rules = {name: site.rule for name, site in config.sites.items()} if certifiable else {}
-        logits = predict(model.use("served" if mode != "exact" else mode, rules), self.dev)
+        logits = predict(model.use("served" if mode != "exact" else mode, rules), self.judge)
         if not certifiable:  # there a text out of range may give anything: that counts as wrong, and training goes on
             logits = np.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)
-        scores = self.task.score(logits, self.dev.labels)
+        scores = self.task.score(logits, self.judge.labels)
         model.use(mode)
         main = next(iter(scores.values()))
-        self._check_finite(f"{self.task.metric} on the dev set", main)
+        self._check_finite(f"{self.task.metric} of the rows that judge", main)
         progress.history.append({"epoch": round(progress.step / self.per_epoch, 2), **scores})
         if main > progress.best:
             progress.best = main
@@ -320,7 +321,7 @@ def finetune(
     tensors: dict[str, npt.NDArray[np.float32]],
     task: Task,
     train: Encoded,
-    dev: Encoded,
+    judge: Encoded,
     out: Path,
     recipe: Recipe,
     *,
@@ -329,7 +330,7 @@ def finetune(
     say: Callable[[str], None] = print,
     tick: Tick = silent,
 ) -> dict[str, Any]:
-    """Trains, evaluates as it is served, and keeps the best checkpoint in `out`.
+    """Trains, evaluates on the rows of `judge` as the model is served, and keeps the best checkpoint in `out`.
 
     The same run in the same directory goes on where it was broken off, or, if it was finished, gives its result.
     Returns the best score, the history and the time taken.
@@ -339,7 +340,7 @@ def finetune(
     if teacher is not None:
         teacher.eval().use("exact")
     settings = _settings(recipe, config, tensors, train, teacher)
-    run = _Run(model, task, train, dev, out, recipe, teacher, tokenizer, settings)
+    run = _Run(model, task, train, judge, out, recipe, teacher, tokenizer, settings)
     before = run.finished()
     if before is not None:
         say(f"{out} holds this run, finished after {before['steps']} steps, best {before['best']:.2f}: nothing to do")

@@ -29,9 +29,10 @@ from torch import Tensor, nn
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.layer_norm import shrink_factor
 from comet_mpc.functions.minimax import MinimaxRule
+from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.certify import certify, universal_rules
-from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
+from comet_mpc.models.checkpoint import AnyRule, CometConfig, tensor_shapes
 from comet_mpc.models.transformer import position_buckets
 from comet_mpc.train.steps import inverse_sqrt, smu
 
@@ -152,21 +153,21 @@ class _Layer(nn.Module):
             mu = 0.0
         s = s * scale
         model.see(f"{name}.scores", s.square() + (mu * scale) ** 2)
-        rule = model.rule(name, "scores")
-        s = s if choice.cosine else model.held(s, mu, 0.0, rule)
-        r = smu(s, mu * scale, 0.0, rule)
+        scores = model.rule(name, "scores")
+        s = s if choice.cosine else model.held(s, mu, 0.0, scores)
+        r = smu(s, mu * scale, 0.0, scores)
         r = r**choice.power * mask
         n = max(_SHORTEST, 2 ** math.ceil(math.log2(r.shape[-1])))
         total = (r.sum(-1, keepdim=True) + choice.floor) / n
         model.see(f"{name}.denominators", total)
-        rule = model.rule(name, "denominators")
+        rule = model.inverse_rule(name, "denominators")
         product = (r @ v) / n
         context = product / total if rule is None else product * inverse_sqrt(total, rule) ** 2
         return context.transpose(1, 2).flatten(2)
 
     def _unit(self, model: UnifiedModel, z: Tensor, part: nn.Linear, before: _Norm) -> Tensor:
         """Every row divided by its norm."""
-        rule = model.rule(self.name, "norms", rows=True)
+        rule = model.inverse_rule(self.name, "norms", rows=True)
         if rule is None and model.probe is None:
             return F.normalize(z, dim=-1)
         if part not in model.head_bounds:
@@ -197,7 +198,7 @@ class UnifiedModel(nn.Module):
         self.probe: Probe | None = None
         self.head_bounds: dict[nn.Module, Tensor] = {}
         """Of the weights as they were when `use` was called."""
-        self._rules: dict[str, MinimaxRule] = {}
+        self._rules: dict[str, AnyRule] = {}
         shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
         if shapes != tensor_shapes(config):
             raise CheckpointError("the model's parameters and the checkpoint's tensors differ")
@@ -215,7 +216,7 @@ class UnifiedModel(nn.Module):
         found = {name: value.detach().numpy().copy() for name, value in self.state_dict().items()}
         return {name: np.clip(v, -1, 1) if name.endswith(".thresholds") else v for name, v in found.items()}
 
-    def use(self, mode: Mode, rules: Mapping[str, MinimaxRule] | None = None) -> UnifiedModel:
+    def use(self, mode: Mode, rules: Mapping[str, AnyRule] | None = None) -> UnifiedModel:
         """Chooses how to evaluate, with the weights as they are now: call it again when they changed.
 
         `served` takes the configuration's sites, or certifies now; `rules` replace some. A model whose form is not
@@ -238,13 +239,20 @@ class UnifiedModel(nn.Module):
         """The configuration with rules certified from the present weights."""
         return certify(msgspec.structs.replace(self.config, sites={}), self.tensors())
 
-    def rule(self, owner: str, site: str, *, rows: bool = False) -> MinimaxRule | None:
+    def rule(self, owner: str, site: str) -> AnyRule | None:
         """The rule in force at a site: the layer's own, or the universal one; None means the exact function."""
-        if self.mode == "exact" or (rows and self.mode == "steps"):
+        if self.mode == "exact":
             return None
         return self._rules.get(f"{owner}.{site}" if site else owner) or self._rules.get(site)
 
-    def held(self, x: Tensor, mu: float | Tensor, alpha: float | Tensor, rule: MinimaxRule | None) -> Tensor:
+    def inverse_rule(self, owner: str, site: str, *, rows: bool = False) -> MinimaxRule | None:
+        """The same where 1/sqrt is taken. rows: of a quantity that `steps` takes exactly."""
+        rule = None if rows and self.mode == "steps" else self.rule(owner, site)
+        if isinstance(rule, RootRule):
+            raise CheckpointError(f"{owner} {site}: a rule for the root stands where one for 1/sqrt is needed")
+        return rule
+
+    def held(self, x: Tensor, mu: float | Tensor, alpha: float | Tensor, rule: AnyRule | None) -> Tensor:
         """x, in training held to where a calibrated rule is stable; the penalty on its range sees it as it is."""
         if rule is None or self.mode != "steps":
             return x
@@ -259,7 +267,7 @@ class UnifiedModel(nn.Module):
     def normalise(self, site: str, norm: _Norm, x: Tensor) -> Tensor:
         if self.probe is not None:
             self.probe(site, (x.var(-1, unbiased=False) + norm.epsilon) * norm.shrink**3)
-        result: Tensor = norm(x, self.rule(site, "", rows=True))
+        result: Tensor = norm(x, self.inverse_rule(site, "", rows=True))
         return result
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
@@ -301,14 +309,14 @@ class UnifiedModel(nn.Module):
             return bound * smu(pooled / bound, choice.mu, choice.alpha, self.rule("", "activation"))
         t = 1.0 + pooled.square()
         self.see("pooler", t)
-        rule = self.rule("pooler", "", rows=True)
+        rule = self.inverse_rule("pooler", "", rows=True)
         return pooled * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule))
 
     def _scaled(self, x: Tensor, before: _Norm) -> Tensor:
         shrink = before.shrink
         t = (x.square().mean(-1, keepdim=True) + before.epsilon) * shrink**3
         self.see("output.norm", t)
-        rule = self.rule("output.norm", "", rows=True)
+        rule = self.inverse_rule("output.norm", "", rows=True)
         return x * shrink**1.5 * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule) / rule.gain)
 
     def position_bias(self, n: int) -> Tensor | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions.activation import Smu, smu_rule
 from comet_mpc.functions.minimax import CubicStep, MinimaxRule, minimax_rule
-from comet_mpc.models.checkpoint import CometConfig
+from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.models.certify import smu_rules
+from comet_mpc.models.checkpoint import AnyRule, CometConfig, RuleName
 
-__all__ = ["inverse_sqrt", "newton_rule", "other_rules", "smu"]
+__all__ = ["inverse_sqrt", "newton_rule", "other_rules", "root", "smu"]
 
 _PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
 _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
@@ -26,8 +29,8 @@ def newton_rule(constant: float, iterations: int, low: float, high: float) -> Mi
     return MinimaxRule(low, high, 0.0, 0, 14, 14, (constant,), 40, math.inf, (step,) * iterations, 1.0, math.inf)
 
 
-def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: int) -> dict[str, MinimaxRule]:
-    """Rules of activations and scores by another number of steps: an experiment, not certified.
+def other_rules(config: CometConfig, kind: Literal[RuleName, "newton"], steps: int) -> dict[str, AnyRule]:
+    """Rules of activations and scores of another kind or number of steps: an experiment, not certified.
 
     Quantities of which there is one per row keep their rules.
     """
@@ -45,16 +48,15 @@ def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: 
         )
     if kind == "newton":
         return {name: newton_rule(_PAPER_START, steps, *interval) for name, interval in intervals.items()}
-    if steps == 0:
+    if steps == 0 and kind == "minimax":
         ends = {name: (math.sqrt(low), math.sqrt(high)) for name, (low, high) in intervals.items()}
         return {name: newton_rule(2.0 / sum(ends[name]), 0, *interval) for name, interval in intervals.items()}
     if universal:
-        alphas = {"activation": config.activation.alpha, "scores": 0.0}
-        rules = {
-            name: smu_rule(Smu(mu, alphas[name]), 1.0 + 2.0**-8, steps, emphasis=config.emphasis)
-            for name, mu in mus.items()
-        }
-        return {name: rule for name, rule in rules.items() if isinstance(rule, MinimaxRule)}
+        changed = msgspec.structs.replace(config, rule=kind, steps=max(1, steps))
+        return dict(zip(mus, smu_rules(changed), strict=True))
+    if kind in DEGREES:
+        degree = DEGREES[kind]
+        return {name: root_rule(*ends, degree, emphasis=config.emphasis) for name, ends in intervals.items()}
     return {
         name: minimax_rule(*interval, steps, root=True, emphasis=config.emphasis)
         for name, interval in intervals.items()
@@ -64,9 +66,7 @@ def other_rules(config: CometConfig, kind: Literal["minimax", "newton"], steps: 
 def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:
     """gain/sqrt(t) by the rule."""
     tau = t * 2.0**-rule.exponent
-    y = torch.full_like(tau, rule.start[-1])
-    for coefficient in reversed(rule.start[:-1]):
-        y = y * tau + coefficient
+    y = _polynomial(rule.start, tau)
     for step in rule.steps:
         y = step.a * y - 2.0**-step.shift * tau * y**3
     return y * 2.0 ** (-rule.exponent // 2)
@@ -114,8 +114,59 @@ class _SmuByRule(torch.autograd.Function):
         return grads[0] * slope, None, None, None
 
 
-def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: MinimaxRule | None = None) -> Tensor:
+def _polynomial(coefficients: Sequence[float], tau: Tensor) -> Tensor:
+    y = torch.full_like(tau, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        y = y * tau + coefficient
+    return y
+
+
+def root(t: Tensor, rule: RootRule) -> Tensor:
+    """sqrt(t) by the rule."""
+    return _polynomial(rule.coefficients, t * 2.0**-rule.exponent) * 2.0 ** (rule.exponent // 2)
+
+
+class _SmuByPolynomial(torch.autograd.Function):
+    """(1+α)/2·x + ½·p(φ·x² + μ²); the derivative is that of the polynomial itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: RootRule) -> Tensor:
+        flat = x.contiguous().view(-1)
+        wanted = ctx.needs_input_grad[0]
+        out = torch.empty_like(flat)
+        slope = torch.empty_like(flat) if wanted else None
+        factor, half, scale = (1.0 - alpha) ** 2, 0.5 * (1.0 + alpha), 2.0**-rule.exponent
+        outer = 0.5 * 2.0 ** (rule.exponent // 2)
+        for at in range(0, flat.numel(), _BLOCK):
+            part = flat[at : at + _BLOCK]
+            tau = part.square().mul_(factor * scale).add_(mu * mu * scale)
+            y = torch.full_like(tau, rule.coefficients[-1])
+            dy = torch.zeros_like(tau)
+            for coefficient in reversed(rule.coefficients[:-1]):
+                if wanted:
+                    dy.mul_(tau).add_(y)
+                y.mul_(tau).add_(coefficient)
+            torch.mul(y, outer, out=out[at : at + _BLOCK])
+            if slope is not None:
+                slope[at : at + _BLOCK] = dy.mul_(part).mul_(2.0 * factor * scale * outer).add_(half)
+        out.add_(flat, alpha=half)
+        if slope is not None:
+            ctx.save_for_backward(slope.view(x.shape))
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope, None, None, None
+
+
+def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: AnyRule | None = None) -> Tensor:
     """The smooth maximum unit, exact or by a rule for t = φ·x² + μ². μ and α learn from either."""
+    if isinstance(rule, RootRule):
+        if isinstance(mu, Tensor) or isinstance(alpha, Tensor):
+            return 0.5 * (1.0 + alpha) * x + 0.5 * root((1.0 - alpha) ** 2 * x * x + mu * mu, rule)
+        by_polynomial: Tensor = _SmuByPolynomial.apply(x, mu, alpha, rule)
+        return by_polynomial
     if rule is not None:
         if isinstance(mu, Tensor) or isinstance(alpha, Tensor):
             t = (1.0 - alpha) ** 2 * x * x + mu * mu

@@ -17,10 +17,11 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, Share, ring_width
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions import baselines
-from comet_mpc.functions.activation import Smu, smu, smu_rule
+from comet_mpc.functions.activation import Opening, Smu, smu, smu_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
+from comet_mpc.functions.root_rule import DEGREES
 
 __all__ = ["OPERATIONS", "Built", "Case", "build", "choose"]
 
@@ -125,7 +126,7 @@ def _activation(apply: Callable[[Session, Share], Share], bound: float, referenc
     return lambda case: _unary((case.tokens, INNER), (-bound, bound), f"|x| <= {bound:g}", apply, reference)
 
 
-def _smu(name: str, iterations: int | None = None) -> Maker:
+def _smu(name: str, iterations: int | None = None, *, opening: Opening = "t") -> Maker:
     """The certified form, whose neurons are normalised, or the paper's."""
     paper = name == "paper"
     form, bound = (Smu(1 / 4), 3.0) if paper else (Smu(1 / 16), 1.0)
@@ -137,10 +138,10 @@ def _smu(name: str, iterations: int | None = None) -> Maker:
             (case.tokens, INNER),
             (-bound, bound),
             f"|x| <= {bound:g}, mu {'1/4' if paper else '1/16'}",
-            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
+            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION, opening=opening),
             form,
             leaks=paper,
-            steps=steps,
+            steps=None if name in DEGREES else steps,
         )
 
     return make
@@ -348,6 +349,10 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
     },
     "activation": {
         "minimax": _smu("minimax"),
+        "linear": _smu("linear"),
+        "quadratic": _smu("quadratic"),
+        "quadratic_of_x": _smu("quadratic", opening="x"),
+        "quartic": _smu("quartic"),
         "table": _smu("table", 1),
         "paper": _smu("paper", 4),
         "gelu_tanh": _activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
@@ -356,6 +361,9 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
     },
     "attention": {
         "minimax": _formed_attention(certified_form, "|q|, |k| <= 1", unit=True),
+        "quadratic": _formed_attention(
+            lambda steps: certified_form(steps, name="quadratic"), "|q|, |k| <= 1", unit=True
+        ),
         "paper_form": _formed_attention(
             lambda steps: paper_form(steps, mu=_SCORES / 16, score_bound=_SCORES), f"|q·k/√d| <= {_SCORES:g}"
         ),

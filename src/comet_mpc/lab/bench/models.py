@@ -17,6 +17,7 @@ from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
+from comet_mpc.functions.activation import Opening
 from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import (
@@ -63,6 +64,8 @@ class ModelCase(msgspec.Struct, frozen=True):
     seed: int = 0
     source: str = DEALER.name
     """Of randomness, by name."""
+    rule: str = "minimax"
+    opening: Opening = "t"
 
 
 class OperationCost(msgspec.Struct, frozen=True):
@@ -83,6 +86,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     batch: int
     steps: int
+    rule: str
     source: str
     network: str | None
     weights: str
@@ -168,7 +172,7 @@ def _inputs(case: ModelCase) -> tuple[Reals, Reals]:
 def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
     size = (case.batch, case.tokens, case.shape.hidden)
     rows, mask = _inputs(case) if session.holds(CLIENT) else (None, None)
-    rules = certified_rules(case.shape, case.steps)
+    rules = certified_rules(case.shape, case.steps, rule=case.rule, opening=case.opening)
     return forward(
         session, input_rows(session, rows, size), input_mask(session, mask, size[:2]), case.shape, rules, weights
     )
@@ -194,6 +198,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         tokens=case.tokens,
         batch=case.batch,
         steps=case.steps,
+        rule=case.rule,
         source=case.source,
         network=f"{link.rate / 1e6:g}mbit/{link.round_trip * 1e3:g}ms" if (link := case.network) else None,
         weights="random",
