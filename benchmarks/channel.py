@@ -16,8 +16,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from comet_mpc.net.authority import make_test_set
 from comet_mpc.net.channel import Channel
-from comet_mpc.net.identity import TlsIdentity, make_test_set
+from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect, listen
 
 SMALL_ROUNDS = 2000

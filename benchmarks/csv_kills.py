@@ -29,7 +29,7 @@ import numpy as np
 
 from comet_mpc.lab.demo import demo_model
 from comet_mpc.models.served import ServedModel
-from comet_mpc.net.identity import make_test_set
+from comet_mpc.net.authority import make_test_set
 
 WORDS = ("the", "a", "film", "plot", "is", "was", "not", "very", "good", "bad", "dull", "bright", "slow", "and", "but")
 COMET = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from comet_mpc.models.served import ServedModel
-from comet_mpc.net.identity import make_test_set
+from comet_mpc.net.authority import make_test_set
 from support.certificates import Identities, identities_in
 from support.toy_model import TINY, make_checkpoint
 

@@ -27,7 +27,7 @@ from comet_mpc.offline.dealer.server import Dealer, DealerLimits
 from comet_mpc.offline.sources import DEALER, PAIR, DealerSource
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.certificates import Identities
-from support.clients import LocalClient, Side, local_service, places_for_preparations
+from support.clients import LocalClient, Side, local_service, places_in_use
 from support.dealer_service import IMPATIENT as SHORT
 from support.dealer_service import KEY, SMALL, dial, fetch_both, running
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel
@@ -153,7 +153,6 @@ def test_a_fault_between_client_and_server_while_preparing(
             identities["server"],
             tmp_path / "state",
             stall_seconds=stall,
-            fetches=3,
         )
         plan = service.programs.plan(1, 16)
 
@@ -163,7 +162,7 @@ def test_a_fault_between_client_and_server_while_preparing(
                 service, identities["client"], tmp_path / "cache", timeout=timeout, fault=fault, side=side, at=at
             )
             end = client.try_to_prepare()
-            eventually(lambda: places_for_preparations(service) == 3, "a preparation did not give its place back")
+            eventually(lambda: places_in_use(service) == 0, "a preparation did not give its place back")
             assert client.store is not None or isinstance(end, CometError)
             if client.store is not None:
                 mine = client.store.list(plan.digest)
@@ -198,9 +197,8 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
     monkeypatch.setattr("comet_mpc.offline.pair.source._STALL_SECONDS", step)
     share_base_transfers(monkeypatch)
     service = local_service(
-        tiny_model, PAIR, identities["server"], tmp_path / "state", stall_seconds=PATIENCE, step_seconds=step,
-        preparations=1,
-    )  # fmt: skip
+        tiny_model, PAIR, identities["server"], tmp_path / "state", stall_seconds=PATIENCE, step_seconds=step
+    )
     plan = service.programs.plan(1, 16)
 
     def attempt(fault: Fault | None = None, side: Side = "client", at: int = -1) -> tuple[str | CometError, int]:
@@ -209,7 +207,7 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
             hurried=fault == "stall",
         )  # fmt: skip
         end = client.try_to_prepare()
-        assert places_for_preparations(service) == 1  # the only one was given back
+        eventually(lambda: places_in_use(service) == 0, "a preparation did not give its place back")
         assert client.store is not None
         stores = client.store, service.store
         mine, theirs = (store.list(plan.digest) for store in stores)

@@ -35,8 +35,9 @@ from comet_mpc.errors import (
     ShapeError,
 )
 from comet_mpc.models.served import ServedModel
+from comet_mpc.net.authority import issue, make_test_set
 from comet_mpc.net.channel import Channel, greet, memory_pair
-from comet_mpc.net.identity import TlsIdentity, issue, make_test_set
+from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import TcpChannel
 from comet_mpc.offline.source import Order
 from comet_mpc.offline.store import new_bundle_id
@@ -46,7 +47,7 @@ from comet_mpc.service.deployment import ServiceLimits, _secret
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, from_client, introduce, say
 from comet_mpc.service.prediction import Prediction
 from support.certificates import Identities
-from support.clients import LocalClient, RecordingService, Side, begin_conversation, out_of_range
+from support.clients import EnoughPlaces, LocalClient, RecordingService, Side, begin_conversation, out_of_range
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel, hung_up
 from support.processes import TWIN_BOUND, World, running_world
 from support.toy_model import twin_logits
@@ -215,7 +216,7 @@ def test_a_download_that_trickles_is_ended_although_it_never_stalls(
     clock = Clock()
     monkeypatch.setattr(sys.modules[Conversation.__module__], "time", clock)
     near, far = socket.socketpair()
-    conversation = Conversation(inference.service, TcpChannel(near, PATIENCE), require_client=False)
+    conversation = Conversation(inference.service, TcpChannel(near, PATIENCE), EnoughPlaces(), require_client=False)
     conversation._limits = ServiceLimits(stall_seconds=0.3, slowest=1e8)
     size = 1 << 26
 
@@ -253,7 +254,7 @@ def test_a_secret_half_made_by_a_crash_is_in_nobodys_way(tmp_path: Path) -> None
 def world(tmp_path_factory: pytest.TempPathFactory, keys: Path, tiny_checkpoint: Path) -> Iterator[World]:
     state, limits = tmp_path_factory.mktemp("strangers"), {"stall_seconds": 2.0, "batch": 2}
     with running_world(
-        keys, tiny_checkpoint, state, with_dealer=True, limits=limits, workers=2, handshake_seconds=1.0
+        keys, tiny_checkpoint, state, with_dealer=True, limits=limits, workers=2, handshakes={"seconds": 1.0}
     ) as running:
         yield running
 

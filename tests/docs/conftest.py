@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from comet_mpc.net.identity import issue, make_authority
+from comet_mpc.net.authority import issue, make_authority
 from support.documents import Service
 from support.processes import server_process
 

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.net.identity import TlsIdentity, issue, make_authority, make_test_set
+from comet_mpc.net.authority import issue, make_authority, make_test_set
+from comet_mpc.net.identity import TlsIdentity
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from comet_mpc.errors import ConfigurationError, NotAuthenticated, PeerClosed, PeerError, PeerTimeout
+from comet_mpc.net.authority import make_test_set
 from comet_mpc.net.channel import Channel, greet
-from comet_mpc.net.identity import TlsIdentity, make_test_set
+from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect, listen
 from support.certificates import Identities
 from support.two_parties import both, outcome

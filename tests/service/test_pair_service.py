@@ -25,7 +25,7 @@ from comet_mpc.service.client import Client
 from comet_mpc.service.messages import Accepted, GetWeights, Prepare, expect, say
 from comet_mpc.service.programs import Programs
 from support.clients import always_the_same_bundle, bundles_ready, only_what_is_stored, settled
-from support.processes import World, running_world, server_process
+from support.processes import ServerProcess, World, running_world, server_process
 from support.two_parties import both
 from support.waiting import PATIENCE, eventually
 
@@ -157,27 +157,31 @@ def test_a_server_of_one_worker_prepares_and_answers_in_turn(world: World, tmp_p
                 assert world.right(prediction.logits, TEXT)
 
 
-def busy(world: World) -> int:
+def busy(server: ServerProcess) -> int:
     """How often a client was told to come again."""
-    return sum(event.get("error") == "ServerBusy" for event in world.server.events())
+    return sum(event.get("error") == "ServerBusy" for event in server.events())
 
 
 def test_a_preparation_too_many_is_refused_and_waited_for(world: World, tmp_path: Path) -> None:
+    """One certificate gets one of two places, however often it asks."""
     plan = world.programs.plan(1, 16)
-    with world.welcomed() as first, world.welcomed() as second, world.welcomed() as third:
-        for channel in (first, second):
-            say(channel, Prepare(new_bundle_id(), 1, 16, plan.digest))
-            expect(channel, Accepted)
-        say(third, Prepare(new_bundle_id(), 1, 16, plan.digest))
-        with pytest.raises(ServerBusy, match="being prepared"):
-            expect(third, Accepted)
-        refused = eventually(lambda: busy(world))
+    with (
+        world.another_server(tmp_path / "state", limits=LIMITS, workers=3, queue_seconds=0.2) as server,
+        world.welcomed(server) as first,
+        world.welcomed(server) as second,
+    ):
+        say(first, Prepare(new_bundle_id(), 1, 16, plan.digest))
+        expect(first, Accepted)
+        say(second, Prepare(new_bundle_id(), 1, 16, plan.digest))
+        with pytest.raises(ServerBusy, match="prepares as many bundles as it can"):
+            expect(second, Accepted)
+        refused = eventually(lambda: busy(server))
 
         def make_room() -> None:
-            eventually(lambda: busy(world) > refused)
+            eventually(lambda: busy(server) > refused)
             first.close()
 
-        with world.client(tmp_path) as client:
+        with world.client(tmp_path / "cache", server) as client:
             assert both(lambda: client.prepare(1), make_room) == (1, None)
 
 

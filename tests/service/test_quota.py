@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from comet_mpc.errors import ConfigurationError, QuotaExceeded
-from comet_mpc.net.identity import TlsIdentity, issue
+from comet_mpc.net.authority import issue
+from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.service.client import Client
 from comet_mpc.service.quota import Quota
 from support.processes import server_process
@@ -107,7 +108,7 @@ def test_a_server_holds_each_certificate_to_its_queries(keys: Path, tiny_checkpo
         event = server.logged("a request was refused", error="QuotaExceeded")
         assert event["request"] == "Run"
         text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
-        assert "comet_refused_quota_total 1" in text
+        assert 'comet_refusals_total{reason="quota"} 1' in text
         assert 'comet_errors_total{class="QuotaExceeded"} 1' in text
     with server_process(own, tiny_checkpoint, None, tmp_path / "state", **options) as server:
         with pytest.raises(QuotaExceeded):

@@ -279,15 +279,15 @@ def test_evaluation_inside_the_protocol_agrees_with_the_plaintext_model(world: W
     assert 0.0 <= report["accuracy"] <= 1.0
 
 
-def test_a_full_server_refuses_replaces_a_dead_worker_and_stops_gracefully(world: World, tmp_path: Path) -> None:
-    with world.another_server(tmp_path / "state", limits=LIMITS, workers=1, queue_seconds=0.5) as server:
-        with world.welcomed(server) as occupying:
-            half_a_frame(occupying)
-            with pytest.raises(ServerBusy):
-                world.client(tmp_path, server).connect()
+def test_a_full_server_refuses_replaces_its_front_desk_and_stops_gracefully(world: World, tmp_path: Path) -> None:
+    options = {"limits": LIMITS, "workers": 1, "connections": 2, "queue_seconds": 0.1}
+    with world.another_server(tmp_path / "state", **options) as server:
+        with world.welcomed(server), world.welcomed(server), pytest.raises(ServerBusy, match=r"too many|as many"):
+            world.client(tmp_path, server, timeout=0.2).connect()
         pid = server.process.pid
-        worker, *_ = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-        os.kill(worker, signal.SIGKILL)
+        desk, *_ = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        os.kill(desk, signal.SIGKILL)
+        server.logged("died and is replaced", name="front desk")
         with world.client(tmp_path, server) as client:
             client.prepare(2)
             after_rounds(client, 20, server.process.terminate)

@@ -5,11 +5,14 @@ What tests know of the insides of `Client` and `Deployment` is here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Share, word_bytes
@@ -32,6 +35,7 @@ from support.faulty_channel import Fault, FaultyChannel
 from support.waiting import PATIENCE
 
 __all__ = [
+    "EnoughPlaces",
     "LocalClient",
     "NamedChannel",
     "RecordingService",
@@ -43,7 +47,7 @@ __all__ = [
     "local_service",
     "only_what_is_stored",
     "out_of_range",
-    "places_for_preparations",
+    "places_in_use",
     "set_up_bytes",
     "settled",
 ]
@@ -104,18 +108,39 @@ def local_service(model: ServedModel, source: Source, identity: TlsIdentity, sta
     return Deployment(model, source, identity, state, ServiceLimits(**limits))
 
 
-def places_for_preparations(service: Deployment) -> int:
-    """How many preparations may begin now."""
-    provider: Any = service.provider
-    if service.source.has_third_party:
-        return int(provider._places._value)
-    with provider._place():
-        return 1
+class EnoughPlaces:
+    """As many as are asked for, counted: who fails must give back what it has."""
+
+    def __init__(self) -> None:
+        self.used: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def place(self, kind: str, channel: Channel) -> Iterator[None]:
+        with self._lock:
+            self.used[kind] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.used[kind] -= 1
+
+    def idle(self, idle: bool, *, refused: bool = False) -> None:
+        """Nobody else waits."""
+
+
+_places: WeakKeyDictionary[Deployment, EnoughPlaces] = WeakKeyDictionary()
+
+
+def places_in_use(service: Deployment) -> int:
+    """By runs and preparations of the conversations in this process."""
+    return sum(_places[service].used.values())
 
 
 def begin_conversation(service: Deployment, channel: Channel) -> threading.Thread:
     """The server's side of one connection, in a thread of its own."""
-    thread = threading.Thread(target=Conversation(service, channel, require_client=False).serve, daemon=True)
+    places = _places.setdefault(service, EnoughPlaces())
+    thread = threading.Thread(target=Conversation(service, channel, places, require_client=False).serve, daemon=True)
     thread.start()
     return thread
 

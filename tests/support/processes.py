@@ -41,10 +41,10 @@ run_dealer("127.0.0.1", 0, identity, started=lambda address: print(address[1], f
 
 _SERVER = """
 import json, sys
+from comet_mpc.net.reception import ReceptionLimits
 from pathlib import Path
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.service import server as module
 from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.metrics import log_as_json
@@ -52,13 +52,13 @@ from comet_mpc.service.server import Server
 options = json.loads(sys.argv[1])
 limits = ServiceLimits(**options.pop("limits"))
 dealer = options.pop("dealer")
-module._HANDSHAKE_SECONDS = options.pop("handshake_seconds", module._HANDSHAKE_SECONDS)
+handshakes = ReceptionLimits(**options.pop("handshakes", {}))
 log_as_json()
 server = Server(
     ServedModel.load(Path(options.pop("model"))), ("127.0.0.1", options.pop("port")),
     PairSource() if dealer is None else DealerSource(("127.0.0.1", dealer)),
     TlsIdentity.find(options.pop("keys"), "server"), Path(options.pop("state")),
-    metrics=("127.0.0.1", 0), limits=limits, **options,
+    metrics=("127.0.0.1", 0), limits=limits, handshakes=handshakes, **options,
 )
 server.serve_forever(lambda: print(server.address[1], server.metrics_address[1], flush=True))
 """

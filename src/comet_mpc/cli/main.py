@@ -24,7 +24,7 @@ _COMMANDS = {
     "query": ("asking.query.query", "Classify texts privately, with a model that a server holds."),
     "gateway": ("asking.gateway.gateway", "Answer HTTP requests of programs on this machine, beside the client."),
     "deal": ("service.deal", "Run a dealer: a third party that prepares randomness for others."),
-    "keys": ("service.keys", "Make certificates, with which the parties know each other."),
+    "keys": ("keys.keys", "Make, renew and revoke certificates, with which the parties know each other."),
     "unify": ("train.unify", "Turn a Hugging Face model into a Comet model."),
     "calibrate": ("train.calibrate", "Set the ranges of a model's values from data."),
     "finetune": ("train.finetune", "Train a Comet model for a task."),

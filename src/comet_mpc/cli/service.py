@@ -1,4 +1,4 @@
-"""`comet serve`, `deal` and `keys`: what the operators of server and dealer run."""
+"""`comet serve` and `deal`: what the operators of server and dealer run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import DEALER_WARNING, AnySource, Keys, group
+from comet_mpc.cli.options import DEALER_WARNING, AnySource, Keys
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.served import MOST_ANSWER_BITS, ServedModel
 from comet_mpc.models.transformer import ANSWER_BITS
-from comet_mpc.net.identity import TlsIdentity, issue, make_authority
+from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.dealer.server import run_dealer
 from comet_mpc.offline.sources import DealerSource, PairSource, find_source
@@ -22,11 +22,9 @@ from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.metrics import log_as_json
 from comet_mpc.service.server import Server
 
-__all__ = ["deal", "keys", "serve"]
+__all__ = ["deal", "serve"]
 
 _log = logging.getLogger(__name__)
-
-keys = group("Make certificates, with which the parties know each other.")
 
 
 def _check_fine_tuned(model: Path, untrained: bool) -> None:
@@ -58,8 +56,11 @@ def serve(
     ] = Path("state"),
     workers: Annotated[
         int,
-        typer.Option(min=1, help="Connections served at the same time. One of them never prepares randomness."),
+        typer.Option(min=1, help="Requests that are worked on at the same time. One of them is never a preparation."),
     ] = 4,
+    connections: Annotated[
+        int, typer.Option(min=2, help="Clients connected at the same time; each costs a few megabytes.")
+    ] = 96,
     ready: Annotated[
         int, typer.Option(min=0, help="For how many queries of each size a client may keep randomness ready.")
     ] = 4,
@@ -76,7 +77,7 @@ def serve(
         int, typer.Option(min=0, help="The most texts per day (UTC) and client certificate. 0: no limit.")
     ] = 0,
     metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics for Prometheus, by plain HTTP.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics and health, by plain HTTP.")
     ] = None,
     private_embeddings: Annotated[
         bool,
@@ -116,6 +117,7 @@ def serve(
         TlsIdentity.find(keys, name),
         state,
         workers=workers,
+        connections=connections,
         require_client=require_client_certificate,
         metrics=parse_address(metrics) if metrics is not None else None,
         limits=ServiceLimits(batch=batch, ready=ready, queries_per_day=queries_per_day),
@@ -148,29 +150,3 @@ def deal(
         TlsIdentity.find(directory, "dealer"),
         started=lambda address: typer.echo(f"dealing at {address[0]}:{address[1]}"),
     )
-
-
-@keys.callback()
-def _group() -> None:
-    """Keeps `keys` a group of commands while it has only one."""
-
-
-@keys.command("make")
-def make_keys(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the files.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name or address of the machines of server and dealer. May be given again."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
-) -> None:
-    """Make an authority, and certificates for a client, a server and a dealer.
-
-    Give each party authority.pem and its own .pem and .key. Keep authority.key away from all of them.
-    """
-    hosts = host or ["localhost", "127.0.0.1", "::1"]
-    make_authority(directory, "Comet authority", force=force)
-    for role in ("client", "server", "dealer"):
-        made = issue(directory, role, role, () if role == "client" else hosts, force=force)
-        typer.echo(f"for the {role}: {made.certificate} and {made.key}")
-    typer.echo(f"for all of them: {directory / 'authority.pem'} (keep authority.key to yourself)")

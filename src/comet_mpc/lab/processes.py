@@ -22,7 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self
 
 from comet_mpc.errors import CometError, PeerError
-from comet_mpc.net.identity import TlsIdentity, make_test_set
+from comet_mpc.net.authority import make_test_set
+from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.dealer.server import run_dealer
 
 __all__ = ["LOOPBACK", "Crew", "Link", "Worker"]

@@ -1,14 +1,16 @@
 """Frames between two parties: counted channels over memory, TCP and TLS 1.3, certificates, errors that travel.
 
-channel   frames, counting, greeting; channels in memory
-sockets   the same over TCP and TLS: connect, listen
-tls       TLS 1.3 between bytes in memory
-identity  certificates of an authority, a server, a client, a dealer
-messages  errors that are told to the other side
+channel    frames, counting, greeting; channels in memory
+sockets    the same over TCP and TLS: connect, listen
+tls        TLS 1.3 between bytes in memory
+reception  many connections shake hands, and none holds up another
+identity   certificates of a server, a client, a dealer; `authority` issues and revokes them
+messages   errors that are told to the other side
 """
 
+from comet_mpc.net.authority import issue, make_authority, make_test_set
 from comet_mpc.net.channel import DEFAULT_TIMEOUT, Channel, Traffic, agree, greet, memory_pair
-from comet_mpc.net.identity import Role, TlsIdentity, issue, make_authority, make_test_set
+from comet_mpc.net.identity import Role, TlsIdentity
 from comet_mpc.net.messages import Message, raise_refusal, refusal
 from comet_mpc.net.sockets import Address, Listener, connect, listen, parse_address
 

@@ -40,6 +40,7 @@ __all__ = [
     "Traffic",
     "agree",
     "greet",
+    "greeting_frame",
     "memory_pair",
 ]
 
@@ -271,6 +272,14 @@ def memory_pair(timeout: float = DEFAULT_TIMEOUT) -> tuple[Channel, Channel]:
     return _MemoryChannel(there, back, timeout), _MemoryChannel(back, there, timeout)
 
 
+def greeting_frame(hello: Mapping[str, str | int]) -> bytes:
+    """One side's greeting, as it is sent."""
+    mapping = msgspec.json.encode(dict(hello))
+    if len(mapping) > GREETING_LIMIT:
+        raise ValueError(f"a greeting has at most {GREETING_LIMIT} bytes, got {len(mapping)}")
+    return _MAGIC + WIRE_VERSION.to_bytes(2, "little") + mapping
+
+
 def greet(channel: Channel, hello: Mapping[str, str | int], timeout: float = 10.0) -> dict[str, str | int]:
     """The first thing both sides do: each says that it is Comet, which wire version, and `hello`.
 
@@ -278,10 +287,7 @@ def greet(channel: Channel, hello: Mapping[str, str | int], timeout: float = 10.
     `timeout` seconds, so that a peer cannot hold the line byte by byte. Cost: 1 round, at most 4096 + 16
     bytes each way. Raises `PeerError` if the peer is not Comet, `WrongVersion` if it is another one.
     """
-    mapping = msgspec.json.encode(dict(hello))
-    if len(mapping) > GREETING_LIMIT:
-        raise ValueError(f"a greeting has at most {GREETING_LIMIT} bytes, got {len(mapping)}")
-    mine = _MAGIC + WIRE_VERSION.to_bytes(2, "little") + mapping
+    mine = greeting_frame(hello)
     deadline = time.monotonic() + timeout
     sizes = range(_PREAMBLE + GREETING_LIMIT + 1)
     try:

@@ -1,38 +1,35 @@
-"""Certificates: a private authority, one certificate per party, and the TLS contexts made from them.
+"""Who a party is: its certificate and key, the authority that it trusts, and the TLS contexts made from them.
 
-All parties of a deployment trust one authority, whose key should stay off their machines. A certificate
-carries the name of the party (common name) and its role (organizational unit); the other side reads both
-as `Channel.peer_name` and `Channel.peer_role`. A client's certificate cannot be used to pose as a server.
+A certificate carries the name of the party (common name) and its role (organizational unit); the other side reads
+both as `Channel.peer_name` and `Channel.peer_role`. A client's certificate cannot be used to pose as a server. Where
+there is a list of revoked certificates beside authority.pem, those are refused (`authority` makes all of these files).
 """
 
 from __future__ import annotations
 
-import re
+import logging
 import ssl
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Never, Self, get_args
+from typing import Literal, Never, Self
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.files import atomic_write
 
-__all__ = ["Role", "TlsIdentity", "issue", "make_authority", "make_test_set"]
+__all__ = ["AUTHORITY", "REVOKED", "LiveContext", "Role", "TlsIdentity", "check_dates", "read_certificate", "read_key"]
+
+_log = logging.getLogger(__name__)
 
 Role = Literal["client", "server", "dealer"]
 
-_AUTHORITY = "authority"
-_AUTHORITY_DAYS = 3650
-_DAYS = 365
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CLOCK_SKEW = timedelta(minutes=5)
+AUTHORITY = "authority"
+REVOKED = "revoked.pem"
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class TlsIdentity:
     def find(cls, directory: Path | str, name: str) -> Self:
         """The certificate and key called `name` in a directory of keys, beside authority.pem."""
         directory = Path(directory)
-        return cls(directory / f"{name}.pem", directory / f"{name}.key", directory / f"{_AUTHORITY}.pem")
+        return cls(directory / f"{name}.pem", directory / f"{name}.key", directory / f"{AUTHORITY}.pem")
 
     def server_context(self, require_client: bool) -> ssl.SSLContext:
         """For `listen`. Clients are asked for a certificate; without `require_client` they may have none."""
@@ -63,7 +60,7 @@ class TlsIdentity:
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         for path in (self.certificate, self.authority):
-            _check_dates(path, _read_certificate(path))
+            check_dates(path, read_certificate(path))
         _read(self.key)
         try:
             context.load_verify_locations(self.authority)
@@ -81,137 +78,82 @@ class TlsIdentity:
             ) from error
         except OSError as error:
             raise ConfigurationError(f"{self.key} cannot be used: {_reason(error)}") from error
+        if self.revocations.exists():
+            self.revoked()  # it must be whole, and the authority's
+            context.load_verify_locations(self.revocations)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         return context
+
+    @property
+    def revocations(self) -> Path:
+        """The list of revoked certificates, if there is one: beside the authority's certificate."""
+        return self.authority.with_name(REVOKED)
+
+    def revoked(self) -> frozenset[int]:
+        """Serial numbers of the certificates that the authority has revoked."""
+        try:
+            found = x509.load_pem_x509_crl(self.revocations.read_bytes())
+            issuer = read_certificate(self.authority).public_key()
+            assert isinstance(issuer, ec.EllipticCurvePublicKey)
+            signed = found.is_signature_valid(issuer)
+            numbers = frozenset(entry.serial_number for entry in found)
+        except FileNotFoundError:
+            return frozenset()
+        except Exception as error:  # a damaged one raises many kinds
+            raise ConfigurationError(f"{self.revocations} is no list of revoked certificates: copy it again") from error
+        if not signed:
+            raise ConfigurationError(f"{self.revocations} is not signed by {self.authority}: copy both again")
+        return numbers
 
     def _refuse_password(self) -> Never:
         raise ConfigurationError(f"{self.key} is encrypted: store it decrypted, readable by this user only")
 
 
-def make_authority(directory: Path, name: str, *, days: int = _AUTHORITY_DAYS, force: bool = False) -> Path:
-    """Writes authority.pem, which every party needs, and authority.key, which only the issuer keeps.
+class LiveContext:
+    """A listener's TLS context that follows its files: what is renewed or revoked counts without a restart.
 
-    Returns the path of the certificate.
+    Files that cannot be used are logged, once, and what was read before them stays.
     """
-    certificate, key = _targets(directory, _AUTHORITY, force)
-    secret = ec.generate_private_key(ec.SECP256R1())
-    subject = _subject(name)
-    builder = (
-        _builder(subject, subject, secret.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), critical=False)
-    )
-    _write_pair(certificate, key, builder.sign(secret, hashes.SHA256()), secret)
-    return certificate
+
+    def __init__(self, identity: TlsIdentity, *, require_client: bool) -> None:
+        self._identity, self._require_client = identity, require_client
+        self._files = (identity.certificate, identity.key, identity.authority, identity.revocations)
+        self._seen = self._stamps()
+        self._looked = time.monotonic()
+        self.current = identity.server_context(require_client)
+        self.revoked = identity.revoked()
+
+    def changed(self) -> bool:
+        """Looks at the files, once a second at most; True if something new counts from now on."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        try:
+            revoked = self._identity.revoked()
+            self.current, self.revoked = self._identity.server_context(self._require_client), revoked
+        except ConfigurationError as error:
+            _log.error(
+                "new certificates cannot be used: those from before stay", extra={"fields": {"reason": str(error)}}
+            )
+            return False
+        _log.info("read the certificates again", extra={"fields": {"revoked": len(revoked)}})
+        return True
+
+    def _stamps(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_stamp(path) for path in self._files)
 
 
-def issue(
-    directory: Path,
-    name: str,
-    role: Role,
-    hosts: Sequence[str] = (),
-    *,
-    days: int = _DAYS,
-    force: bool = False,
-) -> TlsIdentity:
-    """Writes name.pem and name.key, signed by the authority in `directory`.
-
-    hosts: names and addresses under which others will connect to this party; none if it never listens.
-    """
-    if name == _AUTHORITY or not _FILE_NAME.fullmatch(name):
-        raise ConfigurationError(f"{name!r} cannot name a certificate: use letters, digits, '.', '_' and '-'")
-    if role not in get_args(Role):
-        raise ConfigurationError(f"unknown role {role!r}: use one of {', '.join(get_args(Role))}")
-    authority, signer = directory / f"{_AUTHORITY}.pem", directory / f"{_AUTHORITY}.key"
-    issuer = _read_certificate(authority)
-    _check_dates(authority, issuer)
-    signing_key = _read_key(signer)
-    if signing_key.public_key() != issuer.public_key():
-        raise ConfigurationError(f"{signer} is not the key of {authority}: use the two files made together")
-    certificate, key = _targets(directory, name, force)
-
-    secret = ec.generate_private_key(ec.SECP256R1())
-    uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if role != "client":
-        uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
-    builder = (
-        _builder(_subject(name, role), issuer.subject, secret.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
-    )
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    _write_pair(certificate, key, builder.sign(signing_key, hashes.SHA256()), secret)
-    return TlsIdentity(certificate, key, authority)
-
-
-def make_test_set(directory: Path) -> dict[Role, TlsIdentity]:
-    """An authority and one certificate per role, valid on this machine only. Not for deployment."""
-    make_authority(directory, "Comet test authority")
-    roles: tuple[Role, ...] = get_args(Role)
-    return {role: issue(directory, role, role, ("localhost", "127.0.0.1", "::1")) for role in roles}
-
-
-def _subject(name: str, role: str | None = None) -> x509.Name:
-    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
-    if role is not None:
-        attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role))
-    return x509.Name(attributes)
-
-
-def _host(host: str) -> x509.GeneralName:
+def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        return x509.IPAddress(ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=days))
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _targets(directory: Path, name: str, force: bool) -> tuple[Path, Path]:
-    paths = directory / f"{name}.pem", directory / f"{name}.key"
-    for path in paths:
-        if path.exists() and not force:
-            raise ConfigurationError(f"{path} exists: choose another directory or name, or force overwriting")
-    return paths
-
-
-def _write_pair(certificate: Path, key: Path, signed: x509.Certificate, secret: ec.EllipticCurvePrivateKey) -> None:
-    pem = serialization.Encoding.PEM
-    with atomic_write(key, mode=0o600) as file:
-        file.write(secret.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-    with atomic_write(certificate) as file:
-        file.write(signed.public_bytes(pem))
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
 
 
 def _read(path: Path) -> bytes:
@@ -227,7 +169,7 @@ def _reason(error: OSError) -> str:
     return str(getattr(error, "reason", None) or error.strerror or error).replace("_", " ").lower()
 
 
-def _read_certificate(path: Path) -> x509.Certificate:
+def read_certificate(path: Path) -> x509.Certificate:
     data = _read(path)
     try:
         found = x509.load_pem_x509_certificate(data)
@@ -238,7 +180,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
         raise ConfigurationError(f"{path} is not a certificate in PEM form: issue it again or copy it again") from error
 
 
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     data = _read(path)
     try:
         key = serialization.load_pem_private_key(data, password=None)
@@ -249,7 +191,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _check_dates(path: Path, certificate: x509.Certificate) -> None:
+def check_dates(path: Path, certificate: x509.Certificate) -> None:
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
         raise ConfigurationError(f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: issue a new one")

@@ -196,6 +196,20 @@ class TlsChannel(_SocketChannel):
         self._buffer = memoryview(bytearray(_TLS_BATCH))
         self._peer_name = tls.peer("commonName")
         self._peer_role = tls.peer("organizationalUnitName")
+        self.peer_serial = tls.peer_serial
+        """Serial number of the peer's certificate; None if it has shown none."""
+
+    @property
+    def tls(self) -> Tls:
+        return self._tls
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def detach(self) -> socket.socket:
+        """The socket, which the channel does not own any more; the channel is closed, the connection is not."""
+        self._closed = True
+        return socket.socket(fileno=self._socket.detach())
 
     @property
     def peer_name(self) -> str | None:
@@ -295,9 +309,27 @@ class Listener:
             return TcpChannel(connection, channel_timeout)
         return TlsChannel(connection, secure(connection, self._tls, None, handshake_timeout), channel_timeout)
 
+    def next_connection(self) -> tuple[socket.socket, str] | None:
+        """A connection that waits to be accepted, before any handshake, and its host; None if there is none."""
+        try:
+            self._server.setblocking(False)
+            connection, address = self._server.accept()
+        except BlockingIOError:
+            return None
+        except ConnectionAbortedError:
+            return None
+        except OSError as error:
+            raise PeerError(f"a connection could not be accepted ({error.strerror})") from error
+        return connection, str(address[0])
+
     def fileno(self) -> int:
         """For `select`: readable while somebody waits to be accepted."""
         return self._server.fileno()
+
+    def forget(self) -> None:
+        """Closes this process's copy; another one goes on listening."""
+        self._closing = True
+        self._server.close()
 
     def close(self) -> None:
         """Stops listening and wakes a waiting `accept`; accepted channels stay open."""

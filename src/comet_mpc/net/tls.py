@@ -55,6 +55,12 @@ class Tls:
         names = (pair for group in certificate.get("subject", ()) for pair in group)
         return next((str(value) for name, value in names if name == attribute), None)
 
+    @property
+    def peer_serial(self) -> int | None:
+        """Serial number of the peer's certificate; None if it has shown none."""
+        certificate: Mapping[str, Any] = self.session.getpeercert() or {}
+        return int(certificate["serialNumber"], 16) if certificate else None
+
 
 def tls_failure(error: ssl.SSLError, during: str) -> PeerError:
     """`NotAuthenticated` if it is about a certificate, else `PeerError`; either with OpenSSL's reason."""

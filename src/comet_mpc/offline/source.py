@@ -104,10 +104,10 @@ class Supplier(ABC):
 class PreparationLimits:
     """What a server spends on preparing bundles."""
 
-    fetches: int = 4
-    """Bundles on their way from the dealer at a time, per worker."""
+    fetches: int = 16
+    """Bundles on their way from the dealer at a time, for all clients together."""
     preparations: int = 0
-    """Bundles being prepared with clients at a time, in all workers together; 0: in all workers but one."""
+    """Bundles being prepared with clients at a time, of all of them together; 0: one less than there are workers."""
     stall_seconds: float = 30.0
     dealer_seconds: float = 5.0
     """To reach the dealer."""
@@ -136,6 +136,9 @@ class Visitor(Protocol):
 
     channel: Channel
 
+    def place(self) -> AbstractContextManager[None]:
+        """A place to prepare a bundle in, when it is this client's turn; `ServerBusy` if that takes too long."""
+
     def accept(self) -> None:
         """Tells the client that its bundle is being prepared."""
 
@@ -154,6 +157,13 @@ class Provider(ABC):
 
     lag_seconds: ClassVar[float] = 0.0
     """How long a bundle may take to appear at the server after the client has its part."""
+    computes: ClassVar[bool] = True
+    """Whether preparing a bundle keeps one of the server's cores busy."""
+
+    @property
+    @abstractmethod
+    def places(self) -> int:
+        """Bundles that may be prepared at a time, for all clients together."""
 
     @abstractmethod
     def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
@@ -163,8 +173,15 @@ class Provider(ABC):
         """The weights as clients download them, one tensor at a time; None if nobody needs them."""
         return None
 
+    def settle(self, seconds: float) -> None:
+        """Waits, for so long at most, until nothing is being prepared in the background of this process."""
+
     def await_third_party(self) -> None:
         """Returns once the third party can be reached, and logs that it is missing until then."""
+
+    def third_party_answers(self) -> bool:
+        """Whether it can be reached now; True if there is none."""
+        return True
 
 
 # Both ------------------------------------------------------------------------------------------------------

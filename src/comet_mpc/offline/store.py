@@ -197,6 +197,12 @@ class BundleStore:
                 f"{human_bytes(free)}"
             )
 
+    def check_writable(self) -> None:
+        """Raises if nothing can be stored now: the disk is full, or the directory is not there or not ours any more."""
+        if not os.access(self.directory, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"{self.directory} is not writable")
+        self.check_disk(_SPARE)
+
     def count(self) -> int:
         """Bundles that are complete, of all programs."""
         return sum(1 for _ in self.directory.glob(f"*{_SUFFIX}"))

@@ -14,7 +14,7 @@ import time
 from collections import deque
 
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import CometError, PeerTimeout, RandomnessError, RandomnessSpent
+from comet_mpc.errors import PeerTimeout, RandomnessError, RandomnessSpent
 from comet_mpc.offline.bundle import OpenBundle
 from comet_mpc.offline.source import Order, Supplier
 from comet_mpc.offline.store import new_bundle_id
@@ -41,7 +41,7 @@ class BundlePool:
         self._seconds: dict[str, float] = {}
         self._wanted: deque[Size] = deque()
         self._working: Size | None = None
-        self._failure: CometError | None = None
+        self._failure: Exception | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -102,7 +102,7 @@ class BundlePool:
         return held + len(self._stored((batch, bucket)))
 
     @property
-    def failure(self) -> CometError | None:
+    def failure(self) -> Exception | None:
         """Why the last preparation in the background failed, if it did."""
         return self._failure
 
@@ -158,11 +158,13 @@ class BundlePool:
             try:
                 self._fill(size)
                 self._failure = None
-            except CometError as error:  # the next query will meet it in the foreground, if it is still there
+            except Exception as error:  # the next query will meet it in the foreground, if it is still there
                 self._failure = error
-            self.pause()
-            with self._changed:
-                self._wanted.popleft()
+            finally:
+                with self._changed:
+                    self._wanted.popleft()
+            with contextlib.suppress(Exception):
+                self.pause()
 
     def _fill(self, size: Size) -> None:
         """One bundle in memory first, then the rest on disk."""

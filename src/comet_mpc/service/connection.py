@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from comet_mpc.errors import NotAuthenticated, PeerClosed, PeerTimeout, ProtocolMismatch, RandomnessSpent
+from comet_mpc.errors import NotAuthenticated, PeerClosed, ProtocolMismatch, RandomnessSpent, ServerBusy
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import Address, connect
@@ -22,6 +23,7 @@ Wrap = Callable[[Channel], Channel]
 M = TypeVar("M", Accepted, Ready)
 
 _MOST_TRIES = 4  # a busy server ends idle connections to make room
+_BUSY_PAUSE = 0.5  # before a server that has no room is asked again
 
 
 @dataclass
@@ -91,7 +93,23 @@ class Connection:
         raise AssertionError("unreachable")
 
     def request(self, message: Prepare | Run, kind: type[M]) -> Channel:
-        """One request and its answer, and the channel they went over. Call it under `lock`."""
+        """One request and its answer, and the channel they went over. Call it under `lock`.
+
+        While the server has no place for it, asks again, until the timeout: it has done nothing with the bundle then.
+        """
+        return self._patiently(lambda: self._request(message, kind))
+
+    def _patiently(self, ask: Callable[[], Channel]) -> Channel:
+        until = time.monotonic() + self.timeout
+        while True:
+            try:
+                return ask()
+            except ServerBusy:
+                if time.monotonic() >= until or self._closed:
+                    raise
+                time.sleep(_BUSY_PAUSE)
+
+    def _request(self, message: Prepare | Run, kind: type[M]) -> Channel:
         for last in range(_MOST_TRIES - 1, -1, -1):
             channel = self.channel()
             try:
@@ -120,16 +138,15 @@ class Connection:
         return self.dial(self._address, 0.0)
 
     def _greeted(self) -> Channel:
-        try:
-            channel = self._wrap(self.reach())
-        except PeerTimeout as error:  # connections wait until a worker is free
-            raise PeerTimeout(
-                f"{error}: all workers of the server may be busy; try again later, or wait longer (--timeout)"
-            ) from error
+        """A connection after the greeting. While the server has no room for it, tries again, until the timeout."""
+        return self._patiently(self._greeted_once)
+
+    def _greeted_once(self) -> Channel:
+        channel = self._wrap(self.reach())
         try:
             if channel.peer_role != "server":
                 raise NotAuthenticated(f"the peer is not a server: its certificate says {channel.peer_role!r}")
-            source = introduce(channel, "client", self._fingerprint, self._source)
+            source = introduce(channel, "client", self._fingerprint, self._source, timeout=self.timeout)
             self._check(source, expect(channel, Welcome))
             assert self._welcome is not None
             self._welcomed(channel, source, self._welcome)

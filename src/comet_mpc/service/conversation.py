@@ -10,6 +10,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
@@ -21,7 +23,6 @@ from comet_mpc.errors import (
     PeerClosed,
     PeerError,
     PeerTimeout,
-    QuotaExceeded,
     RandomnessDamaged,
     RandomnessSpent,
 )
@@ -44,25 +45,42 @@ from comet_mpc.service.messages import (
     say,
     send_blob,
 )
+from comet_mpc.service.metrics import refusal_reason
 
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "Places"]
 
 _log = logging.getLogger(__name__)
 
 _PARTING_SECONDS = 0.5
 
 
+class Places(Protocol):
+    """Where the work of all clients is done, in turn."""
+
+    def place(self, kind: Literal["run", "prepare"], channel: Channel) -> AbstractContextManager[None]:
+        """One of the places, for as long as the block takes; `ServerBusy` if there is none in time.
+
+        channel: of the client that waits for it.
+        """
+
+    def idle(self, idle: bool, *, refused: bool = False) -> None:
+        """The client is to ask for something, or has. refused: it got nothing of what it asked for last."""
+
+
 class Conversation:
     """One client, from the greeting to the end. `idle_since` and `deadline` are for whoever watches over it."""
 
-    def __init__(self, deployment: Deployment, channel: Channel, *, require_client: bool = True) -> None:
+    def __init__(
+        self, deployment: Deployment, channel: Channel, places: Places, *, require_client: bool = True
+    ) -> None:
         self._deployment = deployment
         self._limits = deployment.limits
         self._counters = deployment.counters
         self.channel = channel
         self._require_client = require_client
         self._reserved = False
-        self.requests = 0
+        self._places = places
+        self._refused = False
         self.idle_since: float | None = None
         self.deadline = time.monotonic() + self._limits.stall_seconds
 
@@ -100,6 +118,7 @@ class Conversation:
         if self._reserved:
             self.channel.give_up(_PARTING_SECONDS)
             return
+        self._counters.refused(refusal_reason(error))
         self.channel.timeout = _PARTING_SECONDS
         with contextlib.suppress(PeerError):
             say(self.channel, refusal(error))
@@ -118,7 +137,9 @@ class Conversation:
             except CometError as error:
                 if self._reserved or self.channel.closed:
                     raise
+                self._refused = True
                 self._counters.error(error)
+                self._counters.refused(refusal_reason(error))
                 self._log_error("a request was refused", error, request=type(message).__name__)
                 say(self.channel, refusal(error))
 
@@ -126,6 +147,8 @@ class Conversation:
         """The next request; None if the client has left, or has been silent for too long."""
         self.channel.timeout = self._limits.idle_seconds
         self.deadline = float("inf")
+        self._places.idle(True, refused=self._refused)
+        self._refused = False
         self.idle_since = time.monotonic()
         try:
             data = self.channel.receive(MESSAGE_LIMIT)
@@ -135,7 +158,7 @@ class Conversation:
             self.idle_since = None
             self.deadline = time.monotonic() + self._limits.query_seconds
             self.channel.timeout = self._limits.stall_seconds
-        self.requests += 1
+        self._places.idle(False)
         return from_client(data)
 
     def _handle(self, message: FromClient) -> None:
@@ -154,11 +177,12 @@ class Conversation:
                 self._deployment.provider.prepare(order, self._deployment.store, self)
             case Run():
                 plan = self._deployment.plan(message)
-                with self._within_quota():
-                    self._deployment.quota.check(self._client, message.batch)
-                with contextlib.closing(self._take(message, plan)) as bundle:
-                    with self._within_quota():
-                        self._deployment.quota.charge(self._client, message.batch)
+                self._deployment.quota.check(self._client, message.batch)
+                with (
+                    self._places.place("run", self.channel),
+                    contextlib.closing(self._take(message, plan)) as bundle,
+                ):
+                    self._deployment.quota.charge(self._client, message.batch)
                     self._compute(message, bundle)
 
     @contextlib.contextmanager
@@ -184,6 +208,9 @@ class Conversation:
         _log.info("sent a download", extra={"fields": self._fields(bytes=count)})
 
     # A preparation: what its provider tells (`source.Visitor`) ----------------------------------------------
+
+    def place(self) -> AbstractContextManager[None]:
+        return self._places.place("prepare", self.channel)
 
     def accept(self) -> None:
         say(self.channel, Accepted())
@@ -215,14 +242,6 @@ class Conversation:
                 if time.monotonic() >= until:
                     raise
                 time.sleep(0.02)
-
-    @contextlib.contextmanager
-    def _within_quota(self) -> Iterator[None]:
-        try:
-            yield
-        except QuotaExceeded:
-            self._counters.add(refused_quota_total=1)
-            raise
 
     def _compute(self, message: Run, bundle: Bundle) -> None:
         deployment, start = self._deployment, time.monotonic()

@@ -37,7 +37,7 @@ from comet_mpc.errors import (
     PeerError,
     ProtocolMismatch,
 )
-from comet_mpc.net.channel import UNREADABLE, Channel, agree, greet
+from comet_mpc.net.channel import UNREADABLE, Channel, agree, greet, greeting_frame
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import SOURCES
@@ -54,6 +54,7 @@ __all__ = [
     "Welcome",
     "expect",
     "from_client",
+    "greeting",
     "introduce",
     "receive_blob",
     "say",
@@ -154,20 +155,33 @@ def from_client(data: bytes | bytearray) -> FromClient:
     return message
 
 
-def introduce(
-    channel: Channel, role: Literal["client", "server"], fingerprint: str = "", source: Source | None = None
-) -> Source:
-    """The greeting. Returns the source of randomness that the server has.
+Side = Literal["client", "server"]
 
-    Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model and the source open.
-    """
-    mine = {
+
+def _hello(role: Side, fingerprint: str, source: Source | None) -> dict[str, str | int]:
+    return {
         "role": role,
         "version": __version__,
         "source of randomness": source.name if source else "",
         "model": fingerprint,
     }
-    theirs = greet(channel, mine)
+
+
+def greeting(role: Side, fingerprint: str, source: Source) -> bytes:
+    """What `introduce` sends first: for a server that has nothing to say but a refusal."""
+    return greeting_frame(_hello(role, fingerprint, source))
+
+
+def introduce(
+    channel: Channel, role: Side, fingerprint: str = "", source: Source | None = None, *, timeout: float = 10.0
+) -> Source:
+    """The greeting. Returns the source of randomness that the server has.
+
+    Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model and the source open.
+    timeout: for the other side's greeting; a server with many clients lets them wait for it.
+    """
+    mine = _hello(role, fingerprint, source)
+    theirs = greet(channel, mine, timeout)
     given = [field for field in ("source of randomness", "model") if mine[field] and theirs.get(field)]
     try:
         agree(mine, theirs, ["version", *given])

@@ -13,7 +13,7 @@ import mmap
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from comet_mpc import errors
 from comet_mpc.errors import ConfigurationError
 
-__all__ = ["Counters", "JsonFormatter", "MetricsEndpoint", "log_as_json"]
+__all__ = ["Counters", "JsonFormatter", "MetricsEndpoint", "Page", "log_as_json", "refusal_reason"]
 
 _COUNTERS = {
     "sessions_total": "Client sessions begun.",
@@ -35,13 +35,48 @@ _COUNTERS = {
     "offline_seconds_total": "Seconds spent on that.",
     "bundles_prepared_total": "Bundles of randomness prepared.",
     "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
-    "refused_quota_total": "Runs refused because the client's queries of the day were used up.",
-    "refused_busy_total": "Connections refused because all workers were occupied.",
 }
+_REFUSALS = {
+    "half_open": "its address has too many connections that have not shown who they are",
+    "handshake_timeout": "it did not finish its TLS handshake in time",
+    "handshake_failed": "it broke off its TLS handshake, or spoke something else",
+    "certificate": "its certificate was not accepted, or is revoked",
+    "role": "its certificate does not entitle it to what it asked for",
+    "connections": "this client has too many connections",
+    "busy": "there was no process or place for it in time",
+    "quota": "the client's queries of the day were used up",
+    "room": "the server has no disk, memory or room for it",
+    "randomness": "the bundle that it named is spent, or another's",
+    "mismatch": "it runs another version, model or program",
+    "request": "it asked for something that makes no sense",
+    "out_of_sockets": "the server had no file descriptor left",
+    "out_of_processes": "the server could start no process",
+    "other": "the server failed",
+}
+"""Why a connection or a request was refused."""
+_REASONS: tuple[tuple[type[errors.CometError], str], ...] = (
+    (errors.ServerBusy, "busy"),
+    (errors.QuotaExceeded, "quota"),
+    (errors.NotAuthenticated, "role"),
+    (errors.ProtocolMismatch, "mismatch"),
+    (errors.WrongVersion, "mismatch"),
+    (errors.RandomnessError, "randomness"),
+    (errors.ConfigurationError, "room"),
+    (errors.ShapeError, "request"),
+    (errors.PeerError, "request"),
+)
 _ERRORS = (*errors.__all__, "other")
-_ACTIVE = "active"
-_PLACES = {name: place for place, name in enumerate((*_COUNTERS, _ACTIVE, *_ERRORS))}
+_ACTIVE, _ALIVE = "active", "alive"
+_PLACES = {
+    name: place
+    for place, name in enumerate((*_COUNTERS, _ACTIVE, _ALIVE, *_ERRORS, *(f"refused {name}" for name in _REFUSALS)))
+}
 _TIMEOUT = 5.0
+
+
+def refusal_reason(error: errors.CometError) -> str:
+    """The word for it in the metrics."""
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "other")
 
 
 class Counters:
@@ -70,6 +105,22 @@ class Counters:
         with self._lock:
             self._table[self._row, _PLACES[name if name in _ERRORS else "other"]] += 1
 
+    def refused(self, reason: str) -> None:
+        """One more connection or request was refused: see `_REFUSALS`."""
+        with self._lock:
+            self._table[self._row, _PLACES[f"refused {reason}"]] += 1
+
+    def refusals(self, reason: str) -> int:
+        return int(self.total(f"refused {reason}"))
+
+    def beat(self) -> None:
+        """This process is alive."""
+        self._table[self._row, _PLACES[_ALIVE]] = time.monotonic()
+
+    def heartbeat(self, row: int) -> float:
+        """When the process of that row last said that it is alive."""
+        return float(self._table[row, _PLACES[_ALIVE]])
+
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         self.add(sessions_total=1, active=1)
@@ -97,6 +148,9 @@ class Counters:
             lines.append(f"comet_{name} {_number(self.total(name))}")
         lines += ["# HELP comet_errors_total Errors by class.", "# TYPE comet_errors_total counter"]
         lines += [f'comet_errors_total{{class="{name}"}} {_number(self.total(name))}' for name in _ERRORS]
+        lines += ["# HELP comet_refusals_total Connections and requests that were refused, by reason."]
+        lines += ["# TYPE comet_refusals_total counter"]
+        lines += [f'comet_refusals_total{{reason="{name}"}} {self.refusals(name)}' for name in _REFUSALS]
         for name, value in {"sessions_active": float(self.active), **gauges}.items():
             lines += [f"# TYPE comet_{name} gauge", f"comet_{name} {_number(value)}"]
         return "\n".join(lines) + "\n"
@@ -106,17 +160,22 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-class MetricsEndpoint:
-    """Plain HTTP: GET /metrics. It needs no TLS because it tells no secret, but give it an inner address."""
+Page = Callable[[], tuple[int, str]]
+"""What is answered: a status of HTTP, and a text."""
 
-    def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
+
+class MetricsEndpoint:
+    """Plain HTTP: GET of a few pages. It needs no TLS because it tells no secret, but give it an inner address."""
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = _TIMEOUT
 
             def do_GET(self) -> None:
-                known = self.path.split("?")[0] == "/metrics"
-                body = text().encode() if known else b"see /metrics\n"
-                self.send_response(200 if known else 404)
+                page = pages.get(self.path.split("?")[0])
+                status, text = page() if page is not None else (404, f"see {', '.join(pages)}\n")
+                body = text.encode()
+                self.send_response(status)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -95,10 +95,15 @@ class _Supplier(Supplier):
 
 class _Provider(Provider):
     lag_seconds = 1.0  # the dealer tells the client first
+    computes = False
 
     def __init__(self, desk: ServerDesk, address: Address) -> None:
         self._desk, self._address = desk, address
-        self._places = threading.BoundedSemaphore(desk.limits.fetches)
+        self._fetches: list[threading.Thread] = []
+
+    @property
+    def places(self) -> int:
+        return self._desk.limits.fetches
 
     def masked_weights(self) -> Iterator[memoryview]:
         """D = W - B, one tensor at a time."""
@@ -107,33 +112,40 @@ class _Provider(Provider):
 
     def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
         """In the background: the client goes to the dealer meanwhile, and this connection serves other requests."""
-        if not self._places.acquire(blocking=False):
-            raise PeerError(f"{self._desk.limits.fetches} bundles are being prepared already; try again")
-        with contextlib.ExitStack() as undo:  # if the client is gone before it could be told
-            undo.callback(self._places.release)
-            channel = undo.enter_context(self._reach())
+        with contextlib.ExitStack() as held:  # given back if the client is gone before it could be told
+            held.enter_context(visitor.place())
+            channel = held.enter_context(self._reach())
             visitor.accept()
-            undo.pop_all()
-        threading.Thread(target=self._fetch, args=(channel, order, store, visitor), name="fetch", daemon=True).start()
+            held = held.pop_all()
+        arguments = (channel, order, store, visitor, held)
+        thread = threading.Thread(target=self._fetch, args=arguments, name="fetch", daemon=True)
+        self._fetches = [other for other in self._fetches if other.is_alive()] + [thread]
+        thread.start()
 
-    def _fetch(self, channel: Channel, order: Order, store: BundleStore, visitor: Visitor) -> None:
+    def _fetch(
+        self, channel: Channel, order: Order, store: BundleStore, visitor: Visitor, held: contextlib.ExitStack
+    ) -> None:
         start = time.monotonic()
-        try:
-            fetch_bundle(
-                channel,
-                SERVER,
-                order.bundle_id,
-                order.plan.correlations,
-                lambda seed: store.add(order.bundle_id, order.plan.digest, seed, owner=order.owner),
-                key=self._desk.secret,
-                patience=self._desk.limits.preparation_seconds,
-            )
-        except Exception as error:
-            visitor.failed(order, error)
-        else:
-            visitor.prepared(order, order.plan.correction_bytes, time.monotonic() - start)
-        finally:
-            self._places.release()
+        with held:
+            try:
+                fetch_bundle(
+                    channel,
+                    SERVER,
+                    order.bundle_id,
+                    order.plan.correlations,
+                    lambda seed: store.add(order.bundle_id, order.plan.digest, seed, owner=order.owner),
+                    key=self._desk.secret,
+                    patience=self._desk.limits.preparation_seconds,
+                )
+            except Exception as error:
+                visitor.failed(order, error)
+            else:
+                visitor.prepared(order, order.plan.correction_bytes, time.monotonic() - start)
+
+    def settle(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        for thread in self._fetches:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def await_third_party(self) -> None:
         while True:
@@ -144,6 +156,13 @@ class _Provider(Provider):
             else:
                 _log.info("the dealer can be reached")
                 return
+
+    def third_party_answers(self) -> bool:
+        try:
+            self._reach().close()
+        except CometError:
+            return False
+        return True
 
     def _reach(self) -> Channel:
         """A connection to the dealer, or an error that says that it cannot be had."""

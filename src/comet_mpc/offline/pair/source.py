@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -135,15 +132,18 @@ class _Supplier(Supplier):
 
 
 class _Provider(Provider):
-    """Every connection has its keys; the places for preparations are shared by all worker processes."""
+    """Every connection has its keys."""
 
     def __init__(self, desk: ServerDesk) -> None:
         for weight in desk.weights.values():  # now, and not in the middle of a preparation
             if weight.values is not None:
                 check_weight(weight.values.astype(np.int64))
         self._desk = desk
-        self._places = [desk.state / f"preparing-{place}" for place in range(max(1, desk.limits.preparations))]
         self._preparers: WeakKeyDictionary[Channel, Preparer] = WeakKeyDictionary()
+
+    @property
+    def places(self) -> int:
+        return max(1, self._desk.limits.preparations)
 
     def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
         """On the client's own connection. Once it is accepted, whatever fails just ends the connection."""
@@ -153,22 +153,9 @@ class _Provider(Provider):
             preparer = self._preparers[channel] = Preparer(channel, SERVER, correlations, self._desk.weights)
         elif preparer.correlations != correlations:
             raise ConfigurationError("a connection prepares bundles of one size: connect again for another size")
-        with self._place(), visitor.reserved(self._desk.limits.preparation_seconds):
+        with visitor.place(), visitor.reserved(self._desk.limits.preparation_seconds):
             channel.timeout = self._desk.limits.step_seconds
             visitor.accept()
             start = time.monotonic()
             traffic = prepare_stored(preparer, order.bundle_id, order.plan, store, owner=order.owner)
         visitor.prepared(order, traffic.sent + traffic.received, time.monotonic() - start)
-
-    @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        """One of the places for preparations, of all processes together: a lock that ends with its process."""
-        for path in self._places:
-            with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                yield
-                return
-        raise ServerBusy(f"{len(self._places)} bundles are being prepared already; try again later")

@@ -1,0 +1,112 @@
+"""`comet keys`: the certificates with which the parties know each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import msgspec
+import typer
+
+from comet_mpc.cli.options import JsonFile, group
+from comet_mpc.cli.tables import report, table
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.net.authority import Issued, issue, issued, make_authority, renew, revoke
+from comet_mpc.net.identity import REVOKED, Role
+from comet_mpc.units import counted
+
+__all__ = ["keys"]
+
+keys = group("Make, renew and revoke certificates, with which the parties know each other.")
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's directory, with authority.key.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The party's name: of its files, and in its certificate.")]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="Name or address of the machine of a server or dealer. May be given again."),
+]
+Days = Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")]
+
+
+@keys.command("make")
+def make_keys(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the files.")],
+    host: Hosts = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+) -> None:
+    """Make an authority, and certificates for a client, a server and a dealer.
+
+    Give each party authority.pem and its own .pem and .key. Keep authority.key away from all of them.
+    """
+    make_authority(directory, "Comet authority", force=force)
+    for role in get_args(Role):
+        made = issue(directory, role, role, () if role == "client" else host or _LOCAL, force=force)
+        typer.echo(f"for the {role}: {made.certificate} and {made.key}")
+    typer.echo(f"for all of them: {directory / 'authority.pem'} (keep authority.key to yourself)")
+
+
+@keys.command("issue")
+def issue_key(
+    directory: Directory,
+    name: Name,
+    role: Annotated[str, typer.Option(metavar="|".join(get_args(Role)), help="What the party is.")] = "client",
+    host: Hosts = None,
+    days: Days = 365,
+) -> None:
+    """Issue a certificate to one more party.
+
+    Quotas, bundles and logs go by the name, so give every client one of its own.
+    """
+    found: Role | None = next((known for known in get_args(Role) if known == role), None)
+    if found is None:
+        raise ConfigurationError(f"unknown role {role!r}: use one of {', '.join(get_args(Role))}")
+    if any(entry.name == name and entry.state() == "valid" for entry in issued(directory)):
+        raise ConfigurationError(f"{name!r} has a certificate already: renew it, or choose another name")
+    made = issue(directory, name, found, () if found == "client" else host or _LOCAL, days=days)
+    typer.echo(f"for {name}: {made.certificate}, {made.key} and {made.authority}")
+
+
+@keys.command("renew")
+def renew_key(
+    directory: Directory,
+    name: Name,
+    days: Days = 365,
+    revoke_old: Annotated[
+        bool, typer.Option("--revoke-old", help="The certificates from before count no more: the key was lost.")
+    ] = False,
+) -> None:
+    """Issue a new certificate, with a new key, to a party that has one: same name, role and hosts."""
+    made = renew(directory, name, days=days)
+    typer.echo(f"for {name}: {made.certificate} and {made.key}")
+    if revoke_old:
+        _tell(directory, revoke(directory, name, but_last=True))
+
+
+@keys.command("revoke")
+def revoke_key(directory: Directory, name: Name) -> None:
+    """Revoke all certificates of a party.
+
+    Copy the list, revoked.pem, to the keys of every server and dealer. They read it within a second, without a
+    restart, and end the connections of those who are on it.
+    """
+    _tell(directory, revoke(directory, name))
+
+
+@keys.command("list")
+def list_keys(directory: Directory, json: JsonFile = None) -> None:
+    """List every certificate that was issued: name, role, validity."""
+    entries = issued(directory)
+    records = [{**msgspec.to_builtins(entry), "state": entry.state()} for entry in entries]
+    rows = [
+        (one.name, one.role, one.state(), f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}", one.serial[:8])
+        for one in entries
+    ]
+    columns = ("name", "role", "state", "from", "until", "serial")
+    report(records, json, table("The certificates", columns, rows, left=3))
+
+
+def _tell(directory: Path, revoked: list[Issued]) -> None:
+    typer.echo(f"revoked {counted(len(revoked), 'certificate')} of {revoked[0].name}")
+    typer.echo(f"copy {directory / REVOKED} to the keys of every server and dealer")

@@ -1,0 +1,354 @@
+"""The front desk: every connection comes in here, shakes hands, waits if it must, and gets a process of its own.
+
+The desk is one thread that never waits for anybody, in a process that has the model in memory. A connection that is
+through its handshake is handed to a process forked for it, which shares the model's pages and costs two megabytes. The
+desk forgets its copy of the connection's keys and never writes with them. What costs time, runs and preparations, is
+done in places that the desk gives in turn (`turns`); so an idle or a stalled client costs a process and nothing else.
+
+Where there are as many processes as there may be, connections wait here. The certificate with the fewest processes
+goes first, and processes that are idle make room, from the certificate with the most. Nothing that a client does, or
+stops doing, reaches the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from comet_mpc.errors import CometError, PeerError, ServerBusy
+from comet_mpc.net.identity import LiveContext
+from comet_mpc.net.messages import refusal
+from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
+from comet_mpc.net.sockets import Listener, TlsChannel
+from comet_mpc.service.deployment import Deployment
+from comet_mpc.service.hosting.lifeline import end_with_parent
+from comet_mpc.service.hosting.line import Line, Said
+from comet_mpc.service.hosting.turns import Kind, Places, Turns
+from comet_mpc.service.hosting.worker import work
+from comet_mpc.service.messages import greeting, say
+
+__all__ = ["FrontDesk", "FrontLimits"]
+
+_log = logging.getLogger(__name__)
+
+_TICK = 0.1
+_GRACE_SECONDS = 1.0  # an idle client keeps its process for so long although others wait
+_FIRST_GRACE_SECONDS = 5.0  # … and for so long before its first request: it may be checking its cache
+_WANTED: dict[Said, Kind] = {Said.WANT_RUN: "run", Said.WANT_PREPARE: "prepare"}
+
+
+@dataclass(frozen=True)
+class FrontLimits:
+    """Who gets in."""
+
+    places: Places
+    connections: int = 96
+    """Processes at a time."""
+    per_client: int = 16
+    """Of one certificate, or of one address where there is none."""
+    waiting: int = 16
+    """Connections of one client that wait for a process."""
+    queue_seconds: float = 30.0
+    """Then whoever still waits, for a process or for a place, is told that the server is busy."""
+    stop_seconds: float = 30.0
+    reception: ReceptionLimits = field(default_factory=ReceptionLimits)
+
+
+@dataclass
+class _Guest:
+    """A connection that waits for a process."""
+
+    channel: TlsChannel
+    client: str
+    since: float
+
+
+@dataclass
+class _Worker:
+    pid: int
+    line: Line
+    row: int
+    client: str
+    serial: int | None
+    number: int
+    idle_since: float | None
+    idle_before: float | None = None
+    """When it began to be idle, before the request that it has now."""
+    requests: int = -1
+    """That were granted; the first message says that it has been greeted."""
+    leaving: bool = False
+
+
+class FrontDesk:
+    """Made in the process that will run it: `run` returns when the server is asked to stop.
+
+    counters' row 0 is the desk's own; each process has one from `first_row` on.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        listener: Listener,
+        context: LiveContext,
+        limits: FrontLimits,
+        *,
+        require_client: bool,
+        first_row: int,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._deployment, self._listener, self._context = deployment, listener, context
+        self._limits, self._require_client, self._stopping = limits, require_client, stopping
+        self._counters = deployment.counters
+        self._rows = list(range(first_row, first_row + limits.connections))
+        self._selector = selectors.DefaultSelector()
+        self._turns = Turns(limits.places)
+        self._guests: list[_Guest] = []
+        self._workers: dict[int, _Worker] = {}
+        self._ended: set[int] = set()
+        self._numbers = 0
+        self._reception = Reception(
+            listener,
+            self._current_context,
+            self._selector,
+            arrived=self._arrived,
+            refused=self._lost,
+            limits=limits.reception,
+            channel_timeout=deployment.limits.stall_seconds,
+        )
+
+    def run(self) -> None:
+        """Until it is to stop; then what was begun is finished, for as long as there is time."""
+        gc.collect()
+        gc.freeze()  # what is there now is shared with all processes to come
+        while not self._stopping():
+            self._turn()
+            self._admit()
+        self._reception.close()
+        self._listener.close()
+        for guest in self._guests:
+            guest.channel.close()
+        until = time.monotonic() + self._limits.stop_seconds
+        while self._workers and time.monotonic() < until:
+            for worker in self._workers.values():
+                self._ask_to_leave(worker)
+            self._turn()
+        if self._workers:
+            _log.warning("queries are still running: they are cut off")
+        for pid in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _turn(self) -> None:
+        """What has happened since the last one."""
+        self._counters.beat()
+        for key, events in self._selector.select(_TICK):
+            try:
+                key.data(events)
+            except Exception:  # one connection's trouble is not the others'
+                _log.exception("an error at the front desk")
+                self._counters.refused("other")
+        self._reception.tick()
+        self._reap()
+        self._give_places()
+        if self._context.changed():
+            self._check_revoked()
+
+    def _current_context(self) -> ssl.SSLContext:
+        return self._context.current
+
+    # Who comes in ------------------------------------------------------------------------------------------
+
+    def _lost(self, reason: str, error: PeerError) -> None:
+        self._counters.error(error)
+        self._counters.refused(reason)
+        fields = {"error": type(error).__name__, "reason": str(error)}
+        _log.info("a connection could not be established", extra={"fields": fields})
+
+    def _arrived(self, visitor: Visitor) -> None:
+        channel = visitor.channel
+        client = channel.peer_name or f"[{visitor.address}]"
+        if sum(guest.client == client for guest in self._guests) >= self._limits.waiting:
+            self._refuse(channel, "connections", "this client has too many connections; end some, or try again later")
+            return
+        self._guests.append(_Guest(channel, client, time.monotonic()))
+
+    def _admit(self) -> None:
+        now = time.monotonic()
+        while self._guests and self._rows:
+            present = Counter(worker.client for worker in self._workers.values())
+            fitting = [guest for guest in self._guests if present[guest.client] < self._limits.per_client]
+            if not fitting:
+                break
+            guest = min(fitting, key=lambda guest: (present[guest.client], guest.since))
+            self._guests.remove(guest)
+            self._hand_over(guest)
+        for guest in [guest for guest in self._guests if now - guest.since >= self._limits.queue_seconds]:
+            self._guests.remove(guest)
+            self._refuse(guest.channel, "busy", "the server has as many connections as it can serve; try again later")
+        for guest in self._guests:
+            self._make_room(guest.client, now)
+
+    def _make_room(self, client: str, now: float) -> None:
+        """Asks an idle process to leave: one of the same client if it has too many, else one of whoever has most."""
+        present = Counter(worker.client for worker in self._workers.values())
+        own = present[client] >= self._limits.per_client
+        idle = []
+        for worker in self._workers.values():
+            grace = _GRACE_SECONDS if worker.requests > 0 else _FIRST_GRACE_SECONDS
+            if worker.leaving or worker.idle_since is None or now - worker.idle_since < grace:
+                continue
+            if not own or worker.client == client:
+                idle.append(worker)
+        if idle:
+            self._ask_to_leave(min(idle, key=lambda worker: (-present[worker.client], worker.idle_since)))
+
+    def _ask_to_leave(self, worker: _Worker) -> None:
+        if not worker.leaving:
+            worker.leaving = True
+            with contextlib.suppress(OSError):
+                worker.line.say(Said.LEAVE)
+
+    def _refuse(self, channel: TlsChannel, reason: str, text: str) -> None:
+        """A greeting and the reason, in place of a conversation: what is sent fits into the socket's buffer."""
+        self._counters.refused(reason)
+        fields = {"client": channel.peer_name, "reason": text}
+        _log.warning("refused a client", extra={"fields": fields})
+        try:
+            channel.send(greeting("server", self._deployment.model.fingerprint, self._deployment.source))
+            say(channel, refusal(ServerBusy(text)))
+        except CometError:
+            return
+        self._reception.dismiss(channel)
+
+    def _check_revoked(self) -> None:
+        for worker in self._workers.values():
+            if worker.serial in self._context.revoked:
+                with contextlib.suppress(OSError):
+                    worker.line.say(Said.REVOKED)
+        for guest in [guest for guest in self._guests if guest.channel.peer_serial in self._context.revoked]:
+            self._guests.remove(guest)
+            self._counters.refused("certificate")
+            guest.channel.close()
+
+    # Processes ---------------------------------------------------------------------------------------------
+
+    def _hand_over(self, guest: _Guest) -> None:
+        """A process for a connection. It has the connection from now on, and nobody else."""
+        row, self._numbers = self._rows.pop(), self._numbers + 1
+        here, there = Line.pair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        desk = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._rows.append(row)
+            here.close()
+            there.close()
+            _log.error("no process for a client", extra={"fields": {"reason": error.strerror}})
+            self._refuse(guest.channel, "out_of_processes", "the server cannot start another process; try again later")
+            return
+        if not pid:
+            self._become_worker(guest, there, row, desk)
+        there.close()
+        here.set_blocking(False)
+        guest.channel.detach().close()  # without a word: the connection goes on
+        worker = _Worker(pid, here, row, guest.client, guest.channel.peer_serial, self._numbers, time.monotonic())
+        self._workers[pid] = worker
+        self._selector.register(here.fileno(), selectors.EVENT_READ, lambda events: self._hear(worker))
+
+    def _become_worker(self, guest: _Guest, line: Line, row: int, desk: int) -> None:
+        code = 1
+        try:
+            end_with_parent(desk)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)  # the desk says when to leave
+            others: list[socket.socket] = self._reception.sockets
+            others += [other.channel.detach() for other in self._guests]
+            for connection in others:
+                connection.close()
+            for worker in self._workers.values():
+                worker.line.close()
+            self._selector.close()
+            self._listener.forget()
+            self._counters.own(row)
+            work(self._deployment, guest.channel, line, require_client=self._require_client)
+            code = 0
+        except BaseException:
+            _log.exception("a process of the server failed", extra={"fields": {"client": guest.client}})
+        finally:
+            logging.shutdown()
+            os._exit(code)
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            heard = worker.line.hear()
+        except OSError:
+            heard = None
+        if heard is None:
+            self._part_with(worker)
+            return
+        now, (what, number) = time.monotonic(), heard
+        ticket = worker.number, number
+        match what:
+            case Said.WANT_RUN | Said.WANT_PREPARE:
+                self._turns.ask(ticket, worker.client, _WANTED[what], now)
+            case Said.DONE:
+                self._turns.done(ticket, now)
+            case Said.REST | Said.RESUME:
+                self._turns.rest(ticket, what is Said.REST)
+            case Said.IDLE:
+                worker.idle_since = now
+                worker.requests += 1
+            case Said.REFUSED:  # that was no activity
+                worker.idle_since = worker.idle_before
+            case Said.BUSY:
+                worker.idle_before, worker.idle_since = worker.idle_since, None
+            case _:
+                _log.error("a process of the server said something that it cannot say")
+
+    def _give_places(self) -> None:
+        now = time.monotonic()
+        by_number = {worker.number: worker for worker in self._workers.values()}
+        said = [(ticket, Said.GO) for ticket in self._turns.grant(now)]
+        for ticket, _ in self._turns.overdue(now, self._limits.queue_seconds):
+            said.append((ticket, Said.FULL))
+        for (number, request), what in said:
+            try:
+                by_number[number].line.say(what, request)
+            except OSError:  # it is ending: its places are given back when its line ends
+                continue
+
+    def _part_with(self, worker: _Worker) -> None:
+        """Its line has ended, so it has, or is about to."""
+        self._selector.unregister(worker.line.fileno())
+        worker.line.close()
+        self._turns.leave(worker.number, time.monotonic())
+        self._ended.add(worker.pid)
+
+    def _reap(self) -> None:
+        for pid in list(self._ended):
+            try:
+                found, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                found, status = pid, 0
+            if not found:
+                continue
+            self._ended.discard(pid)
+            worker = self._workers.pop(pid)
+            self._counters.reset_active(worker.row)
+            self._rows.append(worker.row)
+            if status:
+                fields = {"client": worker.client, "status": os.waitstatus_to_exitcode(status)}
+                _log.error("a process of the server died", extra={"fields": fields})

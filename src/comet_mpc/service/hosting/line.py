@@ -1,0 +1,68 @@
+"""What the front desk and the process of a connection say to each other: an operation and the number of a request."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from enum import IntEnum
+
+__all__ = ["Line", "Said"]
+
+_FORMAT = struct.Struct("<BI")
+
+
+class Said(IntEnum):
+    """From the worker: what it wants or does. From the desk: what it may do."""
+
+    WANT_RUN = 1
+    WANT_PREPARE = 2
+    DONE = 3
+    """With the place that it had or wanted."""
+    REST = 4
+    """It has a place and computes nothing: its peer is to act."""
+    RESUME = 5
+    IDLE = 6
+    """It waits for the client's next request."""
+    REFUSED = 8
+    """The same, and the last one was refused."""
+    BUSY = 7
+    GO = 16
+    FULL = 17
+    """There was no place in time."""
+    LEAVE = 18
+    """As soon as it is idle: others wait, or the server stops."""
+    REVOKED = 19
+    """At once."""
+
+
+class Line:
+    """One end. Whole messages or nothing; the end of a process is the end of its line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    @classmethod
+    def pair(cls) -> tuple[Line, Line]:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(here), cls(there)
+
+    def say(self, what: Said, number: int = 0) -> None:
+        """Raises OSError if the other end is gone, or does not listen."""
+        self._socket.send(_FORMAT.pack(what, number))
+
+    def hear(self) -> tuple[Said, int] | None:
+        """The next message; None at the end. A socket that does not block raises BlockingIOError if there is none."""
+        data = self._socket.recv(_FORMAT.size)
+        if len(data) != _FORMAT.size:
+            return None
+        what, number = _FORMAT.unpack(data)
+        return Said(what), number
+
+    def set_blocking(self, blocking: bool) -> None:
+        self._socket.setblocking(blocking)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
