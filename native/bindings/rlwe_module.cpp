@@ -97,6 +97,7 @@ void py_round_odd(const Basis &plain, span<const u64> numbers, span<u32> out) {
 } // namespace
 
 void bind_rlwe(nb::module_ &m) {
+    m.def("lattice_isa_names", [] { return available_names({Isa::portable, Isa::avx2, Isa::avx512}); });
     nb::class_<Basis>(m, "Basis").def(nb::init<const std::vector<u32> &>());
     m.def("lattice_packed_residues", &packed_residues);
     m.def("lattice_forward", &py_forward, Release());

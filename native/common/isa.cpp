@@ -11,13 +11,17 @@ struct Set {
     const char *name;
 };
 constexpr std::array sets{Set{Isa::portable, "portable"}, Set{Isa::avx2, "avx2"}, Set{Isa::aesni, "aesni"},
-                          Set{Isa::vaes, "vaes"}};
+                          Set{Isa::vaes, "vaes"}, Set{Isa::avx512, "avx512"}};
 
 Isa find_best() {
 #if COMET_X86
     if (!__builtin_cpu_supports("avx2")) return Isa::portable;
     if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("pclmul")) return Isa::avx2;
-    return __builtin_cpu_supports("vaes") ? Isa::vaes : Isa::aesni;
+    if (!__builtin_cpu_supports("vaes")) return Isa::aesni;
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512ifma") && __builtin_cpu_supports("avx512vbmi");
+    return wide ? Isa::avx512 : Isa::vaes;
 #else
     return Isa::portable;
 #endif

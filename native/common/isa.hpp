@@ -16,6 +16,7 @@
 #define COMET_AES __attribute__((target("avx2,aes")))
 #define COMET_CLMUL __attribute__((target("avx2,pclmul")))
 #define COMET_VAES __attribute__((target("avx2,aes,vaes")))
+#define COMET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx512ifma,avx512vbmi")))
 #else
 #define COMET_X86 0
 #define COMET_AVX2
@@ -27,7 +28,7 @@
 namespace comet {
 
 /// Each has all that those before it have.
-enum class Isa { portable, avx2, aesni, vaes };
+enum class Isa { portable, avx2, aesni, vaes, avx512 };
 
 /// The instruction set called `name`; an empty name means the best one. Throws std::invalid_argument for one that is
 /// unknown or that this machine lacks.

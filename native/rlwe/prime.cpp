@@ -5,6 +5,8 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "common/isa.hpp"
+
 namespace comet::rlwe {
 
 namespace {
@@ -38,6 +40,23 @@ void fill(const Prime &p, u32 psi, std::vector<u32> &table, std::vector<u32> &co
     for (size_t i = 0; i < table.size(); ++i) companion[i] = p.companion(table[i]);
 }
 
+WideTwiddles widened(const Prime &p, span<const u32> table, u32 scale) {
+    const auto entry = [&](u32 factor, u64 &w, u64 &companion) {
+        w = p.times_montgomery(1, factor);
+        companion = static_cast<u64>((u128{w} << 52) / p.q);
+    };
+    WideTwiddles wide;
+    for (size_t k = 0; k < lanes; ++k) {
+        const u32 factor = k == 0 ? scale : k == 1 ? p.times_montgomery(table[k], scale) : table[k];
+        entry(factor, wide.lane.at[k], wide.lane_companion.at[k]);
+    }
+    wide.rows.resize(rows - 1);
+    wide.companions.resize(rows - 1);
+    for (size_t k = 0; k < (rows - 1) * lanes; ++k)
+        entry(table[8 + k], wide.rows[k / lanes].at[k % lanes], wide.companions[k / lanes].at[k % lanes]);
+    return wide;
+}
+
 std::unique_ptr<const Prime> make_prime(u32 q) {
     if (q >= u32{1} << 30 || q % (2 * degree) != 1 || !is_prime(q))
         throw std::invalid_argument("not a prime below 2^30 that is 1 mod 2^14");
@@ -57,6 +76,10 @@ std::unique_ptr<const Prime> make_prime(u32 q) {
     fill(p, psi, p.forward, p.forward_companion);
     fill(p, p.invert(psi), p.backward, p.backward_companion);
     p.scale = p.times(p.invert(static_cast<u32>(degree)), p.montgomery);
+    if (isa_from_name("") >= Isa::avx512) {
+        p.wide_forward = widened(p, p.forward, p.montgomery);
+        p.wide_backward = widened(p, p.backward, p.scale);
+    }
     return made;
 }
 

@@ -14,6 +14,16 @@ constexpr size_t degree = 8192;
 constexpr size_t lanes = 8;
 constexpr size_t rows = degree / lanes;
 
+/// The twiddles as the wider transforms want them (transform_avx512.cpp): w and floor(2^52·w/q). Made only where the
+/// machine can use them.
+struct WideTwiddles {
+    struct alignas(64) Row {
+        u64 at[lanes];
+    };
+    Row lane{}, lane_companion{}; // for the three stages that pair lanes; backward, entries 0 and 1 hold 1/8192
+    std::vector<Row> rows, companions;
+};
+
 /// Tables for one prime q. Twiddles are in Montgomery form (times 2^32), each with its companion -w·q^-1 mod 2^32.
 /// Entries 1..7 serve the first three stages; vectors of 8 for the others start at entry 8.
 struct Prime {
@@ -24,6 +34,7 @@ struct Prime {
     u32 scale;      // 8192^-1, in Montgomery form
     u64 barrett;    // floor(2^64 / q)
     std::vector<u32> forward, forward_companion, backward, backward_companion;
+    WideTwiddles wide_forward, wide_backward;
 
     unsigned bits() const { return static_cast<unsigned>(std::bit_width(q)); }
     u32 reduce(u64 x) const {

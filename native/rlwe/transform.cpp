@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "rlwe/transform_avx512.hpp"
+
 #if COMET_X86
 #include <immintrin.h>
 #endif
@@ -175,11 +177,25 @@ COMET_AVX2 COMET_INLINE Vec reduce_sum(Sum s, Vec q, Vec inverse) {
 
 } // namespace avx2
 
-#else
-namespace avx2 = portable;
-#endif
+constexpr Kernels with_ifma() {
+    Kernels kernels = avx2::kernels;
+    kernels.forward = avx512::forward_kernel;
+    kernels.forward_foreign = avx512::forward_foreign_kernel;
+    kernels.forward_short = avx512::forward_short_kernel;
+    kernels.backward = avx512::backward_kernel;
+    kernels.multiply_add[0][0] = avx512::multiply_add_kernel<1, false>;
+    kernels.multiply_add[0][1] = avx512::multiply_add_kernel<1, true>;
+    kernels.multiply_add[1][0] = avx512::multiply_add_kernel<wide, false>;
+    kernels.multiply_add[1][1] = avx512::multiply_add_kernel<wide, true>;
+    return kernels;
+}
 
-constexpr Dispatch dispatch{Variant{Isa::portable, portable::kernels}, Variant{Isa::avx2, avx2::kernels}};
+constexpr Dispatch dispatch{Variant{Isa::portable, portable::kernels}, Variant{Isa::avx2, avx2::kernels},
+                            Variant{Isa::avx512, with_ifma()}};
+
+#else
+constexpr Dispatch dispatch{Variant{Isa::portable, portable::kernels}};
+#endif
 
 } // namespace
 

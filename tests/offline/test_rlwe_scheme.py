@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 
 from comet_mpc import _native
-from comet_mpc.engine import kernels
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
 from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys, packing_noise
@@ -38,7 +37,7 @@ from comet_mpc.offline.rlwe.slots import PrimeModulus, choose_plan, split
 from support.big_polynomials import lift, negacyclic, noise, secret_of
 
 RNG = np.random.default_rng(7)
-every_isa = pytest.mark.parametrize("isa", kernels.isa_names())
+every_isa = pytest.mark.parametrize("isa", _native.lattice_isa_names())
 SLOT_PRIMES = (2572289, 2654209, 2752513)
 
 

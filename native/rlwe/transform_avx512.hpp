@@ -1,0 +1,20 @@
+#pragma once
+
+// The transforms for processors with 52-bit multiply-add (AVX-512 IFMA): a row of 8 residues is one register.
+
+#include "rlwe/transform.hpp"
+
+#if COMET_X86
+namespace comet::rlwe::avx512 {
+
+COMET_AVX512 void forward_kernel(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *out, size_t stride);
+COMET_AVX512 void forward_foreign_kernel(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *out, size_t stride);
+COMET_AVX512 void forward_short_kernel(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out,
+                                       size_t stride);
+COMET_AVX512 void backward_kernel(const Prime &p, u32 *in, size_t count, u32 *out);
+template <size_t sets, bool fresh>
+COMET_AVX512 void multiply_add_kernel(const Prime &p, Left x, Right y, size_t terms, size_t count, u32 *const *acc,
+                                      size_t component);
+
+} // namespace comet::rlwe::avx512
+#endif
