@@ -44,7 +44,7 @@ _SCORE = 14
 _SPARE = 12  # of a public real factor
 _VALUE = 12
 _ACTIVATED = 14
-_R = 22
+_R = range(20, 23)  # as many of them as the narrowest ring has room for
 _ROW = 14
 _NUMERATOR = 26
 _RECIPROCAL_ROOT = 12
@@ -190,7 +190,8 @@ def attention(
         raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(*q.shape[:-3], n)}")
     with session.part("attention"):
         # R enters R·V, so both are opened in the ring of that product.
-        pair = ring_width(_R + _VALUE, n * _R_TOP * v.bound)
+        pair = ring_width(_R[0] + _VALUE, n * _R_TOP * v.bound)
+        r_bits = max(bits for bits in _R if ring_width(bits + _VALUE, n * _R_TOP * v.bound) == pair)
         values = session.defer(Truncate(v, v.fraction - _VALUE, pair)) if v.fraction > _VALUE else None
         scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
         if thresholds is not None:
@@ -202,7 +203,7 @@ def attention(
         activated = smu(
             session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared, opening=form.opening
         ).bounded(LARGEST_ACTIVATED)
-        r = _power(session, activated, form, mask, pair)
+        r = _power(session, activated, form, mask, r_bits, pair)
         r_opened, v_opened = session.open(r, v.narrow(pair) if values is None else values.result())
         total = r.sum(keep=True)
         product = session.matmul(r_opened, v_opened, bound=n * _R_TOP * v.bound)
@@ -244,10 +245,16 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         return session.matmul(halves[0], halves[1], transposed=True, bound=top)
 
 
-def _power(session: Session, activated: Share, form: AttentionForm, mask: Share | None, width: int) -> Share:
-    """R = smu(s)^p, times the padding mask, with _R fraction bits in a ring of `width`."""
+def _power(
+    session: Session, activated: Share, form: AttentionForm, mask: Share | None, fraction: int, width: int
+) -> Share:
+    """R = smu(s)^p, times the padding mask, with so many fraction bits in a ring of `width`."""
     if form.power == 1 and mask is None:
-        lifted = activated.lift(_R) if activated.width >= width else session.truncate(activated, 0, width).lift(_R)
+        lifted = (
+            activated.lift(fraction)
+            if activated.width >= width
+            else session.truncate(activated, 0, width).lift(fraction)
+        )
         return lifted.narrow(width)
     polynomial = S**form.power
     opened: dict[str, Opened] = {}
@@ -258,8 +265,8 @@ def _power(session: Session, activated: Share, form: AttentionForm, mask: Share 
     else:
         opened["s"] = session.open(activated)
     power = session.evaluate(polynomial, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
-    shift = power.fraction - _R
-    return session.truncate(power, shift, width) if shift >= 0 else session.truncate(power, 0, width).lift(_R)
+    shift = power.fraction - fraction
+    return session.truncate(power, shift, width) if shift >= 0 else session.truncate(power, 0, width).lift(fraction)
 
 
 def _divide(

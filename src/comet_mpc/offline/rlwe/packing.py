@@ -30,7 +30,7 @@ from comet_mpc.offline.rlwe.scheme import (
 
 __all__ = ["MAX_LEVELS", "PackingKeys", "packing_keys", "packing_noise"]
 
-MAX_LEVELS = 6
+MAX_LEVELS = 7
 _DIGITS = len(PRIMES) - 1
 _SPECIAL = PRIMES[-1]
 _SCHEME = Scheme(len(PRIMES), 0)
@@ -42,7 +42,7 @@ def packing_noise(limbs: int, levels: int) -> float:
 
 
 def packing_keys(secret: SecretKey) -> list[bytes]:
-    """What the client sends, once: 7.7 MB."""
+    """What the client sends, once: 9 MB."""
     seed, index, sent = new_seed(), 0, []
     for level in range(MAX_LEVELS):
         turned = secret.turned(1 + ((DEGREE >> (MAX_LEVELS - 1)) << level)).astype(np.int64)

@@ -88,7 +88,7 @@ class Homomorphic:
                 self._public = PublicKey.decode(data, common_seed(theirs, own))
 
     def set_up_packing(self) -> None:
-        """The client's keys for packed responses, 7.7 MB, once; matrix products are packed from here on."""
+        """The client's keys for packed responses, 9 MB, once; matrix products are packed from here on."""
         if self.packs:
             return
         if self.party == CLIENT:

@@ -24,9 +24,9 @@ What a response tells the client: nothing, whatever it has uploaded.
 - A client that uploads something else than encryptions gives the server another share, an additive error of its
   own making. It reaches nobody but through the result of the query, like any error that it could make online.
 
-The noise e has the variance (21/2 + 1/4)·‖y‖² + N·(2/3)·(21/2)·2 + 21/2, with ‖y‖ the length of all coefficients that
-enter an output: errors are independent with variance 21/2 and q·m/T is rounded by at most ½; then what the fresh
-encryption of zero brings, r·e_pk + e1·s + e0.
+The noise e has the variance (21/2 + 1)·‖y‖² + N·(2/3)·(21/2)·2 + 21/2, with ‖y‖ the length of all coefficients that
+enter an output: errors are independent with variance 21/2 and q·m/T is rounded by at most ½, or twice that in a
+ciphertext that defines its message (`defined`); then what the fresh encryption of zero brings, r·e_pk + e1·s + e0.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0) -> Sche
     variance: of noise that comes on top.
     """
     fresh = ERROR_VARIANCE * (DEGREE * (2 / 3) * 2 + 1)
-    noise = math.sqrt((ERROR_VARIANCE + 0.25) * norm**2 + variance + fresh)
+    noise = math.sqrt((ERROR_VARIANCE + 1.0) * norm**2 + variance + fresh)
     needed = plain_bits + FAILURE_BITS + math.log2(_MEAN * noise)
     for limbs in range(1, len(PRIMES) + 1):
         scheme = Scheme(limbs, plain_bits)
