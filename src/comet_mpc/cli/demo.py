@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import JsonFile, SourceName
+from comet_mpc.cli.options import DEFAULT_SOURCE, JsonFile, SourceName
 from comet_mpc.cli.tables import demo_tables, report
 from comet_mpc.lab.demo import SENTENCES, demo_model, run_demo
-from comet_mpc.offline.sources import PAIR, find_source
+from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
 
@@ -25,7 +25,7 @@ def demo(
             metavar="DIR", help="A Comet checkpoint. Default: the model that comes with Comet (film reviews)."
         ),
     ] = None,
-    source: SourceName = PAIR.name,
+    source: SourceName = DEFAULT_SOURCE,
     json: JsonFile = None,
 ) -> None:
     """Try it: private predictions between a client and a server on this machine.

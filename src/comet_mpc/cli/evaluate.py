@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record
-from comet_mpc.cli.options import Data, JsonFile, Limit, SourceName, TaskName
+from comet_mpc.cli.options import DEFAULT_SOURCE, Data, JsonFile, Limit, SourceName, TaskName
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
@@ -18,7 +18,7 @@ from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
 from comet_mpc.offline.source import Source
-from comet_mpc.offline.sources import DEALER, find_source
+from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes, human_seconds
 
@@ -50,7 +50,7 @@ def evaluate(
     secure: Annotated[
         bool, typer.Option("--secure", help="Inside the protocol, between processes on this machine. Needs no torch.")
     ] = False,
-    source: SourceName = DEALER.name,
+    source: SourceName = DEFAULT_SOURCE,
     twin: Annotated[
         bool, typer.Option("--twin", help="In fixed point, as served, but in the clear. Needs no torch.")
     ] = False,

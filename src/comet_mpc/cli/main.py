@@ -6,6 +6,7 @@ import errno
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 from comet_mpc import __version__
 from comet_mpc.errors import CometError
+from comet_mpc.settings import Settings
 
 __all__ = ["app"]
 
@@ -54,7 +56,20 @@ class _Lazy(TyperCommand):
         return get_command(found)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return self.load().make_context(info_name, args, parent, **extra)
+        command = self.load()
+        if parent is not None and parent.obj is not None:
+            extra.setdefault("default_map", parent.obj.of(self.name, _written(command)))
+        return command.make_context(info_name, args, parent, **extra)
+
+
+def _written(command: Any) -> dict[str, str]:
+    """The options and arguments of a command as a user writes them, and as its function calls them."""
+    names = {}
+    for parameter in command.params:
+        options = [name.removeprefix("--") for name in parameter.opts if name.startswith("--")]
+        names[(options[0] if options else parameter.name).replace("-", "_")] = parameter.name
+    names.pop("help", None)
+    return names
 
 
 class _Commands(TyperGroup):
@@ -91,7 +106,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "COMET"},
 )
 
 
@@ -103,12 +118,23 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Settings in a TOML file. Default: comet/comet.toml in the user's directory of settings.",
+        ),
+    ] = None,
 ) -> None:
     """Classify private texts with a private Transformer.
 
     The server does not learn the text or the answer, and the client does not learn the weights.
+
+    Every option can also be an environment variable, such as COMET_SERVE_LISTEN, or stand in the file of settings.
     """
+    context.obj = Settings(config, _COMMANDS)

@@ -12,10 +12,11 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.activation import Opening
 from comet_mpc.models.checkpoint import RuleName
 from comet_mpc.models.transformer import SHAPES, EncoderShape
-from comet_mpc.offline.sources import SOURCES
+from comet_mpc.offline.sources import PAIR, SOURCES
 
 __all__ = [
     "DEALER_WARNING",
+    "DEFAULT_SOURCE",
     "AnySource",
     "Batch",
     "Cache",
@@ -30,6 +31,7 @@ __all__ = [
     "MostTexts",
     "NetworkName",
     "RootOpening",
+    "ServerAddress",
     "ShapeName",
     "ShapeRule",
     "SourceName",
@@ -51,15 +53,28 @@ _SOURCE = typer.Option(
     help="Who prepares the randomness: pair (client and server between themselves) or dealer (a third party).",
 )
 
+DEFAULT_SOURCE = PAIR.name
+"""Of every command that has a choice: what `comet serve` does without a dealer."""
+
 SourceName = Annotated[str, _SOURCE]
 AnySource = Annotated[str | None, _SOURCE]
 Keys = Annotated[
-    Path, typer.Option("--keys", metavar="DIR", help="Directory with authority.pem and this party's .pem and .key.")
+    Path,
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        envvar="COMET_KEYS",
+        help="Directory with authority.pem and this party's .pem and .key.",
+    ),
 ]
 ClientName = Annotated[str, typer.Option("--name", help="This client's certificate in the directory of keys.")]
 Cache = Annotated[
-    Path | None, typer.Option("--cache", metavar="DIR", help="Where to keep downloads and prepared randomness.")
+    Path | None,
+    typer.Option(
+        "--cache", metavar="DIR", envvar="COMET_CACHE", help="Where to keep downloads and prepared randomness."
+    ),
 ]
+ServerAddress = Annotated[str, typer.Argument(metavar="HOST:PORT", envvar="COMET_SERVER", help="The server.")]
 DealerAddress = Annotated[
     str | None,
     typer.Option("--dealer", metavar="HOST:PORT", help="The dealer, if not at the address that the server names."),

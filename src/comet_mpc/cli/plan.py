@@ -12,6 +12,7 @@ import typer
 from rich.console import Group
 
 from comet_mpc.cli.options import (
+    DEFAULT_SOURCE,
     Batch,
     JsonFile,
     Layers,
@@ -40,7 +41,7 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.source import Source
-from comet_mpc.offline.sources import DEALER, find_source
+from comet_mpc.offline.sources import find_source
 from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["plan", "plan_shape"]
@@ -76,7 +77,7 @@ def plan(
     steps: Steps = 3,
     opening: RootOpening = "t",
     layers: Layers = None,
-    source: SourceName = DEALER.name,
+    source: SourceName = DEFAULT_SOURCE,
     network: NetworkName = None,
     json: JsonFile = None,
 ) -> None:

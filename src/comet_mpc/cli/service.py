@@ -40,7 +40,9 @@ def _check_fine_tuned(model: Path, untrained: bool) -> None:
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="A Comet checkpoint in the certified form.")],
+    model: Annotated[
+        Path, typer.Argument(envvar="COMET_SERVE_MODEL", help="A Comet checkpoint in the certified form.")
+    ],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen for clients. Port 0: any free port.")
     ] = "127.0.0.1:7001",
@@ -135,10 +137,10 @@ def serve(
 
 
 def deal(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen. Port 0: any free port.")],
-    directory: Annotated[
-        Path, typer.Option("--keys", metavar="DIR", help="Directory with dealer.pem, dealer.key and authority.pem.")
-    ],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen. Port 0: any free port.")
+    ] = "127.0.0.1:7000",
+    keys: Keys = Path("keys"),
 ) -> None:
     """Run a dealer, which prepares randomness for clients and servers, until SIGINT or SIGTERM.
 
@@ -147,6 +149,6 @@ def deal(
     """
     run_dealer(
         *parse_address(listen),
-        TlsIdentity.find(directory, "dealer"),
+        TlsIdentity.find(keys, "dealer"),
         started=lambda address: typer.echo(f"dealing at {address[0]}:{address[1]}"),
     )

@@ -17,6 +17,7 @@ from comet_mpc.cli.options import (
     Fingerprint,
     Keys,
     MostTexts,
+    ServerAddress,
     Timeout,
 )
 from comet_mpc.errors import ConfigurationError
@@ -35,7 +36,7 @@ _WHY = (
 
 
 def gateway(
-    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    server: ServerAddress,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen for HTTP. Port 0: any free port.")
     ] = "127.0.0.1:7080",

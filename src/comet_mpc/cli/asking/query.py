@@ -22,12 +22,14 @@ from comet_mpc.cli.options import (
     JsonFile,
     Keys,
     MostTexts,
+    ServerAddress,
     Timeout,
 )
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, bar
 from comet_mpc.service.client import Client, Text
@@ -61,7 +63,8 @@ def _size(value: str) -> tuple[int, int]:
 
 
 def query(
-    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    context: typer.Context,
+    server: ServerAddress,
     text: Annotated[list[str] | None, typer.Argument(help="Texts, or - to read them from standard input.")] = None,
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Read the texts from a file, one per line (-: standard input).")
@@ -114,6 +117,7 @@ def query(
     If the server uses a dealer, that is true only if the dealer is run by somebody who operates neither the server nor
     the client. --source pair refuses a server that uses one.
     """
+    server, text = _server_and_texts(context, server, text)
     spare, told = _count(ready), [_size(value) for value in size or ()]
     if out is not None and json is not None:
         raise ConfigurationError("give --out or --json, not both")
@@ -149,6 +153,19 @@ def query(
             used = {(found.cost.texts, found.cost.bucket) for found in answered}
             sizes = dict.fromkeys(told or used or {(1, client.connect().buckets()[0])}, spare)
             _prepare(client, sizes, show, str(json) == "-")
+
+
+def _server_and_texts(context: typer.Context, server: str, text: list[str] | None) -> tuple[str, list[str] | None]:
+    """With a server in the settings, or in the environment, the first word may be a text already."""
+    parameter = next(one for one in context.command.params if one.name == "server")
+    usual = parameter.value_from_envvar(context) or context.lookup_default("server")
+    try:
+        parse_address(server)
+    except ConfigurationError:
+        if not usual:
+            raise
+        return str(usual), [server, *(text or ())]
+    return server, text
 
 
 def _answer_file(path: Path, texts: Texts) -> AnswerFile:

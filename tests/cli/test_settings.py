@@ -1,0 +1,85 @@
+"""Settings from a file and from the environment: which goes first, and that nothing in them is ignored silently."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from comet_mpc.cli.main import app
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.settings import Settings
+
+
+def comet(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, env=environment)
+
+
+def written(directory: Path, content: str) -> str:
+    path = directory / "comet.toml"
+    path.write_text(content)
+    return str(path)
+
+
+def test_the_command_line_goes_before_the_environment_and_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, '[plan]\nshape = "minilm"\ntokens = 16\nlayers = 1\n')
+    plan = ("--config", file, "plan", "--json", "-")
+    assert json.loads(comet(*plan).stdout)["tokens"] == 16
+    assert json.loads(comet(*plan, COMET_PLAN_TOKENS="32").stdout)["tokens"] == 32
+    assert json.loads(comet(*plan, "--tokens", "8", COMET_PLAN_TOKENS="32").stdout)["tokens"] == 8
+    assert json.loads(comet("plan", "--json", "-", COMET_CONFIG=file).stdout)["tokens"] == 16
+
+
+def test_the_users_own_file_is_read_and_none_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "comet").mkdir()
+    arguments = ("plan", "--layers", "1", "--tokens", "8", "--json", "-")
+    assert comet(*arguments, XDG_CONFIG_HOME=str(tmp_path)).exit_code == 1  # no shape is named
+    written(tmp_path / "comet", '[plan]\nshape = "minilm"\n')
+    assert json.loads(comet(*arguments, XDG_CONFIG_HOME=str(tmp_path)).stdout)["model"] == "minilm"
+
+
+def test_what_stands_above_is_for_all_and_a_section_goes_first(tmp_path: Path) -> None:
+    """Names are as on the command line, with - or _; a command that has commands passes its sections on."""
+    file = Path(
+        written(tmp_path, 'keys = "a"\nsource = "pair"\n[serve]\nkeys = "b"\nanswer-bits = 4\n[bench.ops]\nx = 1\n')
+    )
+    settings = Settings(file, ["serve", "deal", "bench"])
+    assert settings.of("serve", {"keys": "keys", "answer_bits": "bits"}) == {"keys": "b", "bits": 4}
+    assert settings.of("deal", {"keys": "directory"}) == {"directory": "a"}
+    assert settings.of("bench", {}) == {"ops": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[plan]\ntoken = 16\n", r"\[plan\] has no token: there are .*tokens"),
+        ("[plam]\n", r"\[plam\] is no command"),
+        ("tokens = 16\n", "tokens is unknown here: there are keys"),
+        ("[plan", "cannot read"),
+        ("\0", "cannot read"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, content: str, said: str) -> None:
+    found = comet("--debug", "--config", written(tmp_path, content), "plan", "--shape", "minilm")
+    assert isinstance(found.exception, ConfigurationError)
+    with pytest.raises(ConfigurationError, match=said):
+        raise found.exception
+
+
+def test_a_value_of_the_wrong_kind_is_refused_as_on_the_command_line(tmp_path: Path) -> None:
+    file = written(tmp_path, '[plan]\nshape = "minilm"\ntokens = "many"\n')
+    assert comet("--config", file, "plan").exit_code == 2
+    assert comet("--config", str(tmp_path / "none"), "plan").exit_code == 1
+
+
+def test_with_a_server_in_the_settings_the_first_word_is_a_text(tmp_path: Path) -> None:
+    file = written(tmp_path, f'server = "127.0.0.1:1"\nkeys = "{tmp_path / "keys"}"\n')
+    assert comet("keys", "make", str(tmp_path / "keys")).exit_code == 0
+    for arguments in (("a text",), ("127.0.0.1:1", "a text")):
+        found = comet("--config", file, "query", *arguments, "--cache", str(tmp_path / "cache"))
+        assert "nobody listens at 127.0.0.1:1" in found.stderr
+    assert "is not an address" in comet("query", "a text", "--keys", str(tmp_path / "keys")).stderr
+    found = comet("query", "a text", "--keys", str(tmp_path / "keys"), COMET_SERVER="127.0.0.1:1")
+    assert "nobody listens at 127.0.0.1:1" in found.stderr
