@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comet_mpc.engine import Session
+from comet_mpc.engine.kernels import Words
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.ring import LATTICE_PRIMES, Conversion, Ring, Words, odd_ring, power_ring, slot_primes
+from comet_mpc.engine.ring import LATTICE_PRIMES, Conversion, Ring, odd_ring, power_ring, slot_primes
 from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.errors import PeerError, RangeError, ScaleError, ShapeError
 from support.two_parties import Weights, run_two_parties, together, twin_value
