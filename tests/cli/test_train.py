@@ -15,7 +15,8 @@ from comet_mpc.cli.main import app
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint
-from comet_mpc.models.tasks import TASKS, read_split
+from comet_mpc.models.own_data import read_split
+from comet_mpc.models.tasks import TASKS
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
 
 

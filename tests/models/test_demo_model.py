@@ -17,8 +17,9 @@ from comet_mpc.cli.main import app
 from comet_mpc.functions import fit
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.lab.evaluation import evaluate_twin
+from comet_mpc.models.own_data import read_split
 from comet_mpc.models.served import PublicModel, ServedModel
-from comet_mpc.models.tasks import TASKS, Example, read_split
+from comet_mpc.models.tasks import TASKS, Example
 
 DIRECTORY = Path(str(files("comet_mpc") / "data" / "demo_model"))
 REVIEWS = {

@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from comet_mpc.errors import TaskDataError
-from comet_mpc.models.tasks import TASKS, find_task, own_task, read_split, with_labels
+from comet_mpc.models.own_data import own_task, read_split
+from comet_mpc.models.tasks import TASKS, find_task, with_labels
 
 ROWS = {"RTE": (2490, 277), "MRPC": (3668, 408), "STS-B": (5749, 1500), "CoLA": (8551, 1043), "SST-2": (67349, 872)}
 

@@ -77,7 +77,7 @@ def evaluate(
         else:
             _served(model, chosen, rows, find_source(source) if secure else None, json)
         return
-    if "classifier.weight" not in tensors:
+    if config.encoder.labels and "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
     training, unified = need("comet_mpc.train"), need("comet_mpc.train")
     if config.certified:
@@ -137,11 +137,18 @@ def _research(model: Path, task: Task, examples: list[Example], rule: Rule | Non
 
 
 def _show_comparison(task: Task, report: dict[str, Any], where: str, hidden: bool) -> None:
-    scores, plain = in_words(report["scores"]), in_words(report["plain_scores"])
-    typer.echo(f"{task.name}, {report['examples']} rows {where}: {scores}; in real arithmetic: {plain}", err=hidden)
-    labels = f"labels agree on {report['agreement']:.1%}, " if "agreement" in report else ""
-    differences = ", ".join(f"{name} {value:.4f}" for name, value in report["logit_difference"].items())
-    typer.echo(f"{labels}logits differ by {differences}", err=hidden)
+    scored = f": {in_words(report['scores'])}; in real arithmetic: {in_words(report['plain_scores'])}"
+    typer.echo(f"{task.name}, {report['examples']} rows {where}{scored if 'scores' in report else ''}", err=hidden)
+    parts = []
+    if "agreement" in report:
+        whose = f"of {report['tokens']} tokens " if "tokens" in report else ""
+        parts.append(f"labels {whose}agree on {report['agreement']:.1%}")
+    if "cosine" in report:
+        parts.append(f"cosines of {report['texts']} texts from {report['cosine']['smallest']:.6f}")
+    if "logit_difference" in report:
+        differences = (f"{name} {value:.4f}" for name, value in report["logit_difference"].items())
+        parts.append(f"logits differ by {', '.join(differences)}")
+    typer.echo(", ".join(parts), err=hidden)
 
 
 def _show_costs(report: dict[str, Any], rows: int, online: str, hidden: bool) -> None:

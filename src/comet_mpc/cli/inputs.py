@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from comet_mpc.cli.tables import origin, write_json
+from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import CometConfig, load_checkpoint
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import load_hugging_face, need, tokenizer_json
-from comet_mpc.models.tasks import Example, Task, find_task, own_task, read_split, with_labels
+from comet_mpc.models.own_data import own_task, read_split
+from comet_mpc.models.tasks import Example, Task, find_task, with_labels
 
 __all__ = ["in_words", "load_any", "read_examples", "read_rows", "read_task", "record"]
 
@@ -27,13 +30,22 @@ def load_any(directory: Path, kind: Kind | None = None) -> tuple[CometConfig, di
 
 
 def read_task(name: str | None, data: Path, config: CometConfig) -> Task:
-    """The task of that name, or one's own with the model's labels."""
-    return find_task(name) if name else own_task(data, config.encoder.labels)
+    """The task of that name, or one's own with the model's labels. Embeddings take any pairs and texts."""
+    if not name:
+        return own_task(data, config.encoder.labels, config.head.kind)
+    task = find_task(name)
+    if config.head.kind == "tokens":
+        raise ConfigurationError(f"the model labels tokens, {task.name} labels texts")
+    if config.head.kind == "embedding":
+        task = replace(task, kind="embedding", labels=())
+        return task if task.pairs else replace(task, plain=True, metric="cosine")
+    return task
 
 
 def read_examples(config: CometConfig, data: Path, task: Task, split: str, limit: int | None) -> list[Example]:
     """The rows of a file, with the model's labels."""
-    return with_labels(read_split(data, task, split, limit), task, config.encoder.labels)
+    rows = read_split(data, task, split, limit)
+    return with_labels(rows, task, config.encoder.labels) if task.kind == "label" and not task.plain else rows
 
 
 def read_rows(
@@ -43,7 +55,7 @@ def read_rows(
     examples = read_examples(config, data, task, split, limit)
     training = need("comet_mpc.train")
     longest = min(length or config.length or task.length, config.encoder.longest)
-    rows = training.encode(training.make_tokenizer(tokenizer_json(model)), examples, longest)
+    rows = training.encode(training.make_tokenizer(tokenizer_json(model)), examples, longest, task.kind)
     if rows.truncated:
         typer.echo(f"{split}: {rows.truncated} of {len(rows)} texts were cut to {longest} tokens", err=True)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,14 +32,14 @@ from comet_mpc.models.hugging_face import fetch, need, tokenizer_json
 from comet_mpc.models.tasks import Task, find_task
 from comet_mpc.progress import bar
 
-__all__ = ["calibrate", "finetune", "unify"]
+__all__ = ["HELD_OUT_SEED", "calibrate", "finetune", "rows_held_out", "train_model", "unified", "unify"]
 
 _CALIBRATION_ROWS = 256
 _MANY_ROWS = 2048
 """Where the top of a range is no more than what was seen, times:"""
 _MARGIN = 2.0
 _MOST_HELD_OUT = 1000
-_HELD_OUT_SEED = 0
+HELD_OUT_SEED = 0
 """The same rows for every run of a task, so that no teacher has seen what judges its student."""
 
 Form = Literal["certified", "paper", "unmodified"]
@@ -79,6 +80,16 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
     if attention.trainable and attention.kind != "smu":
         attention = msgspec.structs.replace(attention, trainable=False)
     return activation, attention
+
+
+def unified(config: CometConfig, tensors: Any, **rules: Any) -> tuple[CometConfig, Any]:
+    """A model in the certified form, with its head: not trained yet. rules: `rule` and `steps`, if not as usual."""
+    activation, attention = _choices("certified", {})
+    made, weights = in_form(
+        config, tensors, activation=activation, attention=attention, pooler=_pooler("certified", config.pooler),
+        labels=config.encoder.labels, **{name: value for name, value in rules.items() if value is not None},
+    )  # fmt: skip
+    return certify(made, weights), weights
 
 
 def unify(
@@ -300,8 +311,8 @@ def finetune(
     chosen = read_task(task, data, config)
     train = read_rows(model, config, data, chosen, "train", limit, length)
     dev = read_rows(model, config, data, chosen, "dev", None, length)
-    held = min(_MOST_HELD_OUT, len(train) // 10) if held_out is None else held_out
-    train, judge = training.hold_out(train, held, _HELD_OUT_SEED) if held else (train, dev)
+    held = rows_held_out(train) if held_out is None else held_out
+    train, judge = training.hold_out(train, held, HELD_OUT_SEED) if held else (train, dev)
     config = msgspec.structs.replace(config, task=chosen.name, length=length or config.length or chosen.length)
     if rule is not None or steps is not None:
         config = msgspec.structs.replace(config, rule=rule or config.rule, steps=steps or config.steps, sites={})
@@ -315,20 +326,18 @@ def finetune(
     def say(line: str) -> None:
         typer.echo(line, err=str(json) == "-")
 
-    try:
-        with bar("fine-tuning") as tick:
-            found = training.finetune(
-                config, tensors, chosen, train, judge, out, recipe,
-                teacher=tutor, tokenizer=tokenizer_json(model), say=say, tick=tick,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        typer.echo(f"stopped: the same command continues from the last evaluation in {out}", err=True)
-        raise typer.Exit(130) from None
-    scores = _finish(out, train, dev, chosen)
+    if chosen.plain or chosen.kind == "embedding":
+        if tutor is None:
+            raise ConfigurationError("there is nothing to learn from: give rows with labels, or a model with --teacher")
+        judge, told = (training.answered(rows, training.predict(tutor, rows), chosen) for rows in (judge, dev))
+        dev = told if chosen.plain else dev
+    found, scores = train_model(
+        config, tensors, chosen, train, judge, dev, out, recipe, tutor, tokenizer_json(model), say
+    )
     summary = {
         "task": chosen.name, "metric": chosen.metric, "best": found["best"], "scores": scores,
         "history": found["history"], "seconds": found["seconds"], "updates": found["steps"], "seed": seed,
-        "rows": len(train), "held_out": {"rows": held, "seed": _HELD_OUT_SEED}, "rate": rate, "batch": batch,
+        "rows": len(train), "held_out": {"rows": held, "seed": HELD_OUT_SEED}, "rate": rate, "batch": batch,
         "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
         "rule": config.rule, "steps": config.steps, "distilled": teacher is not None,
     }  # fmt: skip
@@ -345,6 +354,37 @@ def finetune(
     record(json, summary)
 
 
+def rows_held_out(train: Any) -> int:
+    """So many rows are not learnt from, but choose the best checkpoint."""
+    return min(_MOST_HELD_OUT, len(train) // 10)
+
+
+def train_model(
+    config: CometConfig, tensors: Any, task: Task, train: Any, judge: Any, dev: Any, out: Path, recipe: Any,
+    teacher: Any, tokenizer: bytes, say: Callable[[str], None],
+) -> tuple[dict[str, Any], dict[str, float]]:  # fmt: skip
+    """Trains in `out`, or goes on there; calibrates the best checkpoint. How it went, and its scores as served."""
+    try:
+        with bar("fine-tuning") as tick:
+            found = need("comet_mpc.train").finetune(
+                config,
+                tensors,
+                task,
+                train,
+                judge,
+                out,
+                recipe,
+                teacher=teacher,
+                tokenizer=tokenizer,
+                say=say,
+                tick=tick,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: the same command continues from the last evaluation in {out}", err=True)
+        raise typer.Exit(130) from None
+    return found, _finish(out, train, dev, task)
+
+
 def _next(config: CometConfig, out: Path, data: Path, task: str | None) -> str:
     if config.certified:
         return f"next: comet serve {out}"
@@ -357,10 +397,11 @@ def _next(config: CometConfig, out: Path, data: Path, task: str | None) -> str:
 def _tutor(teacher: Path, config: CometConfig) -> Any:
     """A classifier with the student's labels, in its own form."""
     theirs, tensors = load_any(teacher)
-    if theirs.encoder.labels != config.encoder.labels or "classifier.weight" not in tensors:
+    complete = theirs.head.kind == "embedding" or "classifier.weight" in tensors
+    if (theirs.encoder.labels, theirs.head) != (config.encoder.labels, config.head) or not complete:
         raise ConfigurationError(
-            f"{teacher} has the labels {', '.join(theirs.encoder.labels)}, "
-            f"but a teacher of this model needs {', '.join(config.encoder.labels)}"
+            f"{teacher} has the labels {', '.join(theirs.encoder.labels) or 'none'} ({theirs.head.kind}), "
+            f"but a teacher of this model needs {', '.join(config.encoder.labels) or 'none'} ({config.head.kind})"
         )
     if theirs.encoder.vocabulary != config.encoder.vocabulary:
         raise ConfigurationError(f"{teacher} has another vocabulary, but teacher and model must read the same tokens")

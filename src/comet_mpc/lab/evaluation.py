@@ -19,16 +19,19 @@ import numpy.typing as npt
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.service import local_service
+from comet_mpc.models.heads import Kind
 from comet_mpc.models.served import Query, ServedModel
-from comet_mpc.models.tasks import Example, Task
+from comet_mpc.models.tasks import Example, Task, token_tags
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.service.client import Client
-from comet_mpc.service.prediction import Prediction
+from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 
 __all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "silent", "texts_of"]
 
 Reals = npt.NDArray[np.float64]
+Answers = Sequence[Reals] | Reals
+"""One of each text, as rows of one array or apart."""
 Progress = Callable[[int, int], object]
 """Is told (done, of all)."""
 
@@ -40,33 +43,102 @@ def silent(done: int, total: int) -> None:
     """A Progress that tells nobody."""
 
 
-def texts_of(examples: Sequence[Example]) -> list[str | tuple[str, str]]:
-    """Their texts, or pairs of texts."""
+def texts_of(examples: Sequence[Example], kind: Kind = "label") -> list[str | tuple[str, str]]:
+    """Their texts, or pairs of texts. For embeddings the two of a pair are texts of their own, all first ones first."""
     if not examples:
         raise ConfigurationError("there are no examples to evaluate")
+    if kind == "embedding":
+        return [*(e.first for e in examples), *(e.second for e in examples if e.second is not None)]
     return [example.first if example.second is None else (example.first, example.second) for example in examples]
 
 
-def compared(found: Reals, plain: Reals, examples: Sequence[Example], task: Task | None = None) -> dict[str, Any]:
+def compared(found: Answers, plain: Answers, examples: Sequence[Example], task: Task | None = None) -> dict[str, Any]:
     """Answers beside the plaintext model's, as numbers that JSON can carry.
 
     `examples`, `logit_difference` (of an example: its largest; median, quantile 99 % and largest over them), for a
     classification `agreement` (of labels), `accuracy` and `plain_accuracy`, with a task `scores` and `plain_scores`.
     """
-    difference = np.max(np.abs(found - plain), axis=1)
+    difference = np.array([np.max(np.abs(one - other)) for one, other in zip(found, plain, strict=True)])
     quantiles = {"median": 0.5, "99 %": 0.99, "largest": 1.0}
     report: dict[str, Any] = {
         "examples": len(examples),
         "logit_difference": {name: float(np.quantile(difference, at)) for name, at in quantiles.items()},
     }
     labels = np.array([example.label for example in examples])
-    if plain.shape[1] > 1:
-        chosen, wanted = found.argmax(axis=1), plain.argmax(axis=1)
+    if plain[0].ndim == 1 and len(plain[0]) > 1:
+        chosen, wanted = (np.argmax(x, axis=1) for x in (found, plain))
         report["agreement"] = float(np.mean(chosen == wanted))
         report["accuracy"], report["plain_accuracy"] = (float(np.mean(x == labels)) for x in (chosen, wanted))
-    if task is not None:
-        report["scores"], report["plain_scores"] = task.score(found, labels), task.score(plain, labels)
+    if task is not None and not task.plain:
+        report["scores"], report["plain_scores"] = (task.score(np.array(x), labels) for x in (found, plain))
     return report
+
+
+def compared_tags(
+    model: ServedModel, found: Answers, plain: Answers, examples: Sequence[Example], task: Task | None
+) -> dict[str, Any]:
+    """The same of a tagger, whose answers have a row for each token: `agreement` counts all tokens."""
+    longest = max(map(len, found))
+    labels = np.full((len(examples), longest), -1.0)
+    shape = (*labels.shape, model.shape.labels)
+    padded = np.zeros(shape), np.zeros(shape)
+    for row, example in enumerate(examples):
+        for token, tag in token_tags(example, model.encode([example.first]).words[0]).items():
+            labels[row, token] = tag
+        for whole, parts in zip(padded, (found, plain), strict=True):
+            whole[row, : len(parts[row])] = parts[row]
+    flat = [np.concatenate(x) for x in (found, plain)]
+    report = compared(found, plain, examples)
+    report["agreement"] = float(np.mean(flat[0].argmax(axis=1) == flat[1].argmax(axis=1)))
+    report["tokens"] = len(flat[0])
+    if task is not None and not task.plain:
+        report["scores"], report["plain_scores"] = (task.score(x, labels) for x in padded)
+    return report
+
+
+def compared_embeddings(
+    found: Answers, plain: Answers, examples: Sequence[Example], task: Task | None
+) -> dict[str, Any]:
+    """The same of embeddings: `cosine` with those of the plaintext model, smallest and mean."""
+    pairs = [
+        (one / np.linalg.norm(one), other / np.linalg.norm(other)) for one, other in zip(found, plain, strict=True)
+    ]
+    cosines = np.array([float(one @ other) for one, other in pairs])
+    report: dict[str, Any] = {
+        "examples": len(examples),
+        "texts": len(pairs),
+        "cosine": {"smallest": float(cosines.min()), "mean": float(cosines.mean())},
+    }
+    if task is not None and not task.plain:
+        labels = np.array([example.label for example in examples] * 2)
+        report["scores"], report["plain_scores"] = (task.score(np.array(x), labels) for x in (found, plain))
+    return report
+
+
+def _report(
+    model: ServedModel, found: Answers, plain: Answers, examples: Sequence[Example], task: Task | None
+) -> dict[str, Any]:
+    match model.config.head.kind:
+        case "tokens":
+            return compared_tags(model, found, plain, examples, task)
+        case "embedding":
+            return compared_embeddings(found, plain, examples, task)
+        case "label":
+            return compared(found, plain, examples, task)
+
+
+def _values(answer: Answer) -> Reals:
+    if isinstance(answer, Embedding):
+        return np.array(answer.vector)
+    assert isinstance(answer, Prediction | Tagging)
+    return np.array(answer.logits)
+
+
+def _plain(model: ServedModel, text: str | tuple[str, str]) -> Reals:
+    """The plaintext model's answer; of a tagger, without padding."""
+    query = model.encode([text])
+    answer = model.plain_logits(query)[0]
+    return np.asarray(answer[: int(query.mask.sum())] if model.config.head.kind == "tokens" else answer)
 
 
 def evaluate_securely(
@@ -90,9 +162,9 @@ def evaluate_securely(
     Returns what `compared` does, `truncated`, and bytes, rounds and seconds in all.
     """
     chosen = list(examples[:limit])
-    texts = texts_of(chosen)
+    texts = texts_of(chosen, model.config.head.kind)
     start = time.monotonic()
-    predictions: list[Prediction] = []
+    predictions: list[Answer] = []
     with contextlib.ExitStack() as stack:
         if client is None:
             address, keys, directory = stack.enter_context(local_service(model, source, batch=batch))
@@ -101,15 +173,15 @@ def evaluate_securely(
             cache = directory / "cache"
             client = stack.enter_context(Client(address, keys=keys, cache=cache, batch=batch, ready=ready))
         for place in range(0, len(texts), group):
-            predictions += client.classify(texts[place : place + group])
+            predictions += client.ask(texts[place : place + group])
             progress(len(predictions), len(texts))
     seconds = time.monotonic() - start
-    plain = np.concatenate([model.plain_logits(model.encode([text])) for text in texts])
-    secure = np.array([prediction.logits for prediction in predictions])
+    plain = [_plain(model, text) for text in texts]
+    secure = [_values(prediction) for prediction in predictions]
     runs = list({id(prediction.cost): prediction.cost for prediction in predictions}.values())
     totals = ("online_bytes", "offline_bytes", "rounds", "online_seconds", "offline_seconds")
     return (
-        compared(secure, plain, chosen, task)
+        _report(model, secure, plain, chosen, task)
         | {
             "source": predictions[0].cost.source,
             "truncated": sum(prediction.truncated for prediction in predictions),
@@ -124,15 +196,18 @@ def evaluate_twin(
     model: ServedModel, examples: Sequence[Example], *, task: Task | None = None, progress: Progress = silent
 ) -> dict[str, Any]:
     """Runs the examples through the twin and in real arithmetic, by the same rules: `compared`, and `truncated`."""
-    texts = texts_of(examples)
-    shape = (len(examples), model.shape.labels)
-    found, plain = np.empty(shape), np.empty(shape)
-    truncated = done = 0
+    texts = texts_of(examples, model.config.head.kind)
+    answers: dict[int, tuple[Reals, Reals]] = {}
+    truncated = 0
     for places, query in _queries(model, texts):
-        found[places], plain[places] = _twin_logits(model, query), model.plain_logits(query)
-        truncated, done = truncated + sum(query.truncated), done + len(places)
-        progress(done, len(examples))
-    return compared(found, plain, examples, task) | {"truncated": truncated}
+        both = _twin_logits(model, query), model.plain_logits(query)
+        for row, place in enumerate(places):
+            used = int(query.mask[row].sum()) if model.config.head.kind == "tokens" else None
+            answers[place] = both[0][row][:used], both[1][row][:used]
+        truncated += sum(query.truncated)
+        progress(len(answers), len(texts))
+    found, plain = zip(*(answers[place] for place in range(len(texts))), strict=True)
+    return _report(model, found, plain, examples, task) | {"truncated": truncated}
 
 
 def _queries(model: ServedModel, texts: Sequence[str | tuple[str, str]]) -> Iterator[tuple[list[int], Query]]:

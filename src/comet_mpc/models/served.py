@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import Plan, plan_program
@@ -32,6 +32,7 @@ from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint, read_tokenizer
 from comet_mpc.models.fold import check_fixed, fold, plain_states
 from comet_mpc.models.heads import HeadRules, input_averages
+from comet_mpc.models.tasks import words_of
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
     EncoderRules,
@@ -315,7 +316,7 @@ class PublicModel:
         tokens = tuple(
             self._tokens(text) if cut else length for text, length, cut in zip(texts, lengths, truncated, strict=True)
         )
-        return Query(rows, mask, truncated, tokens, tuple(_words(encoding) for encoding in encodings))
+        return Query(rows, mask, truncated, tokens, tuple(map(words_of, encodings)))
 
     def _tokens(self, text: str | tuple[str, str]) -> int:
         """Of a text that was cut: what was left of it, and what was not."""
@@ -432,18 +433,6 @@ def _without_data(config: CometConfig) -> CometConfig:
     """The configuration without what calibration has seen, and what it scored: that is the server's business."""
     sites = {name: msgspec.structs.replace(site, seen=()) for name, site in config.sites.items()}
     return msgspec.structs.replace(config, sites=sites, scores={})
-
-
-def _words(encoding: Encoding) -> tuple[tuple[int, int, int], ...]:
-    """Of the first text of an encoding; special tokens belong to no word."""
-    found: dict[int, tuple[int, int, int]] = {}
-    for token, (word, sequence, (start, end)) in enumerate(
-        zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets, strict=True)
-    ):
-        if word is not None and sequence == 0:
-            first, begin, _ = found.get(word, (token, start, end))
-            found[word] = first, begin, end
-    return tuple(found.values())
 
 
 def _parts(text: object, place: int) -> tuple[str, str | None]:

@@ -1,22 +1,22 @@
-"""Labelled data sets: reading their files, and their metrics as the paper reports GLUE's. No torch.
+"""Tasks: what a data set's answers are, and the metrics of a model's, as the paper reports GLUE's. No torch.
 
-A data set is a directory with train.tsv and dev.tsv: a header row, then `sentence1 [sentence2] label`, split on tabs
-only, no quoting, UTF-8. GLUE's are found by name, each in a folder of its own; anybody's own has the labels of the
-model it is for, or, for a regression, a column `score` instead of `label`.
+GLUE's tasks are found by name. Anybody's own data is for a model with certain labels (`own_data`).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding
 
 from comet_mpc.errors import TaskDataError
+from comet_mpc.models.heads import Kind
 
-__all__ = ["TASKS", "Example", "Task", "find_task", "own_task", "read_split", "with_labels"]
+__all__ = ["TASKS", "Example", "Task", "find_task", "token_tags", "with_labels", "words_of"]
 
 Reals = npt.NDArray[np.float64]
 
@@ -25,8 +25,10 @@ Reals = npt.NDArray[np.float64]
 class Example:
     first: str
     second: str | None
-    label: float
-    """The class's index, or the score of a regression."""
+    label: float = math.nan
+    """The class's index, or the score of a regression; NaN: nobody has said."""
+    tags: tuple[int, ...] = ()
+    """For a tagger: the index of the label of every word, words being what spaces separate."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +46,38 @@ class Task:
     """The ends of a regression's labels."""
     own: bool = False
     """Not one of GLUE's: its files are in the directory itself."""
+    kind: Kind = "label"
+    plain: bool = False
+    """Nobody has labelled the texts: a model is compared with its teacher."""
+    columns: tuple[str, ...] = ()
+    """Of the file: one or two with the texts, then, unless it is plain, the one with the answers."""
 
     @property
     def regression(self) -> bool:
-        return len(self.labels) == 1
-
-    @property
-    def columns(self) -> list[str]:
-        return [
-            "sentence1",
-            *(["sentence2"] if self.pairs else []),
-            "score" if self.own and self.regression else "label",
-        ]
-
-    def file(self, directory: Path, split: str) -> Path:
-        return Path(directory) / ("" if self.own else self.name) / f"{split}.tsv"
+        return self.kind == "label" and len(self.labels) == 1
 
     def score(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float]:
         """All of the task's numbers, in per cent. The first is the one that the paper reports.
 
-        outputs  logits of shape (examples, classes), or (examples, 1) for a regression
+        outputs  logits of shape (examples, classes), or (examples, 1) for a regression; a tagger's are (examples,
+                 tokens, classes), with labels (examples, tokens) below 0 where they do not count; embeddings are
+                 (texts, hidden), of pairs first all first texts, with their similarities or a teacher's embeddings
         """
         found, wanted = np.asarray(outputs, np.float64), np.asarray(labels, np.float64)
+        if not np.all(np.isfinite(found)):
+            return {self.metric: float("nan")}
+        if self.kind == "embedding":
+            return _similarity(found, wanted)
+        if self.kind == "tokens":
+            counted = wanted >= 0
+            right = found.argmax(axis=-1)[counted] == wanted[counted]
+            return {"accuracy": 100 * float(np.mean(right)) if right.size else 0.0}
         if found.shape != (len(wanted), len(self.labels)):
             raise TaskDataError(
                 f"{self.name}: outputs have shape {found.shape}, expected {(len(wanted), len(self.labels))}"
             )
-        if not np.all(np.isfinite(found)):
-            return {self.metric: float("nan")}
         if self.regression:
-            pearson, spearman = _pearson(found[:, 0], wanted), _pearson(_ranks(found[:, 0]), _ranks(wanted))
-            return {"pearson_spearman": 50 * (pearson + spearman), "pearson": 100 * pearson, "spearman": 100 * spearman}
+            return _correlations(found[:, 0], wanted)
         chosen = found.argmax(axis=1)
         scores = {"accuracy": 100 * float(np.mean(chosen == wanted))}
         if self.metric == "matthews":
@@ -103,21 +106,6 @@ def find_task(name: str) -> Task:
     raise TaskDataError(f"unknown task {name!r}: choose one of {', '.join(TASKS)}")
 
 
-def own_task(directory: Path, labels: tuple[str, ...]) -> Task:
-    """A data set of one's own, in `directory` itself, for a model with these labels (one: a regression)."""
-    regression = len(labels) == 1
-    metric = "pearson_spearman" if regression else "accuracy"
-    task = Task(Path(directory).resolve().name, False, labels, metric, 128, own=True)
-    for split in ("train", "dev"):
-        path = task.file(directory, split)
-        if path.exists():
-            header, _, _ = path.read_bytes().partition(b"\n")
-            return replace(task, pairs=b"sentence2" in header)
-    raise TaskDataError(
-        f"{directory} has neither train.tsv nor dev.tsv: give the directory of a data set, or --task for one of GLUE's"
-    )
-
-
 def with_labels(examples: list[Example], task: Task, labels: tuple[str, ...]) -> list[Example]:
     """The examples with their labels' indices in a model's `labels`, which may be in another order or upper case.
 
@@ -140,45 +128,37 @@ def with_labels(examples: list[Example], task: Task, labels: tuple[str, ...]) ->
     )
 
 
-def read_split(directory: Path, task: Task, split: str, limit: int | None = None) -> list[Example]:
-    """The rows of one file. A malformed row raises TaskDataError with its number; the header is row 1."""
-    path = task.file(directory, split)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TaskDataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TaskDataError(f"{path} is not UTF-8: byte {error.start}") from error
-    header, *rows = text.removesuffix("\n").split("\n")
-    if header.rstrip("\r").split("\t") != task.columns:
-        raise TaskDataError(f"{path}: row 1: expected the columns {', '.join(task.columns)}")
-    if not rows:
-        raise TaskDataError(f"{path}: there are no rows below the header")
-    return [_example(path, number, row, task) for number, row in enumerate(rows[:limit], start=2)]
+def words_of(encoding: Encoding) -> tuple[tuple[int, int, int], ...]:
+    """The words of a text as its tokenizer sees them: the place of each one's first token, and where its characters
+    begin and end. Special tokens belong to no word, and of a pair only the first text counts."""
+    found: dict[int, tuple[int, int, int]] = {}
+    facts = zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets, strict=True)
+    for token, (word, sequence, (start, end)) in enumerate(facts):
+        if word is not None and sequence == 0:
+            first, begin, _ = found.get(word, (token, start, end))
+            found[word] = first, begin, end
+    return tuple(found.values())
 
 
-def _example(path: Path, number: int, row: str, task: Task) -> Example:
-    fields = row.rstrip("\r").split("\t")
-    expected = 3 if task.pairs else 2
-    if len(fields) != expected:
-        raise TaskDataError(f"{path}: row {number}: {len(fields)} columns, expected {expected}")
-    *texts, label = fields
-    if not all(text.strip() for text in texts):
-        raise TaskDataError(f"{path}: row {number}: a sentence is empty")
-    if task.regression:
-        try:
-            value = float(label)
-        except ValueError:
-            value = float("nan")
-        low, high = task.scores
-        if not (math.isfinite(value) and low <= value <= high):
-            within = f" from {low:g} to {high:g}" if math.isfinite(high) else ""
-            raise TaskDataError(f"{path}: row {number}: the {task.columns[-1]} is not a number{within}")
-    elif label in task.labels:
-        value = float(task.labels.index(label))
-    else:
-        raise TaskDataError(f"{path}: row {number}: the label is not one of {', '.join(task.labels)}")
-    return Example(texts[0], texts[1] if task.pairs else None, value)
+def token_tags(example: Example, words: tuple[tuple[int, int, int], ...]) -> dict[int, int]:
+    """The tags of those tokens that begin a word of the example."""
+    starts = {match.start(): tag for match, tag in zip(re.finditer(r"\S+", example.first), example.tags, strict=False)}
+    return {token: starts[begin] for token, begin, _ in words if begin in starts}
+
+
+def _similarity(found: Reals, wanted: Reals) -> dict[str, float]:
+    """Cosines of pairs beside their similarities; or with a teacher's embeddings, which is best."""
+    unit = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)
+    if wanted.ndim == 1:
+        half = len(unit) // 2
+        return _correlations((unit[:half] * unit[half:]).sum(axis=1), wanted[:half])
+    other = wanted / np.maximum(np.linalg.norm(wanted, axis=1, keepdims=True), 1e-9)
+    return {"cosine": 100 * float(np.mean((unit * other).sum(axis=1)))}
+
+
+def _correlations(found: Reals, wanted: Reals) -> dict[str, float]:
+    pearson, spearman = _pearson(found, wanted), _pearson(_ranks(found), _ranks(wanted))
+    return {"pearson_spearman": 50 * (pearson + spearman), "pearson": 100 * pearson, "spearman": 100 * spearman}
 
 
 def _pearson(x: Reals, y: Reals) -> float:

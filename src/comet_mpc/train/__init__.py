@@ -14,6 +14,7 @@ from comet_mpc.errors import ConfigurationError
 try:
     from comet_mpc.train.batches import (
         Encoded,
+        answered,
         encode,
         evaluate,
         first_rows,
@@ -23,7 +24,7 @@ try:
         predict,
         quantiles,
     )
-    from comet_mpc.train.loop import Recipe, finetune, load_model
+    from comet_mpc.train.loop import Recipe, estimated_seconds, finetune, load_model
     from comet_mpc.train.model import Mode, UnifiedModel
     from comet_mpc.train.pickled import read_pickled
     from comet_mpc.train.plot import draw
@@ -40,8 +41,10 @@ __all__ = [
     "Mode",
     "Recipe",
     "UnifiedModel",
+    "answered",
     "draw",
     "encode",
+    "estimated_seconds",
     "evaluate",
     "finetune",
     "first_rows",

@@ -11,13 +11,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.tasks import Example, Task
+from comet_mpc.models.heads import Kind
+from comet_mpc.models.tasks import Example, Task, token_tags, words_of
 from comet_mpc.progress import Tick
 from comet_mpc.train.model import UnifiedModel
 
 __all__ = [
     "Batch",
     "Encoded",
+    "answered",
     "encode",
     "evaluate",
     "first_rows",
@@ -37,10 +39,12 @@ class Encoded:
     ids: list[list[int]]
     types: list[list[int]]
     labels: npt.NDArray[np.float32]
+    """One number each; of a tagger one for each token, below 0 where it does not count; of embeddings a similarity, of
+    pairs the same for both texts, or a teacher's vector."""
     truncated: int
     """How many texts were longer than the model takes, and cut."""
     wanted: npt.NDArray[np.float32] | None = None
-    """A teacher's logits, if they were computed beforehand (a small student's teacher takes most of the time)."""
+    """A teacher's answers, if they were computed beforehand (a small student's teacher takes most of the time)."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,7 +61,7 @@ class Encoded:
             ids=padded(self.ids, encoder.padding),
             mask=torch.arange(longest).lt(torch.tensor([[len(self.ids[row])] for row in rows])).long(),
             types=padded(self.types, 0) if encoder.types > 1 else None,
-            labels=torch.tensor(self.labels[rows]),
+            labels=torch.tensor(self.labels[rows] if self.labels.ndim < 2 else self.labels[rows, :longest]),
             wanted=None if self.wanted is None else torch.tensor(self.wanted[rows]),
         )
 
@@ -112,15 +116,36 @@ def make_tokenizer(content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, examples: list[Example], length: int) -> Encoded:
-    """Token ids, each text cut after `length` tokens."""
-    texts = [e.first if e.second is None else (e.first, e.second) for e in examples]
+def encode(tokenizer: Tokenizer, examples: list[Example], length: int, kind: Kind = "label") -> Encoded:
+    """Token ids, each text cut after `length` tokens. For embeddings, the two of a pair are texts of their own: first
+    all first ones, then all second ones."""
+    apart = kind == "embedding" and examples[0].second is not None
+    texts: list[str | tuple[str, str]] = [e.first if e.second is None else (e.first, e.second) for e in examples]
+    if apart:
+        texts = [*(e.first for e in examples), *(e.second or "" for e in examples)]
     tokenizer.no_truncation()
     truncated = sum(len(found.ids) > length for found in tokenizer.encode_batch(texts))
     tokenizer.enable_truncation(length)
     found = tokenizer.encode_batch(texts)
-    labels = np.array([e.label for e in examples], dtype=np.float32)
+    labels = np.array([e.label for e in examples] * (1 + apart), dtype=np.float32)
+    if kind == "tokens":
+        labels = np.full((len(found), max(len(f.ids) for f in found)), -100.0, np.float32)
+        for row, (example, encoding) in enumerate(zip(examples, found, strict=True)):
+            for token, tag in token_tags(example, words_of(encoding)).items():
+                labels[row, token] = tag
     return Encoded([f.ids for f in found], [f.type_ids for f in found], labels, truncated)
+
+
+def answered(data: Encoded, outputs: npt.NDArray[np.float64], task: Task) -> Encoded:
+    """The texts with a teacher's answers in the place of labels."""
+    labels = outputs.astype(np.float32)
+    if task.kind == "tokens":
+        labels = outputs.argmax(axis=-1).astype(np.float32)
+        for row, ids in enumerate(data.ids):
+            labels[row, len(ids) :] = -100.0
+    elif task.kind == "label":
+        labels = (outputs[:, 0] if task.regression else outputs.argmax(axis=-1)).astype(np.float32)
+    return replace(data, labels=labels)
 
 
 def silent(done: int, total: int, note: str = "") -> None:
@@ -128,16 +153,22 @@ def silent(done: int, total: int, note: str = "") -> None:
 
 
 def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = silent) -> npt.NDArray[np.float64]:
-    """Logits of all examples, in their order, in the model's present mode."""
+    """Answers to all examples, in their order, in the model's present mode."""
     was = model.training
     order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
-    out = np.empty((len(data), len(model.config.encoder.labels)))
+    config = model.config
+    tokens = (len(data.ids[order[-1]]),) if config.head.kind == "tokens" else ()
+    out = np.zeros((len(data), *tokens, len(config.encoder.labels) or config.encoder.hidden))
     model.eval()
     tick(0, len(order), "")
     with torch.no_grad():
         for at in range(0, len(order), size):
             rows = order[at : at + size]
-            out[rows] = model(*data.batch(rows, model).inputs)[0].double().numpy()
+            found = model(*data.batch(rows, model).inputs)[0].double().numpy()
+            if tokens:
+                out[rows, : found.shape[1]] = found
+            else:
+                out[rows] = found
             tick(min(at + size, len(order)), len(order), "")
     model.train(was)
     return out

@@ -37,6 +37,7 @@ from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
 __all__ = [
     "Recipe",
+    "estimated_seconds",
     "finetune",
     "load_model",
 ]
@@ -88,7 +89,18 @@ class _Progress:
 def _task_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
     if task.regression:
         return F.mse_loss(logits[:, 0], labels)
+    if task.kind == "tokens":
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten().long(), ignore_index=-100)
     return F.cross_entropy(logits, labels.long())
+
+
+def _answer_distance(mine: Tensor, theirs: Tensor, mask: Tensor, task: Task, heat: float) -> Tensor:
+    """From a teacher's answers: of scores and embeddings the squared distance, of labels the cross-entropy."""
+    if task.regression or task.kind == "embedding":
+        return F.mse_loss(mine, theirs)
+    if task.kind == "tokens":
+        mine, theirs = mine[mask.bool()], theirs[mask.bool()]
+    return F.cross_entropy(mine / heat, torch.softmax(theirs / heat, dim=-1)) * heat**2
 
 
 def _distance(mine: list[Tensor], theirs: list[Tensor], mask: Tensor) -> Tensor:
@@ -118,18 +130,16 @@ def _loss(model: UnifiedModel, teacher: UnifiedModel | None, batch: Batch, task:
     model.probe = watch if model.config.sites and not model.config.certifiable and recipe.penalty else None
     logits, hidden = model(*batch.inputs)
     model.probe = None
-    loss = recipe.task_weight * _task_loss(logits, batch.labels, task)
+    loss = torch.zeros(())
+    if recipe.task_weight and not task.plain and task.kind != "embedding":
+        loss = recipe.task_weight * _task_loss(logits, batch.labels, task)
     wanted, states = batch.wanted, hidden
     if teacher is not None:
         with torch.no_grad():
             wanted, states = teacher(*batch.inputs)
     if wanted is not None:
-        if task.regression:
-            loss = loss + recipe.logit_weight * F.mse_loss(logits, wanted)
-        else:
-            heat = recipe.temperature
-            soft = F.cross_entropy(logits / heat, torch.softmax(wanted / heat, dim=-1)) * heat**2
-            loss = loss + recipe.logit_weight * soft
+        soft = _answer_distance(logits, wanted, batch.mask, task, recipe.temperature)
+        loss = loss + recipe.logit_weight * soft
         if teacher is not None and recipe.hidden_weight and states[0].shape == hidden[0].shape:
             loss = loss + recipe.hidden_weight * _distance(hidden, states, batch.mask)
     if excess:
@@ -365,6 +375,25 @@ def finetune(
                 epochs = progress.step / run.per_epoch
                 say(f"epoch {epochs:.2f}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
     return run.finish()
+
+
+def estimated_seconds(
+    model: UnifiedModel, task: Task, train: Encoded, dev: Encoded, recipe: Recipe, teacher: UnifiedModel
+) -> float:
+    """About how long `finetune` will take here, from a few updates of which nothing is kept. Takes seconds."""
+    batches = train.shuffled(recipe.batch, np.random.default_rng(recipe.seed))
+    tokens = [sum(len(train.ids[row]) for row in rows) for rows in batches]
+    chosen = [batches[place] for place in np.argsort(tokens)[[len(batches) // 4, (3 * len(batches)) // 4]]]
+    model.use(recipe.mode).train()
+    teacher.eval().use("exact")
+    began = time.monotonic()
+    for rows in chosen:
+        _loss(model, teacher, train.batch(rows, model), task, recipe).backward()
+    update = (time.monotonic() - began) / len(chosen)
+    model.zero_grad(set_to_none=True)
+    dev_tokens = sum(map(len, dev.ids)) / max(1.0, float(np.mean(tokens)))  # in batches like these
+    evaluation = 0.4 * update * (dev_tokens + 128 / recipe.batch)
+    return recipe.epochs * (1.15 * update * len(batches) + recipe.evaluations * evaluation) + 2 * evaluation
 
 
 def load_model(directory: Path) -> UnifiedModel:

@@ -1,0 +1,163 @@
+"""Reading data sets: GLUE's, a directory of one's own, or one file.
+
+    directory  train.tsv and dev.tsv: a header row, then `sentence1 [sentence2] label`, split on tabs only, no quoting.
+               A regression and pairs for embeddings have `score` instead of `label`, a tagger has `tags`: as many as
+               there are words, with spaces between. Without that column the texts are plain.
+    file       .csv or .tsv with a header and any columns, quoted as spreadsheets do; or .txt: one plain text per line.
+               Every fifth row is for evaluation.
+
+All of it is UTF-8.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from comet_mpc.errors import TaskDataError
+from comet_mpc.models.heads import Kind
+from comet_mpc.models.tasks import Example, Task
+
+__all__ = ["own_task", "read_split"]
+
+_DEV = 5
+"""One row in so many of a single file is for evaluation."""
+_TEXTS = (("sentence1", "sentence2"), ("sentence1",), ("text",), ("sentence",), ("message",))
+_ANSWERS = {"label": ("label", "class", "target", "score"), "tokens": ("tags", "ner_tags"), "embedding": ("score",)}
+_LONGEST_FIELD = 1 << 27
+
+
+def own_task(
+    path: Path, labels: tuple[str, ...], kind: Kind = "label", *, texts: Sequence[str] = (), answer: str | None = None
+) -> Task:
+    """A data set of one's own, for a model with these labels (one: a regression).
+
+    texts, answer: columns of a file, if they have other names than usual; the answer "": there is none.
+    """
+    path = Path(path)
+    header = _header(path)
+    found = tuple(texts) or next((names for names in _TEXTS if set(names) <= set(header)), ())
+    usual = ("score",) if kind == "label" and len(labels) == 1 else _ANSWERS[kind]
+    told = next((name for name in usual if name in header), "") if answer is None else answer
+    for name in (*found, *([told] if told else [])):
+        if header.count(name) != 1:
+            raise TaskDataError(f"{path} has no column {name!r}: it has {', '.join(header)}")
+    if not 1 <= len(found) <= 2:
+        raise TaskDataError(f"{path}: none of the columns {', '.join(header)} is known to hold texts: name it")
+    graded = kind == "embedding" or len(labels) == 1
+    metric = "cosine" if kind == "embedding" and not told else "pearson_spearman" if graded else "accuracy"
+    if kind == "embedding" and len(found) == 1:
+        told = ""  # one text alone is not similar to anything
+    return Task(
+        path.resolve().name, len(found) == 2, labels, metric, 128, own=True, kind=kind, plain=not told,
+        columns=(*found, *([told] if told else [])),
+    )  # fmt: skip
+
+
+def _header(path: Path) -> list[str]:
+    if path.is_file():
+        return _table(path)[0]
+    for split in ("train", "dev"):
+        file = path / f"{split}.tsv"
+        if file.exists():
+            return _text(file).partition("\n")[0].rstrip("\r").split("\t")
+    raise TaskDataError(
+        f"{path} has neither train.tsv nor dev.tsv: give the directory of a data set, a .csv, .tsv or .txt file, "
+        "or --task for one of GLUE's"
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TaskDataError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TaskDataError(f"{path} is not UTF-8: byte {error.start}") from error
+
+
+def _table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header of a single file, and its rows with the numbers of their lines."""
+    content = _text(path).removeprefix("\ufeff")
+    if path.suffix not in (".csv", ".tsv"):
+        return ["text"], [(at, [line]) for at, line in enumerate(content.splitlines(), start=1) if line.strip()]
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
+    try:
+        header = next(reader, [])
+        return header, [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise TaskDataError(f"{path}: row {reader.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def read_split(directory: Path, task: Task, split: str, limit: int | None = None) -> list[Example]:
+    """The rows for training ("train") or for evaluation ("dev").
+
+    A malformed row raises TaskDataError with its number; the header is row 1.
+    """
+    path = Path(directory)
+    columns = task.columns or ("sentence1", *(("sentence2",) if task.pairs else ()), "label")
+    if path.is_file():
+        header, rows = _table(path)
+        if len(rows) < 2 * _DEV:
+            raise TaskDataError(f"{path}: {len(rows)} rows are too few: there must be at least {2 * _DEV}")
+        rows = [row for at, row in enumerate(rows, start=1) if (at % _DEV == 0) == (split == "dev")]
+    else:
+        path = path / ("" if task.own else task.name) / f"{split}.tsv"
+        first, *lines = _text(path).removesuffix("\n").split("\n")
+        header = first.rstrip("\r").split("\t")
+        if tuple(header) != columns:
+            raise TaskDataError(f"{path}: row 1: expected the columns {', '.join(columns)}")
+        rows = [(at, line.rstrip("\r").split("\t")) for at, line in enumerate(lines, start=2)]
+        if not rows:
+            raise TaskDataError(f"{path}: there are no rows below the header")
+    places = [header.index(name) for name in columns]
+    return [_example(path, number, row, len(header), places, task) for number, row in rows[:limit]]
+
+
+def _example(path: Path, number: int, row: list[str], width: int, places: list[int], task: Task) -> Example:
+    where = f"{path}: row {number}"
+    if len(row) != width:
+        raise TaskDataError(f"{where}: {len(row)} columns, expected {width}")
+    fields = [row[place] for place in places]
+    texts = fields[: 1 + task.pairs]
+    if not all(text.strip() for text in texts):
+        raise TaskDataError(f"{where}: a sentence is empty")
+    made = Example(texts[0], texts[1] if task.pairs else None)
+    if task.plain:
+        return made
+    answer = fields[-1]
+    if task.kind == "tokens":
+        tags = answer.split()
+        if len(tags) != len(texts[0].split()):
+            raise TaskDataError(f"{where}: {len(tags)} tags for {len(texts[0].split())} words")
+        return replace(made, tags=tuple(_index(where, tag, task) for tag in tags))
+    if task.kind == "label" and not task.regression:
+        return replace(made, label=float(_index(where, answer, task)))
+    try:
+        value = float(answer)
+    except ValueError:
+        value = math.nan
+    low, high = task.scores
+    if not (math.isfinite(value) and low <= value <= high):
+        within = f" from {low:g} to {high:g}" if math.isfinite(high) else ""
+        raise TaskDataError(f"{where}: the {'score' if task.own else 'label'} is not a number{within}")
+    return replace(made, label=value)
+
+
+def _index(where: str, label: str, task: Task) -> int:
+    """By name, in any case; or by number, if a model's labels are not numbers themselves."""
+    if label in task.labels:
+        return task.labels.index(label)
+    names = [name.lower() for name in task.labels]
+    if task.own and label.lower() in names:
+        return names.index(label.lower())
+    if task.own and label.isdecimal() and int(label) < len(names):
+        return int(label)
+    raise TaskDataError(f"{where}: the label is not one of {', '.join(task.labels)}")
