@@ -26,6 +26,41 @@ void products_receiver(span<const u64> words, span<const u8> bits, span<const u8
         shares[i] = (words[i] + ((received.get(width - 1) << 1) & -bit(bits, i))) & mask;
 }
 
+namespace {
+
+// Words of 128 bits, the low half first, as numbers mod M, uniform but for less than M/2^128.
+u64 spread(span<const u64> words, size_t i, u64 modulus) {
+    const u64 carry = static_cast<u64>((u128{words[2 * i]} * modulus) >> 64);
+    return static_cast<u64>((u128{words[2 * i + 1]} * modulus + carry) >> 64);
+}
+
+u64 reduced(u64 value, u64 modulus) { return value >= modulus ? value - modulus : value; }
+
+} // namespace
+
+void odd_products_sender(span<const u64> zeros, span<const u64> ones, span<const u8> bits, span<u64> shares,
+                         span<u8> message, unsigned width, u64 modulus) {
+    BitWriter sent(message);
+    for (size_t i = 0; i < shares.size(); ++i) {
+        const u64 zero = spread(zeros, i, modulus), one = spread(ones, i, modulus);
+        sent.put(reduced(reduced(zero + modulus - one, modulus) + bit(bits, i), modulus), width);
+        shares[i] = reduced(modulus - zero, modulus);
+    }
+    sent.finish();
+}
+
+bool odd_products_receiver(span<const u64> words, span<const u8> bits, span<const u8> message, span<u64> shares,
+                           unsigned width, u64 modulus) {
+    BitReader received(message);
+    bool valid = true;
+    for (size_t i = 0; i < shares.size(); ++i) {
+        const u64 difference = received.get(width);
+        valid &= difference < modulus;
+        shares[i] = reduced(spread(words, i, modulus) + (bit(bits, i) != 0 ? difference : 0), modulus);
+    }
+    return valid;
+}
+
 void correlate_sender(span<const u64> zeros, span<const u64> ones, span<const u8> flips, span<const u64> values,
                       span<u64> shares, span<u8> message, unsigned width) {
     const u64 mask = low_mask(width);

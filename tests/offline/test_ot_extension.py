@@ -305,7 +305,7 @@ def test_products_cost_what_is_declared(any_pair: Pair, count: int, width: int) 
     np.testing.assert_array_equal(together, unpacked(client_bits, count) & unpacked(server_bits, count))
     for party, end in enumerate(any_pair.ends):
         spent = end.traffic - before[party]
-        assert spent == bit_products_traffic(party, count, width, any_pair.fold, 512)
+        assert spent == bit_products_traffic(party, count, width, fold=any_pair.fold, chunk=512)
         chunks = -(-count // 512)
         assert spent.rounds == (chunks + (width > 1) if count else 0)
 

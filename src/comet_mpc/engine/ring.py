@@ -32,15 +32,30 @@ from comet_mpc.engine import kernels
 from comet_mpc.engine.kernels import Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 
-__all__ = ["LATTICE_PRIMES", "WORD", "Conversion", "Ring", "is_prime", "odd_ring", "power_ring", "slot_primes"]
+__all__ = [
+    "LARGEST_ODD",
+    "LATTICE_PRIMES",
+    "MOST_BITS",
+    "WORD",
+    "Conversion",
+    "Ring",
+    "is_prime",
+    "odd_ring",
+    "power_ring",
+    "slot_prime",
+    "slot_primes",
+]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 WORD = 64
 """Widest ring: Z_2^64. Narrower rings live in the low bits of the same words."""
 
-MOST_BITS = 61
+MOST_BITS = 63
 """Of an odd modulus, so that sums of residues fit into a word."""
+
+LARGEST_ODD = 0.95 * 2.0 ** (MOST_BITS - 2)
+"""Integers up to here have an odd ring."""
 
 LATTICE_PRIMES = (1073692673, 1073643521, 1073479681, 1073430529, 1073299457, 1073233921, 1073184769)
 """Those of the ciphertexts' modulus (`offline.rlwe.scheme`): no plaintext modulus may share one."""
@@ -195,46 +210,46 @@ def slot_prime(least: int) -> int:
     return 0
 
 
-def _first_factor(product: int) -> int:
-    """Where the search for the smaller of two factors begins: small primes are few, so it takes more of them."""
-    return math.isqrt(product) // 4 if product < 1 << 40 else math.isqrt(product) * 7 // 8
-
-
 @lru_cache(maxsize=256)
 def odd_ring(largest: float) -> Ring:
-    """A small Z_T that holds integers up to `largest`, T a product of at most two primes with slots."""
+    """A small Z_T that holds integers up to `largest`, T a product of at most three primes with slots."""
     limit = int(4 * (largest + 1) / 0.999) + 1
-    found = slot_prime(limit)
-    if not found:
-        smaller = slot_prime(_first_factor(limit))
-        for _ in range(_TRIES if smaller else 0):
-            larger = slot_prime(max(smaller + 1, -(-limit // smaller)))
-            if larger and (not found or smaller * larger < found):
-                found = smaller * larger
-            smaller = slot_prime(smaller + 1)
-            if not smaller:
-                break
+    found = slot_prime(limit) or _product(limit, ()) or _product(limit, (slot_prime(2),))
     if not found or found.bit_length() > MOST_BITS:
         raise RangeError(f"no odd ring of at most {MOST_BITS} bits holds integers up to 2^{math.log2(largest):.1f}")
     return Ring(found.bit_length(), found)
 
 
+def _product(limit: int, first: tuple[int, ...]) -> int:
+    """The smallest product that exceeds a limit, of two more primes beside the first ones; 0 if there is none."""
+    given = math.prod(first)
+    rest, best = -(-limit // given), 0
+    smaller = slot_prime(math.isqrt(rest) // 4 if rest < 1 << 40 else math.isqrt(rest) * 7 // 8)
+    for _ in range(_TRIES):
+        if not smaller:
+            break
+        larger = slot_prime(max(smaller + 1, -(-rest // smaller)))
+        if larger and not {smaller, larger} & {*first} and (not best or given * smaller * larger < best):
+            best = given * smaller * larger
+        smaller = slot_prime(smaller + 1)
+    return best
+
+
 @lru_cache(maxsize=256)
 def slot_primes(modulus: int) -> tuple[int, ...]:
-    """The primes of an odd ring's modulus. Refuses one that has no slots."""
-    if modulus < 1 << 30:
-        primes = [modulus]
-    else:
-        primes, smaller = [], _first_factor(modulus) * 3 // 4
-        while not primes and smaller * smaller < modulus:
-            smaller = slot_prime(smaller + 1)
-            if not smaller:
-                break
-            if modulus % smaller == 0:
-                primes = [smaller, modulus // smaller]
-    if not primes or any(slot_prime(p) != p for p in primes):
-        raise ShapeError(f"the modulus {modulus} is not a product of at most two primes with slots")
-    return tuple(primes)
+    """The primes of an odd ring's modulus, at most three. Refuses one that has no slots."""
+    primes: list[int] = []
+    rest = modulus
+    while rest >= 1 << 30 or (rest > 1 and slot_prime(rest) != rest):
+        smallest = slot_prime(2)  # in a product of three, and perhaps in a small one of two
+        factor = smallest if rest % smallest == 0 or rest < 1 << 40 else slot_prime(math.isqrt(rest) * 3 // 4)
+        while factor and rest % factor and factor * factor < rest:
+            factor = slot_prime(factor + 1)
+        if not factor or rest % factor or len(primes) == 2:
+            raise ShapeError(f"the modulus {modulus} is not a product of at most three primes with slots")
+        primes.append(factor)
+        rest //= factor
+    return (*primes, rest)
 
 
 @dataclass(frozen=True)

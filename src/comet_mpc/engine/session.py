@@ -21,7 +21,7 @@ import numpy.typing as npt
 from comet_mpc.engine import requests as ask
 from comet_mpc.engine.polynomial import Polynomial
 from comet_mpc.engine.requests import Deferred, Given, Open, Opened, Request, Result, Truncate, TruncateOpen, Weight
-from comet_mpc.engine.ring import Ring, odd_ring
+from comet_mpc.engine.ring import LARGEST_ODD, Ring, odd_ring
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words, as_ring, encode, ring_width
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
@@ -57,8 +57,12 @@ class Session(ABC):
         return not self._fused
 
     def ring(self, fraction: int, bound: float) -> Ring:
-        """The ring in which a tensor is opened for element-wise work whose results have these bits and this bound."""
-        return odd_ring(bound * 2.0**fraction * _ROUNDED) if self.odd else Ring(ring_width(fraction, bound))
+        """The ring in which a tensor is opened for element-wise work whose results have these bits and this bound.
+
+        An odd one where that pays and there is one that is large enough.
+        """
+        largest = bound * 2.0**fraction * _ROUNDED
+        return odd_ring(largest) if self.odd and largest < LARGEST_ODD else Ring(ring_width(fraction, bound))
 
     @property
     def permits_leaks(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine.polynomial import Polynomial, variables
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import WORD, Share, ring_width
 from comet_mpc.errors import RuleError
@@ -115,7 +116,7 @@ def smu(
     rule: SmuRule,
     *,
     fraction: int = 12,
-    width: int = WORD,
+    width: int | Ring = WORD,
     opening: Opening = "t",
 ) -> Share:
     """smu(x) with `fraction` bits.
@@ -129,6 +130,8 @@ def smu(
     Reveals nothing.
     """
     with session.part("activation"):
+        if isinstance(rule, RootRule) and (ring := _smu_ring(session, x, form, rule)).modulus:
+            return session.truncate_to(_in_odd_ring(session, x, form, rule, ring), fraction, width)
         if isinstance(rule, RootRule) and (opening == "x" or (rule.degree == 1 and isinstance(form.mu, float))):
             root = _root_of_x(session, x, form, rule)
         else:
@@ -137,6 +140,59 @@ def smu(
         whole = max(half.fraction, root.fraction + 1)
         result = half.lift(whole) + root.times_power(-1).lift(whole)
         return session.truncate_to(result, fraction, width)
+
+
+def _smu_ring(session: Session, x: Share, form: Smu, rule: RootRule) -> Ring:
+    """The ring that holds x² and smu(x), as `_in_odd_ring` computes them."""
+    top, bits = _largest_argument(x, form), min(x.fraction, rule.fraction_t)
+    whole, bound = _smu_fraction(x, form, rule), _smu_bound(x, form, rule)
+    return session.ring(0, max(bound * 2.0**whole, top * 4.0**bits))
+
+
+def _largest_argument(x: Share, form: Smu) -> float:
+    return form.factor * x.bound**2 + float(np.max(np.square(form.mu)))
+
+
+def _linear_in_square(form: Smu, rule: RootRule) -> bool:
+    """Whether the root is a polynomial in x² that needs no opening of t."""
+    return rule.degree == 1 and isinstance(form.mu, float)
+
+
+def _smu_fraction(x: Share, form: Smu, rule: RootRule) -> int:
+    """Fraction bits of smu(x) before it is truncated, in units of the scaled root."""
+    square = 2 * min(x.fraction, rule.fraction_t) + rule.grain
+    return 1 + (square if _linear_in_square(form, rule) else rule.fraction)
+
+
+def _smu_bound(x: Share, form: Smu, rule: RootRule) -> float:
+    """|smu(x)|, scaled as the root is."""
+    return 0.5 * rule.bound + 0.5 * (1.0 + form.alpha) * x.bound * 2.0 ** (-rule.exponent // 2)
+
+
+def _in_odd_ring(session: Session, x: Share, form: Smu, rule: RootRule, ring: Ring) -> Share:
+    """smu(x), not truncated, all of it in one odd ring, from the openings of x and, from degree 2 on, t.
+
+    Monomials of the masks: x², and t², …, t^n.
+    """
+    top = _largest_argument(x, form)
+    check_argument(session, top, rule)
+    bits, fraction, bound = (
+        min(x.fraction, rule.fraction_t),
+        _smu_fraction(x, form, rule),
+        _smu_bound(x, form, rule),
+    )
+    opened = {"x": session.open(session.truncate_to(x, bits, ring))}
+    half = 0.5 * (1.0 + form.alpha) * 2.0 ** (-rule.exponent // 2)
+    if _linear_in_square(form, rule):
+        root = _polynomial(rule, (form.factor * X**2 + np.square(form.mu)) * 2.0**-rule.exponent)
+    else:
+        spare = _SPARE if form.factor != 1.0 else 0
+        square = session.evaluate(form.factor * X**2, opened, fraction=2 * bits + spare, bound=form.factor * x.bound**2)
+        t = session.add_constant(square, np.square(form.mu)).bounded(top)
+        opened["t"] = session.reopen(t.times_power(-rule.exponent), rule.fraction_t, ring)
+        root = _polynomial(rule, T)
+    value = session.evaluate(root * 0.5 + half * X, opened, fraction=fraction, bound=bound)
+    return value.times_power(rule.exponent // 2)
 
 
 def _root_of_t(session: Session, x: Share, form: Smu, rule: SmuRule) -> Share:

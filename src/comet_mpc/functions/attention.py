@@ -18,10 +18,12 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
-from comet_mpc.errors import RuleError, ShapeError
+from comet_mpc.errors import RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, times_real
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
+from comet_mpc.functions.root_rule import RootRule
 
 __all__ = [
     "LARGEST_ACTIVATED",
@@ -198,8 +200,9 @@ def attention(
             scores = scores - thresholds.lift(scores.fraction)
         top = form.score_bound * (1.0 + 2.0**-8)
         scaled = times_real(scores.bounded(top), 1.0 / form.score_scale).bounded(top / form.score_scale)
-        s = session.truncate_to(scaled, _SCORE)
-        squared = ring_width(form.power * _ACTIVATED, _R_TOP)
+        # a root rule takes its argument into its own ring
+        s = scaled if session.odd and isinstance(form.scores, RootRule) else session.truncate_to(scaled, _SCORE)
+        squared = session.ring(form.power * _ACTIVATED, _R_TOP)
         activated = smu(
             session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared, opening=form.opening
         ).bounded(LARGEST_ACTIVATED)
@@ -233,11 +236,13 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
         # enough bits for a coordinate of the shortest row that the rule is made for
         bits = min(rows.fraction, math.ceil(0.5 * math.log2(q.shape[-1] / rule.low)) + _QUERY)
-        width = max(ring_width(2 * bits, rule.high), ring_width(bits + _ROW, overshoot(rule) + 2.0**-8))
-        opened = session.open(session.truncate_to(rows, bits, min(width, rows.width)))
-        squares = session.square_sum(opened, bound=rule.high)
-        y = session.reopen(inverse_sqrt(session, squares, rule), _ROW)
         limit = overshoot(rule) + 2.0**-8
+        ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
+        if not ring.modulus:
+            ring = Ring(min(ring.width, rows.width))
+        opened = session.open(session.truncate_to(rows, bits, ring))
+        squares = session.square_sum(opened, bound=rule.high)
+        y = session.reopen(inverse_sqrt(session, squares, rule), _ROW, ring if ring.modulus else WORD)
         unit = session.product(opened, y, bound=limit)
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
         unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, top))
@@ -249,7 +254,7 @@ def _power(
     session: Session, activated: Share, form: AttentionForm, mask: Share | None, fraction: int, width: int
 ) -> Share:
     """R = smu(s)^p, times the padding mask, with so many fraction bits in a ring of `width`."""
-    if form.power == 1 and mask is None:
+    if form.power == 1 and mask is None and not activated.modulus:
         lifted = (
             activated.lift(fraction)
             if activated.width >= width
@@ -260,8 +265,10 @@ def _power(
     opened: dict[str, Opened] = {}
     if mask is not None:
         polynomial = polynomial * M
-        row = mask.reshape(*mask.shape[:-1], 1, 1, mask.shape[-1]).narrow(activated.width)
-        opened["s"], opened["m"] = session.open(activated, row)
+        if mask.fraction:
+            raise ScaleError(f"{session.here}: a padding mask of zeros and ones has no fraction bits")
+        row = mask.reshape(*mask.shape[:-1], 1, 1, mask.shape[-1])
+        opened["s"], opened["m"] = session.open(activated, session.truncate_to(row, 0, activated.ring))
     else:
         opened["s"] = session.open(activated)
     power = session.evaluate(polynomial, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
@@ -286,11 +293,13 @@ def _divide(
         limit = (overshoot(rule) ** 2 + 2.0**-6) * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
-        opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, ring_width(whole, limit)), Open)
+        ring = session.ring(whole, limit)
+        shift = numerator.fraction - _NUMERATOR
+        opened = session.defer(Truncate(numerator, shift, ring.width, ring.modulus), Open)
         mean = total.times_power(-exponent)
         if form.floor:
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
         mean = mean.bounded(rule.high)
-        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT)
+        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
         value = session.evaluate(N * Y**2, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Opened, Session, Truncate
 from comet_mpc.engine.polynomial import Polynomial, variables
+from comet_mpc.engine.ring import WORD, Ring
 from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
@@ -117,7 +118,7 @@ def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule) -> Share:
             return _newton(session, t, rule)
         if isinstance(rule, TableRule):
             return _by_tables(session, t, rule)
-        return _last(session, open_argument(session, t, rule), rule, root=False)
+        return _last(session, open_argument(session, t, rule, _row_ring(session, rule)), rule, root=False)
 
 
 def plain_inverse_sqrt(t: Reals, rule: InverseSqrtRule | None) -> Reals:
@@ -139,10 +140,17 @@ def check_argument(session: Session, bound: float, rule: MinimaxRule | RootRule)
         )
 
 
-def open_argument(session: Session, t: Share, rule: MinimaxRule) -> Opened:
+def open_argument(session: Session, t: Share, rule: MinimaxRule, ring: int | Ring = WORD) -> Opened:
     """τ = t·2^-exponent with the rule's fraction bits, opened. Refuses a t that could leave the stable range."""
     check_argument(session, t.bound, rule)
-    return session.reopen(t.times_power(-rule.exponent), rule.fraction_t)
+    return session.reopen(t.times_power(-rule.exponent), rule.fraction_t, ring)
+
+
+def _row_ring(session: Session, rule: MinimaxRule) -> Ring:
+    """The ring of t and of every y."""
+    sizes = [(rule.start_fraction, rule.start_bound), *((step.fraction, step.bound) for step in rule.steps)]
+    ring = session.ring(0, max(bound * 2.0**fraction for fraction, bound in sizes))
+    return ring if ring.modulus else Ring(WORD)
 
 
 def square_root(session: Session, tau: Opened, rule: MinimaxRule) -> Share:
@@ -159,7 +167,7 @@ def _last(session: Session, tau: Opened, rule: MinimaxRule, *, root: bool) -> Sh
     opened = {"t": tau}
     for step in rule.steps:
         y = session.evaluate(current, opened, fraction=fraction, bound=bound)
-        opened = {"t": tau, "y": session.reopen(y, rule.fraction_y)}
+        opened = {"t": tau, "y": session.reopen(y, rule.fraction_y, tau.ring)}
         current = step.a * Y - 2.0**-step.shift * T * Y**3
         fraction, bound = step.fraction, step.bound
     if root:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.share import SERVER, WORD, Share, ring_width
+from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.share import SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
 from comet_mpc.functions.minimax import MinimaxRule
@@ -77,14 +78,14 @@ def _over_root(session: Session, v: Share, rule: InverseSqrtRule, epsilon: float
     limit = (overshoot(rule) + 2.0**-8) * math.sqrt(size)
     constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
     spare = 0 if constant == 1.0 else _SPARE
-    needed = max(ring_width(2 * _FRACTION_V, total), ring_width(_FRACTION_V + _FRACTION_Y + spare, limit))
     whole = _FRACTION_V + _FRACTION_Y + spare
-    if width <= WORD - (whole - fraction):
-        needed = WORD  # a wider ring for v makes the last truncation free
-    opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, needed))
+    ring = session.ring(0, max(total * 4.0**_FRACTION_V, limit * 2.0**whole))
+    if not ring.modulus and width <= WORD - (whole - fraction):
+        ring = Ring(WORD)  # a wider ring for v makes the last truncation free
+    opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, ring))
     squares = session.square_sum(opened, bound=total).times_power(-bits)
     t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
-    y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y)
+    y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y, ring if ring.modulus else WORD)
     result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
     return session.truncate_to(result, fraction, width)
 

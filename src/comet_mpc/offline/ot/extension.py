@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -268,7 +269,7 @@ def _check_numbers(count: int, width: int, chunk: int) -> None:
 
 
 def bit_products(
-    channel: Channel, transfers: Transfers, count: int, width: int, *, chunk: int = CHUNK
+    channel: Channel, transfers: Transfers, count: int, width: int, modulus: int = 0, *, chunk: int = CHUNK
 ) -> tuple[Bytes, Words]:
     """Uniform bits b_client, b_server, one known to each party, and shares of b_client·b_server mod 2^width.
 
@@ -277,6 +278,7 @@ def bit_products(
 
     A transfer's receiver takes c as its bit. D = m_0 - m_1 is uniform to it, so the sender may take b = D mod 2 as its
     own bit and send (D + b) / 2 alone, one bit less than the width. Shares: -m_0 and m_c + c·(D + b) = m_0 + c·b.
+    Modulo an odd `modulus` of `width` bits the sender draws its bit and sends D + b, from messages of 128 bits.
     In one half of the products the client receives, in the other the server.
 
     Bytes: 128/fold - 1 + width - 1 bits a product, half of them from each party (`bit_products_traffic` is exact).
@@ -284,7 +286,7 @@ def bit_products(
     Reveals nothing: every byte received is uniform given what its receiver knows.
     """
     _check_numbers(count, width, chunk)
-    party, fold = transfers.party, transfers.fold
+    party, fold, halves, size = transfers.party, transfers.fold, 2 if modulus else 1, _product_bits(width, modulus)
     bits, shares = np.zeros(packed_bytes(count, 1), np.uint8), np.empty(count, np.uint64)
     parts = list(_parts(count, chunk))
     answer: Bytes = np.empty(0, np.uint8)
@@ -293,31 +295,58 @@ def bit_products(
         outgoing, question, asked = [answer], 0, None
         if part is not None:
             mine, theirs = part.received_by(party), part.received_by(1 - party)
-            message, choices, words = transfers.receiver.extend(_size(mine))
+            message, choices, words = transfers.receiver.extend(_size(mine), halves=halves)
             _store_bits(bits, mine, choices)
             asked = (mine, choices, words)
             outgoing, question = [message, answer], extension_bytes(_size(theirs), fold)
-        expected = packed_bytes(_size(waiting[0]), width - 1) if waiting else 0
+        expected = packed_bytes(_size(waiting[0]), size) if waiting else 0
         received = channel.exchange(outgoing, question + expected)
         if waiting:
             place, choices, words = waiting
-            reply = np.frombuffer(received[question:], np.uint8)
-            _native.products_receiver(words, choices, reply, shares[place], width)
+            _received_products(words, choices, received[question:], shares[place], width, modulus)
         if part is not None:
-            zeros, ones = transfers.sender.extend(received[:question], _size(theirs))
-            own = np.empty(packed_bytes(_size(theirs), 1), np.uint8)
-            answer = np.empty(packed_bytes(_size(theirs), width - 1), np.uint8)
-            _native.products_sender(zeros, ones, own, shares[theirs], answer, width)
+            zeros, ones = transfers.sender.extend(received[:question], _size(theirs), halves=halves)
+            own, answer = _sent_products(zeros, ones, shares[theirs], width, modulus)
             _store_bits(bits, theirs, own)
         waiting = asked
     return bits, shares
+
+
+def _product_bits(width: int, modulus: int) -> int:
+    """Bits that the sender answers with for one product."""
+    return width if modulus else width - 1
+
+
+def _received_products(
+    words: Words, choices: Bytes, reply: memoryview, shares: Words, width: int, modulus: int
+) -> None:
+    data = np.frombuffer(reply, np.uint8)
+    if not modulus:
+        _native.products_receiver(words, choices, data, shares, width)
+    elif not _native.odd_products_receiver(words, choices, data, shares, width, modulus):
+        raise PeerError(f"a number that was received is not below the modulus of {width} bits")
+
+
+def _sent_products(zeros: Words, ones: Words, shares: Words, width: int, modulus: int) -> tuple[Bytes, Bytes]:
+    """The sender's bits and its answer; fills in its shares."""
+    count = shares.size
+    answer = np.empty(packed_bytes(count, _product_bits(width, modulus)), np.uint8)
+    if modulus:
+        own = _first_bits(np.frombuffer(secrets.token_bytes(packed_bytes(count, 1)), np.uint8), count)
+        _native.odd_products_sender(zeros, ones, own, shares, answer, width, modulus)
+    else:
+        own = np.empty(packed_bytes(count, 1), np.uint8)
+        _native.products_sender(zeros, ones, own, shares, answer, width)
+    return own, answer
 
 
 def _store_bits(bits: Bytes, place: slice, packed: Bytes) -> None:
     bits[place.start // 8 : place.start // 8 + packed.size] = packed
 
 
-def bit_products_traffic(party: int, count: int, width: int, fold: int = FOLD, chunk: int = CHUNK) -> Traffic:
+def bit_products_traffic(
+    party: int, count: int, width: int, modulus: int = 0, *, fold: int = FOLD, chunk: int = CHUNK
+) -> Traffic:
     """What `bit_products` sends, receives and waits for at one party."""
     _check_numbers(count, width, chunk)
     rounds = [[0, 0] for _ in range(-(-count // chunk) + 1)]
@@ -325,7 +354,7 @@ def bit_products_traffic(party: int, count: int, width: int, fold: int = FOLD, c
         for receiver in (CLIENT, SERVER):
             size = _size(part.received_by(receiver))
             rounds[i][receiver] += extension_bytes(size, fold)
-            rounds[i + 1][1 - receiver] += packed_bytes(size, width - 1)
+            rounds[i + 1][1 - receiver] += packed_bytes(size, _product_bits(width, modulus))
     frames = [[FRAME_HEADER + size if size else 0 for size in sizes] for sizes in rounds]
     sent, received = (sum(frame[who] for frame in frames) for who in (party, 1 - party))
     return Traffic(sent, received, sum(any(frame) for frame in frames))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product as cartesian
 from typing import Any, TypeVar
 
 from comet_mpc.engine.correlations import (
@@ -20,6 +19,8 @@ from comet_mpc.engine.correlations import (
 )
 from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import ShapeError
+from comet_mpc.offline.pair.crossed import Powers, crossed
+from comet_mpc.offline.pair.elements import defined_masks
 from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.products import check_bits, check_lengths
 from comet_mpc.offline.rlwe.scheme import DEGREE
@@ -29,10 +30,8 @@ from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
 __all__ = [
     "WEIGHT_BITS",
     "WEIGHT_LENGTH",
-    "Powers",
     "Products",
     "check_weight",
-    "crossed",
     "grouped",
     "masks_by_ciphertext",
     "matrix_products",
@@ -53,13 +52,14 @@ BATCH = 1 << 19
 """Elements of small tensors that are prepared together."""
 
 Kind = TypeVar("Kind", bound=Correlation)
-Powers = tuple[int, ...]
 
 
 def _common(correlation: Correlation) -> Any:
     """What correlations of a kind must have in common to be prepared together."""
     match correlation:
-        case BitProducts(width=width) | WeightScale(width=width):
+        case BitProducts(width=width, modulus=modulus):
+            return width, modulus
+        case WeightScale(width=width):
             return width
         case Monomials(terms=terms):
             return terms
@@ -69,10 +69,14 @@ def _common(correlation: Correlation) -> Any:
 
 
 def grouped(program: Sequence[Correlation | None], kind: type[Kind]) -> Iterator[tuple[Any, list[tuple[int, Kind]]]]:
-    """Correlations of a kind, with their places, by what they have in common; in batches of bounded size."""
+    """Correlations of a kind, with their places, by what they have in common; in batches of bounded size.
+
+    Products in odd rings are not among them: see `elements`.
+    """
     groups: dict[Any, list[tuple[int, Kind]]] = defaultdict(list)
     for index, correlation in enumerate(program):
-        if isinstance(correlation, kind):
+        odd = isinstance(correlation, Monomials | SquareSums) and correlation.modulus
+        if isinstance(correlation, kind) and not odd:
             groups[_common(correlation)].append((index, correlation))
     for name, members in groups.items():
         batch: list[tuple[int, Kind]] = []
@@ -153,7 +157,8 @@ def scales_alone(program: Sequence[Correlation]) -> list[Correlation | None]:
 
 def masks_by_ciphertext(program: Sequence[Correlation]) -> frozenset[int]:
     """Places of the masks whose words at the client are what its ciphertexts say; it stores them in its bundle."""
-    return frozenset(products.mask for products in matrix_products(program) if products.tiling.defines)
+    by_matrices = {products.mask for products in matrix_products(program) if products.tiling.defines}
+    return defined_masks(program) | by_matrices
 
 
 def packing_pays(program: Sequence[Correlation]) -> bool:
@@ -163,21 +168,6 @@ def packing_pays(program: Sequence[Correlation]) -> bool:
         for packed in (False, True)
     )
     return plain - packed > PackingKeys.SIZE
-
-
-def crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
-    """The client's factors that the monomials need, and for each monomial the places of those that occur in it."""
-    uploads: list[Powers] = []
-    sums = []
-    for term in powers:
-        places = []
-        for exponents in cartesian(*(range(power + 1) for power in term)):
-            if any(exponents) and exponents != tuple(term):
-                if exponents not in uploads:
-                    uploads.append(exponents)
-                places.append(uploads.index(exponents))
-        sums.append(tuple(places))
-    return uploads, sums
 
 
 def square_plan(terms: int, width: int) -> SlotPlan:

@@ -21,6 +21,8 @@ from comet_mpc.offline.pair.arrangement import (
     square_plan,
     terms_per_sum,
 )
+from comet_mpc.offline.pair.elements import units
+from comet_mpc.offline.rlwe.odd_slots import OddPlan
 from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import SlotPlan
@@ -57,9 +59,11 @@ def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
     for products in matrix_products(program):
         tiling = products.tiling
         add("matrix products", _jobs(products.batch, tiling.upload_bytes, tiling.response_bytes))
-    for width, bits in grouped(program, BitProducts):
+    for (width, modulus), bits in grouped(program, BitProducts):
         padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
-        add("bits of truncation", bit_products_traffic(CLIENT, padded, width))
+        add("bits of truncation", bit_products_traffic(CLIENT, padded, width, modulus))
+    for unit in units(program):
+        add("products in odd rings", _run(unit.jobs))
     for correlation in program:
         if isinstance(correlation, TableTransfers):
             add("look-ups", table_traffic(correlation.count, correlation.entries))
@@ -79,6 +83,13 @@ def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
 def _jobs(count: int, upload: int, response: int) -> Traffic:
     """`Homomorphic.run`."""
     return Traffic(count * (upload + FRAME_HEADER), count * (response + FRAME_HEADER), count + 1)
+
+
+def _run(jobs: Sequence[OddPlan]) -> Traffic:
+    """The same for jobs of different sizes."""
+    sent = sum(job.upload_bytes + FRAME_HEADER for job in jobs)
+    received = sum(job.response_bytes + FRAME_HEADER for job in jobs)
+    return Traffic(sent, received, len(jobs) + 1 if jobs else 0)
 
 
 def _slots(plan: SlotPlan, count: int, width: int) -> Traffic:

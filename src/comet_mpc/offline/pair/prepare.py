@@ -12,6 +12,7 @@ Every correlation of a program becomes products of what the client knows with wh
     Monomials           Π (a_c + a_s)^p = Σ C(p, j)·(a_c^j)·(a_s^(p-j)): uploads are shared between monomials
     SquareSums          2·Σ a_c·a_s
 
+Monomials and sums of squares in odd rings share uploads, some of which define masks (`elements`).
 Correlations of one kind are prepared together, so that small tensors share ciphertexts. The order follows from the
 program alone. Nothing is handed out before everything is prepared. Reveals nothing: every step says so for itself.
 """
@@ -44,10 +45,8 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.extension import Transfers, bit_products, set_up_transfers
 from comet_mpc.offline.ot.tables import give_words, read_words
 from comet_mpc.offline.pair.arrangement import (
-    Powers,
     Products,
     check_weight,
-    crossed,
     grouped,
     masks_by_ciphertext,
     matrix_products,
@@ -58,7 +57,9 @@ from comet_mpc.offline.pair.arrangement import (
     square_plan,
     terms_per_sum,
 )
-from comet_mpc.offline.pair.shares import PairRandomness, Prepared
+from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
+from comet_mpc.offline.pair.elements import prepare_units
+from comet_mpc.offline.pair.shares import PairRandomness, Prepared, mask_words
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
@@ -148,8 +149,9 @@ class _Preparation:
                     self._weight_product(entry, products)
                 case MatrixProduct() as entry:
                     self._matrix_product(entry, products, next(pending))
-        for width, bits in grouped(program, BitProducts):
-            self._bit_products(width, bits)
+        for (width, modulus), bits in grouped(program, BitProducts):
+            self._bit_products(width, modulus, bits)
+        prepare_units(self._engine, program, self._mask, self.arrays.__setitem__)
         for index, correlation in enumerate(program):
             if isinstance(correlation, TableTransfers):
                 self._table_transfers(index, correlation)
@@ -168,13 +170,15 @@ class _Preparation:
         if self._party == CLIENT and index in self._by_ciphertext:
             (own,) = self.arrays[index]  # made before it is used
         else:
-            own = expand(self.seed, index, described.facts.elements)
+            own = mask_words(self.seed, index, described)
+        if shape is not None and math.prod(shape) == own.size:
+            return own.reshape(shape)
         own = own.reshape(described.shape)
         return own if shape is None else np.broadcast_to(own, shape)
 
-    def _bit_products(self, width: int, members: list[tuple[int, BitProducts]]) -> None:
+    def _bit_products(self, width: int, modulus: int, members: list[tuple[int, BitProducts]]) -> None:
         padded = [-(-entry.count // 8) * 8 for _, entry in members]
-        bits, shares = bit_products(self._channel, self._transfers, sum(padded), width)
+        bits, shares = bit_products(self._channel, self._transfers, sum(padded), width, modulus)
         start = 0
         for (index, entry), size in zip(members, padded, strict=True):
             own = bits[start // 8 : (start + size) // 8].copy()
@@ -348,6 +352,5 @@ def _monomial(values: Sequence[Words], exponents: Sequence[int]) -> Words:
 
 def _server_factor(masks: Sequence[Words], term: Powers, client: Powers) -> Words:
     """Π C(p, j)·a_s^(p - j)."""
-    factor = math.prod(math.comb(power, taken) for power, taken in zip(term, client, strict=True))
-    rest = [power - taken for power, taken in zip(term, client, strict=True)]
+    factor, rest = server_factor(term, client)
     return _monomial(masks, rest) * np.uint64(factor % 2**64)

@@ -16,7 +16,7 @@ from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 from comet_mpc.offline.pair.arrangement import masks_by_ciphertext
 
-__all__ = ["PairRandomness", "Prepared", "stored_bytes"]
+__all__ = ["PairRandomness", "Prepared", "mask_words", "stored_bytes"]
 
 Arrays = tuple[Words, ...]
 
@@ -38,7 +38,7 @@ class PairRandomness(OpenBundle):
         layout = self._layout(index)
         if isinstance(correlation, AnyMask) and not layout:
             held = correlation.held_by(self.party)
-            return (expand(self.bundle.seed, index, correlation.facts.elements),) if held else ()
+            return (mask_words(self.bundle.seed, index, correlation),) if held else ()
         return self._shares(index) if self._shares is not None else self._read(layout)
 
     def _read(self, layout: list[tuple[int, int]]) -> Arrays:
@@ -70,6 +70,11 @@ class Prepared:
 
     def open(self) -> PairRandomness:
         return PairRandomness(Bundle(self.party, self.seed, self.correlations), self.shares.pop)
+
+
+def mask_words(seed: bytes, index: int, mask: AnyMask) -> Words:
+    """A party's part of the mask at a place, from its seed."""
+    return mask.ring.from_seed(expand(seed, index, mask.ring.seed_words * mask.facts.elements))
 
 
 def layouts(party: int, correlations: Sequence[Correlation]) -> Callable[[int], list[tuple[int, int]]]:

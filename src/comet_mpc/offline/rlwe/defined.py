@@ -31,9 +31,9 @@ from comet_mpc.offline.rlwe.scheme import (
     scale_words,
 )
 
-__all__ = ["define_words", "pack_rest", "public_words", "read_defined", "unpack_rest"]
+__all__ = ["BESIDE", "define_words", "pack_rest", "public_words", "read_defined", "unpack_rest"]
 
-_BESIDE = 1 << 32
+BESIDE = 1 << 32
 """Streams of a public seed from here on are not those of a c1."""
 
 
@@ -50,7 +50,7 @@ def define_words(secret: SecretKey, scheme: Scheme, width: int, seed: bytes, ind
 
 def public_words(seed: bytes, index: int) -> Words:
     """u of a ciphertext: 8,192 words from the public seed, beside its c1."""
-    return expand(seed, _BESIDE + index, DEGREE)
+    return expand(seed, BESIDE + index, DEGREE)
 
 
 def pack_rest(scheme: Scheme, w: Residues, nearest: Residues) -> Bytes:

@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comet_mpc import _native
+from comet_mpc.engine.ring import LATTICE_PRIMES
 from comet_mpc.engine.seeds import SEED_BYTES, derive_seed, expand, new_seed
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
@@ -68,6 +69,7 @@ __all__ = [
     "respond",
     "round_words",
     "scale_words",
+    "unpack",
 ]
 
 Residues: TypeAlias = NDArray[np.uint32]
@@ -77,7 +79,7 @@ Fractions: TypeAlias = NDArray[np.uint64]
 """Numbers in [0, 1) of 192 bits: three words each, the lowest first."""
 
 DEGREE = 8192
-PRIMES = (1073692673, 1073643521, 1073479681, 1073430529, 1073299457, 1073233921, 1073184769)
+PRIMES = LATTICE_PRIMES
 MAX_LOG_Q = 218
 """For 128 bits of security at this degree (HomomorphicEncryption.org standard, table 1)."""
 
@@ -283,7 +285,7 @@ class PublicKey:
         """From what `SecretKey.public_key` gave."""
         if len(data) != PublicKey.SIZE:
             raise WrongSize(got=len(data), expected=PublicKey.SIZE)
-        return PublicKey(_unpack(np.frombuffer(data, np.uint8), PRIMES), public_polynomial(seed, 0, PRIMES))
+        return PublicKey(unpack(np.frombuffer(data, np.uint8), PRIMES), public_polynomial(seed, 0, PRIMES))
 
     def cut(self, limbs: int) -> Residues:
         """The key modulo the first primes only."""
@@ -298,7 +300,8 @@ def _pack(residues: Residues, primes: tuple[int, ...]) -> Bytes:
     return out
 
 
-def _unpack(data: Bytes, primes: tuple[int, ...]) -> Residues:
+def unpack(data: Bytes, primes: tuple[int, ...]) -> Residues:
+    """Residues from a packed c0. Refuses what is not reduced."""
     out = np.empty(len(primes) * DEGREE, np.uint32)
     if data.size != (size := _native.lattice_packed_residues(basis(primes), DEGREE)):
         raise WrongSize(got=data.size, expected=size)
@@ -315,7 +318,7 @@ def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Re
     seed, packed, start = bytes(data[:SEED_BYTES]), np.frombuffer(data, np.uint8), SEED_BYTES
     uploads = []
     for index, scheme in enumerate(schemes):
-        c0 = _unpack(packed[start : (start := start + scheme.upload_bytes)], scheme.primes)
+        c0 = unpack(packed[start : (start := start + scheme.upload_bytes)], scheme.primes)
         both = np.concatenate([c0, public_polynomial(seed, index, scheme.primes)])
         uploads.append(both.reshape(2, scheme.limbs, DEGREE))
     return uploads

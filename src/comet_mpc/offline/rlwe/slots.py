@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comet_mpc import _native
+from comet_mpc.engine.ring import slot_prime
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.errors import RangeError, ShapeError
@@ -31,7 +32,6 @@ from comet_mpc.offline.ot.extension import Transfers, bit_times_word
 from comet_mpc.offline.rlwe.products import Homomorphic, Job
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
-    PRIMES,
     Bytes,
     Fractions,
     Residues,
@@ -73,8 +73,12 @@ class PrimeModulus:
 
     def scale(self, residues: Residues) -> Residues:
         """round(q·m/T) of the polynomial with these slots."""
+        return self.scale_coefficients(self.encode(residues))
+
+    def scale_coefficients(self, residues: Residues) -> Residues:
+        """round(q·m/T) of the polynomial with these coefficients, [prime][8192]."""
         out = np.empty(self.scheme.limbs * DEGREE, np.uint32)
-        _native.lattice_scale_odd(basis(self.scheme.primes), self.basis, self.encode(residues), out)
+        _native.lattice_scale_odd(basis(self.scheme.primes), self.basis, residues, out)
         return out
 
     def transform(self, residues: Residues) -> Residues:
@@ -94,11 +98,19 @@ class PrimeModulus:
 
     def round(self, fractions: Fractions) -> Residues:
         """A party's share, slots (primes, 8192), from its part of a product."""
-        coded = np.empty(len(self.primes) * DEGREE, np.uint32)
-        _native.lattice_round_odd(self.basis, fractions, coded)
-        out = np.empty_like(coded)
-        _native.lattice_forward(self.basis, coded, out, "")
-        return out.reshape(-1, DEGREE)
+        return self.slots(self.nearest(fractions)).reshape(-1, DEGREE)
+
+    def nearest(self, fractions: Fractions) -> Residues:
+        """Coefficients round(f·T) mod T, [prime][8192], of fractions f of q."""
+        out = np.empty(len(self.primes) * DEGREE, np.uint32)
+        _native.lattice_round_odd(self.basis, fractions, out)
+        return out
+
+    def slots(self, coefficients: Residues) -> Residues:
+        """What the slots of a polynomial hold, [prime][8192]."""
+        out = np.empty_like(coefficients)
+        _native.lattice_forward(self.basis, coefficients, out, "")
+        return out
 
 
 def split(primes: tuple[int, ...], residues: Residues) -> tuple[Words, NDArray[np.uint8]]:
@@ -109,22 +121,11 @@ def split(primes: tuple[int, ...], residues: Residues) -> tuple[Words, NDArray[n
     return words, upper
 
 
-def _is_prime(n: int) -> bool:
-    """Miller-Rabin, exact below 3·10^9 with these bases."""
-    odd, twos = n - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    return all(
-        any(pow(base, odd << i, n) == n - 1 for i in range(twos)) or pow(base, odd, n) == 1 for base in (2, 3, 5, 7)
-    )
-
-
 def _primes_from(start: float) -> Iterator[int]:
-    candidate = max(2, int(start) >> 14) << 14 | 1
-    while candidate < 1 << 30:
-        if candidate not in PRIMES and _is_prime(candidate):
-            yield candidate
-        candidate += 1 << 14
+    candidate = slot_prime(max(2 << 14, int(start)))
+    while candidate:
+        yield candidate
+        candidate = slot_prime(candidate + 1)
 
 
 def _window(bound: int, count: int) -> tuple[int, ...] | None:

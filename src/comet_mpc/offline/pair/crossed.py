@@ -1,0 +1,32 @@
+"""What of a monomial of shared masks is a product of the two parties: Π (a_c + a_s)^p by the binomial theorem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product as cartesian
+
+__all__ = ["Powers", "crossed", "server_factor"]
+
+Powers = tuple[int, ...]
+
+
+def crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
+    """The client's factors that the monomials need, and for each monomial the places of those that occur in it."""
+    uploads: list[Powers] = []
+    sums = []
+    for term in powers:
+        places = []
+        for exponents in cartesian(*(range(power + 1) for power in term)):
+            if any(exponents) and exponents != tuple(term):
+                if exponents not in uploads:
+                    uploads.append(exponents)
+                places.append(uploads.index(exponents))
+        sums.append(tuple(places))
+    return uploads, sums
+
+
+def server_factor(term: Powers, client: Powers) -> tuple[int, Powers]:
+    """Π C(p, j) and the powers p - j: what the server multiplies the client's a_c^j by."""
+    factor = math.prod(math.comb(power, taken) for power, taken in zip(term, client, strict=True))
+    return factor, tuple(power - taken for power, taken in zip(term, client, strict=True))

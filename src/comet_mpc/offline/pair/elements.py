@@ -1,0 +1,451 @@
+"""Products of masks in odd rings, element by element: how a program's are put together, and each party's part in them.
+
+Two shapes of work, each of which shares its uploads between all that it makes:
+
+    flat   monomials of masks of one shape: Π (a_c + a_s)^p = Σ C(p, j)·(a_c^j)·(a_s^(p-j)). The client uploads the
+           powers that occur, the first ones as ciphertexts that define its masks.
+    wide   a mask a of many columns: Σ a² of every row, and the products a·b with masks b of one column. Slots are rows:
+           a ciphertext holds so many columns as fit beside each other, b once for all of them, and a sum over columns
+           is a sum of ciphertexts.
+
+Correlations of like shape are prepared together, so that small tensors share ciphertexts. The order follows from the
+program alone. `units` says what is done; the plan adds up its bytes, and `prepare_units` carries it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from comet_mpc.engine.correlations import Correlation, Mask, Monomials, SquareSums
+from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.share import CLIENT, Words
+from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
+from comet_mpc.offline.rlwe.odd_slots import OddJob, OddPlan, Term, odd_plan
+from comet_mpc.offline.rlwe.products import Homomorphic
+from comet_mpc.offline.rlwe.scheme import DEGREE
+
+__all__ = ["Flat", "Unit", "Wide", "defined_masks", "prepare_units", "units"]
+
+BATCH = 1 << 19
+"""Elements of tensors that are prepared together."""
+
+Own = Callable[[int, tuple[int, ...]], Words]
+"""This party's part of a mask, spread to a shape; of those that ciphertexts define, once they are."""
+Keep = Callable[[int, tuple[Words, ...]], None]
+"""Takes the words of the correlation or mask at a place."""
+
+
+@dataclass(frozen=True)
+class _FlatMember:
+    """Correlations on the same masks."""
+
+    masks: tuple[int, ...]
+    shape: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Monomials of masks of one shape."""
+
+    ring: Ring
+    terms: tuple[Powers, ...]
+    parts: tuple[int, ...]
+    """How many of the terms belong to each of a member's correlations, in order."""
+    defines: tuple[bool, ...]
+    """Which of the masks are defined here."""
+    members: tuple[_FlatMember, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(member.count for member in self.members)
+
+    @property
+    def alone(self) -> Self:
+        """Without its members: what those that are prepared together have in common."""
+        return replace(self, members=())
+
+    @property
+    def defined(self) -> set[int]:
+        """Masks that ciphertexts define here."""
+        pairs = [pair for member in self.members for pair in zip(member.masks, self.defines, strict=True)]
+        return {mask for mask, here in pairs if here}
+
+    @property
+    def used(self) -> set[int]:
+        """Masks that must be known before."""
+        return {mask for member in self.members for mask in member.masks} - self.defined
+
+    @property
+    def uploads(self) -> list[Powers]:
+        """Of the client: those that define a mask come first."""
+        found = crossed(self.terms)[0]
+        return sorted(found, key=lambda powers: powers not in self._defining)  # stable
+
+    @property
+    def plan(self) -> OddPlan:
+        uploads, mine = self.uploads, self.server_factors
+        sums = tuple(
+            tuple((uploads.index(client), mine.index((term, client))) for client in clients)
+            for term, clients in self._crossed()
+        )
+        return odd_plan(self.ring, sum(powers in self._defining for powers in uploads), len(uploads), sums)
+
+    @property
+    def _defining(self) -> list[Powers]:
+        return [_unit(i, len(self.defines)) for i, defined in enumerate(self.defines) if defined]
+
+    def _crossed(self) -> list[tuple[Powers, list[Powers]]]:
+        """The terms that are crossed, each with the client's factors in it."""
+        found, places = crossed(self.terms)
+        return [(term, [found[i] for i in used]) for term, used in zip(self.terms, places, strict=True) if used]
+
+    @property
+    def server_factors(self) -> list[tuple[Powers, Powers]]:
+        """(term, the client's powers in it): what the server multiplies them by."""
+        return [(term, client) for term, clients in self._crossed() for client in clients]
+
+    @property
+    def jobs(self) -> list[OddPlan]:
+        return [self.plan] * -(-self.count // DEGREE) if self._crossed() else []
+
+    def run(self, engine: Homomorphic, own: Own, keep: Keep) -> None:
+        ring = self.ring
+        masks: list[Words | None] = [
+            None
+            if defined and engine.party == CLIENT
+            else np.concatenate([own(member.masks[i], member.shape).reshape(-1) for member in self.members])
+            for i, defined in enumerate(self.defines)
+        ]
+        made = [_FlatJob(self, masks, start) for start in range(0, self.count, DEGREE)] if self.jobs else []
+        engine.run(made)
+        whole = [
+            np.concatenate([job.own[i] for job in made])[: self.count] if mask is None else mask
+            for i, mask in enumerate(masks)
+        ]
+        shares = [monomial(ring, whole, term) for term in self.terms]
+        places = [i for i, term in enumerate(self.terms) if any(term == each for each, _ in self._crossed())]
+        for row, place in enumerate(places):
+            crossing = np.concatenate([job.sums[row] for job in made])[: self.count]
+            shares[place] = ring.add(shares[place], crossing)
+        start = 0
+        for member in self.members:
+            cut = slice(start, start + member.count)
+            for i, mask in enumerate(member.masks):
+                if masks[i] is None:
+                    keep(mask, (whole[i][cut].copy(),))
+            first = 0
+            for place, terms in zip(member.places, self.parts, strict=True):
+                keep(place, tuple(share[cut].copy() for share in shares[first : first + terms]))
+                first += terms
+            start = cut.stop
+
+
+class _FlatJob(OddJob):
+    def __init__(self, unit: Flat, masks: Sequence[Words | None], start: int) -> None:
+        super().__init__(unit.plan)
+        self._unit = unit
+        self.own = [None if mask is None else _filled(mask[start : start + DEGREE]) for mask in masks]
+        """This party's parts of the masks, slot by slot: also those that were defined, once they are."""
+
+    def chosen(self, defined: list[Words]) -> list[Words]:
+        unit = self._unit
+        for powers, words in zip(unit.uploads, defined, strict=False):
+            self.own[powers.index(1)] = words
+        return [monomial(unit.ring, self.own, powers) for powers in unit.uploads[self.plan.defined :]]
+
+    def factors(self) -> list[Words]:
+        ring = self._unit.ring
+        made = []
+        for term, client in self._unit.server_factors:
+            factor, rest = server_factor(term, client)
+            made.append(ring.times(monomial(ring, self.own, rest), factor))
+        return made
+
+
+@dataclass(frozen=True)
+class _WideMember:
+    mask: int
+    rows: int
+    squares: int | None
+    """The place of the sums of squares."""
+    products: tuple[tuple[int, int], ...]
+    """The place of a product, and the other mask's."""
+
+
+@dataclass(frozen=True)
+class Wide:
+    """Sums of squares of a mask's rows, and its products with masks of one column."""
+
+    ring: Ring
+    columns: int
+    squares: bool
+    products: int
+    members: tuple[_WideMember, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return self.columns * sum(member.rows for member in self.members)
+
+    @property
+    def alone(self) -> Self:
+        """Without its members: what those that are prepared together have in common."""
+        return replace(self, members=())
+
+    @property
+    def defined(self) -> set[int]:
+        """Masks that ciphertexts define here."""
+        return {member.mask for member in self.members}
+
+    @property
+    def used(self) -> set[int]:
+        """Masks that must be known before."""
+        return {mask for member in self.members for _, mask in member.products}
+
+    @property
+    def chunks(self) -> list[int]:
+        """Rows of each job: powers of two, so that no slot is lost."""
+        rows, found = sum(member.rows for member in self.members), []
+        while rows:
+            found.append(min(DEGREE, 1 << rows.bit_length() - 1))
+            rows -= found[-1]
+        return found
+
+    def plan(self, rows: int) -> OddPlan:
+        """Uploads: the columns, then each b. The server's factors: its columns, then each of its b."""
+        blocks = -(-self.columns // (DEGREE // rows))
+        sums: list[tuple[Term, ...]] = [
+            ((block, blocks + b), (blocks + b, block)) for b in range(self.products) for block in range(blocks)
+        ]
+        if self.squares:
+            sums.append(tuple((block, block) for block in range(blocks)))
+        return odd_plan(self.ring, blocks, blocks + self.products, tuple(sums))
+
+    @property
+    def jobs(self) -> list[OddPlan]:
+        return [self.plan(rows) for rows in self.chunks]
+
+    def run(self, engine: Homomorphic, own: Own, keep: Keep) -> None:
+        ring, client = self.ring, engine.party == CLIENT
+        columns = None if client else np.concatenate([self._rows(own, member) for member in self.members])
+        others = [
+            np.concatenate([own(member.products[b][1], (member.rows,)) for member in self.members])
+            for b in range(self.products)
+        ]
+        made, start = [], 0
+        for rows in self.chunks:
+            cut = slice(start, start + rows)
+            made.append(_WideJob(self, rows, None if columns is None else columns[cut], [b[cut] for b in others]))
+            start = cut.stop
+        engine.run(made)
+        whole = np.concatenate([job.columns() for job in made]) if columns is None else columns
+        found = [np.concatenate([job.product(b) for job in made]) for b in range(self.products)]
+        shares = [ring.add(each, ring.multiply(whole, b[:, None])) for each, b in zip(found, others, strict=True)]
+        start = 0
+        for member in self.members:
+            cut = slice(start, start + member.rows)
+            if client:
+                keep(member.mask, (whole[cut].reshape(-1).copy(),))
+            for (place, _), share in zip(member.products, shares, strict=True):
+                keep(place, (share[cut].reshape(-1).copy(),))
+            start = cut.stop
+        if self.squares:
+            self._keep_squares(made, whole, keep)
+
+    def _rows(self, own: Own, member: _WideMember) -> Words:
+        return own(member.mask, (member.rows, self.columns))
+
+    def _keep_squares(self, made: list[_WideJob], whole: Words, keep: Keep) -> None:
+        ring = self.ring
+        crossing = np.concatenate([job.squares() for job in made])
+        total = ring.add(ring.times(crossing, 2), ring.sum(ring.multiply(whole, whole), 1))
+        start = 0
+        for member in self.members:
+            assert member.squares is not None
+            keep(member.squares, (total[start : start + member.rows].copy(),))
+            start += member.rows
+
+
+class _WideJob(OddJob):
+    """Slot g·rows + r of upload k holds column k·groups + g of row r."""
+
+    def __init__(self, unit: Wide, rows: int, columns: Words | None, others: list[Words]) -> None:
+        super().__init__(unit.plan(rows))
+        self._unit, self._rows, self._groups, self._others = unit, rows, DEGREE // rows, others
+        self._blocks = -(-unit.columns // self._groups)
+        self._slots = [] if columns is None else self._spread(columns)
+
+    def _spread(self, columns: Words) -> list[Words]:
+        padded = np.zeros((self._blocks * self._groups, self._rows), np.uint64)
+        padded[: self._unit.columns] = columns.T
+        return list(padded.reshape(self._blocks, DEGREE))
+
+    def _repeated(self) -> list[Words]:
+        return [np.tile(other, self._groups) for other in self._others]
+
+    def _gathered(self, blocks: Sequence[Words]) -> Words:
+        """(rows, columns) from slots."""
+        whole = np.concatenate(blocks).reshape(self._blocks * self._groups, self._rows)
+        return np.ascontiguousarray(whole[: self._unit.columns].T)
+
+    def chosen(self, defined: list[Words]) -> list[Words]:
+        self._slots = defined
+        return self._repeated()
+
+    def factors(self) -> list[Words]:
+        return [*self._slots, *self._repeated()]
+
+    def columns(self) -> Words:
+        return self._gathered(self._slots)
+
+    def product(self, b: int) -> Words:
+        return self._gathered(list(self.sums[b * self._blocks : (b + 1) * self._blocks]))
+
+    def squares(self) -> Words:
+        """Σ a_c·a_s of each row: over the columns that lie beside each other too."""
+        return self._unit.ring.sum(self.sums[-1].reshape(self._groups, self._rows), 0)
+
+
+Unit = Flat | Wide
+
+
+def monomial(ring: Ring, values: Sequence[Words | None], powers: Powers) -> Words:
+    """Π values^powers; at least one power is not zero."""
+    out: Words | None = None
+    for value, power in zip(values, powers, strict=True):
+        for _ in range(power):
+            assert value is not None
+            out = value if out is None else ring.multiply(out, value)
+    assert out is not None
+    return out
+
+
+def _unit(place: int, size: int) -> Powers:
+    return tuple(int(i == place) for i in range(size))
+
+
+def _filled(words: Words) -> Words:
+    """8,192 elements; what is beyond the last is not used."""
+    return words if words.size == DEGREE else np.concatenate([words, np.zeros(DEGREE - words.size, np.uint64)])
+
+
+# Which unit does what ---------------------------------------------------------------------------------------------
+
+
+def units(program: Sequence[Correlation]) -> list[Unit]:
+    """All products of masks in odd rings, in the order in which they are prepared: masks are defined, then used."""
+    wide, rest = _wide(program)
+    waiting: list[Unit] = [*wide, *_flat(program, rest, {mask for unit in wide for mask in unit.defined})]
+    due = {mask for unit in waiting for mask in unit.defined}
+    ordered: list[Unit] = []
+    while waiting:
+        ready = [unit for unit in waiting if not unit.used & due]
+        ordered += _batched(ready)
+        due -= {mask for unit in ready for mask in unit.defined}
+        waiting = [unit for unit in waiting if unit not in ready]
+    return ordered
+
+
+def defined_masks(program: Sequence[Correlation]) -> frozenset[int]:
+    """Places of masks whose words at the client are what ciphertexts of `units` say."""
+    return frozenset(mask for unit in units(program) for mask in unit.defined)
+
+
+def _mask(program: Sequence[Correlation], place: int) -> Mask:
+    mask = program[place]
+    assert isinstance(mask, Mask)
+    return mask
+
+
+def _wide(program: Sequence[Correlation]) -> tuple[list[Wide], list[tuple[int, Monomials]]]:
+    """Units of one member each; and the monomials that are in none of them."""
+    squares: dict[int, int] = {}
+    products: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    rest = []
+    for place, entry in enumerate(program):
+        if isinstance(entry, SquareSums) and entry.modulus:
+            squares[entry.mask] = place
+        elif isinstance(entry, Monomials) and entry.modulus:
+            if (sides := _by_rows(program, entry)) is not None:
+                products[sides[0]].append((place, sides[1]))
+            else:
+                rest.append((place, entry))
+    found = []
+    for mask in sorted({*squares, *products}):
+        described, beside = _mask(program, mask), tuple(products.get(mask, ()))
+        rows, columns = math.prod(described.shape[:-1]), described.shape[-1]
+        member = _WideMember(mask, rows, squares.get(mask), beside)
+        found.append(Wide(described.ring, columns, mask in squares, len(beside), (member,)))
+    return found, rest
+
+
+def _by_rows(program: Sequence[Correlation], entry: Monomials) -> tuple[int, int] | None:
+    """(the mask of many columns, the one of a single column) of a product along rows; None if it is something else."""
+    if len(entry.masks) != 2 or [term.powers for term in entry.terms] != [(1, 1)]:
+        return None
+    shapes = [_mask(program, mask).shape for mask in entry.masks]
+    for wide in (0, 1):
+        if shapes[wide] == entry.shape and shapes[1 - wide] == (*entry.shape[:-1], 1) and entry.shape[-1] > 1:
+            return entry.masks[wide], entry.masks[1 - wide]
+    return None
+
+
+def _flat(program: Sequence[Correlation], entries: list[tuple[int, Monomials]], defined: set[int]) -> list[Flat]:
+    """Units of one member each. Powers of one mask go along with the first monomials of it and others."""
+    alone = {entry.masks[0]: (place, entry) for place, entry in entries if len(entry.masks) == 1}
+    found, met = [], set(defined)
+    for place, entry in entries:
+        if len(entry.masks) == 1 and entry.masks[0] not in alone:
+            continue
+        together = [(place, entry)]
+        if len(entry.masks) == 1:
+            del alone[entry.masks[0]]
+        else:
+            fitting = [mask for mask in entry.masks if mask in alone and _mask(program, mask).shape == entry.shape]
+            together += [alone.pop(mask) for mask in fitting]
+        terms = [
+            tuple(term.powers[each.masks.index(mask)] if mask in each.masks else 0 for mask in entry.masks)
+            for _, each in together
+            for term in each.terms
+        ]
+        needed = crossed(terms)[0]
+        defines = tuple(
+            mask not in met and _unit(i, len(entry.masks)) in needed and _mask(program, mask).shape == entry.shape
+            for i, mask in enumerate(entry.masks)
+        )
+        met |= {mask for mask, here in zip(entry.masks, defines, strict=True) if here}
+        member = _FlatMember(entry.masks, entry.shape, tuple(each for each, _ in together))
+        parts = tuple(len(each.terms) for _, each in together)
+        found.append(Flat(Ring(entry.terms[0].width, entry.modulus), tuple(terms), parts, defines, (member,)))
+    return found
+
+
+def _batched(found: Sequence[Unit]) -> Iterator[Unit]:
+    """Units that differ in their members only, put together, up to a bounded size."""
+    groups: dict[Unit, list[Unit]] = defaultdict(list)
+    for unit in found:
+        groups[unit.alone].append(unit)
+    for alike, each in groups.items():
+        batch = alike
+        for unit in each:
+            if batch.members and batch.count + unit.count > BATCH:
+                yield batch
+                batch = alike
+            batch = replace(batch, members=(*batch.members, *unit.members))  # type: ignore[arg-type]
+        yield batch
+
+
+def prepare_units(engine: Homomorphic, program: Sequence[Correlation], own: Own, keep: Keep) -> None:
+    """Carries all of them out."""
+    for unit in units(program):
+        unit.run(engine, own, keep)
