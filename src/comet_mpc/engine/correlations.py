@@ -54,7 +54,7 @@ __all__ = [
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=32)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=WORD)]
-Modulus = Annotated[int, msgspec.Meta(ge=0, lt=1 << MOST_BITS)]
+Modulus = Annotated[int, msgspec.Meta(ge=0, le=(1 << MOST_BITS) - 1)]
 Power = Annotated[int, msgspec.Meta(ge=0, le=64)]
 Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 

@@ -402,17 +402,16 @@ def _by_rows(program: Sequence[Correlation], entry: Monomials) -> tuple[int, int
 
 def _flat(program: Sequence[Correlation], entries: list[tuple[int, Monomials]], defined: set[int]) -> list[Flat]:
     """Units of one member each. Powers of one mask go along with the first monomials of it and others."""
-    alone = {entry.masks[0]: (place, entry) for place, entry in entries if len(entry.masks) == 1}
-    found, met = [], set(defined)
+    alone = [(place, entry) for place, entry in entries if len(entry.masks) == 1]
+    hosts = []
     for place, entry in entries:
-        if len(entry.masks) == 1 and entry.masks[0] not in alone:
-            continue
-        together = [(place, entry)]
-        if len(entry.masks) == 1:
-            del alone[entry.masks[0]]
-        else:
-            fitting = [mask for mask in entry.masks if mask in alone and _mask(program, mask).shape == entry.shape]
-            together += [alone.pop(mask) for mask in fitting]
+        if len(entry.masks) > 1:
+            riding = [each for each in alone if each[1].masks[0] in entry.masks and each[1].shape == entry.shape]
+            alone = [each for each in alone if each not in riding]
+            hosts.append([(place, entry), *riding])
+    found, met = [], set(defined)
+    for together in [*hosts, *([each] for each in alone)]:
+        entry = together[0][1]
         terms = [
             tuple(term.powers[each.masks.index(mask)] if mask in each.masks else 0 for mask in entry.masks)
             for _, each in together
