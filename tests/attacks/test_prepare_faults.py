@@ -61,12 +61,12 @@ class FaultyDealer(Dealer):
         super().__init__("127.0.0.1", 0, identities["dealer"], limits)
         self._faulty = role, fault, at
 
-    def _attend(self, channel: Channel) -> None:
+    def _serve(self, channel: Channel) -> None:
         role, fault, at = self._faulty
         if channel.peer_role == role:
             self._faulty = None, None, -1  # the next one is served well
             channel = FaultyChannel(channel, fault, at)
-        super()._attend(channel)
+        super()._serve(channel)
 
 
 def prepare(

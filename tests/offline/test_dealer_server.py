@@ -31,7 +31,7 @@ from comet_mpc.net.channel import memory_pair
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import Ask, Seed, fetch_bundle, fetch_to_memory
-from comet_mpc.offline.dealer.server import Dealer
+from comet_mpc.offline.dealer.meeting import Meetings
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.certificates import Identities
@@ -181,16 +181,15 @@ def test_a_party_whose_peer_never_comes_is_told_and_the_id_is_spent(identities: 
             fetch(dealer.address, identities, 1 - party, name)
 
 
-def test_the_memory_of_spent_ids_is_bounded(identities: Identities) -> None:
-    dealer = Dealer("127.0.0.1", 0, identities["dealer"])
-    object.__setattr__(dealer.limits, "remembered", 3)
+def test_the_memory_of_spent_ids_is_bounded() -> None:
+    meetings = Meetings(remembered=3)
     names = [new_bundle_id() for _ in range(5)]
-    with dealer:
-        for name in names:
-            dealer._spend(name)
-        assert len(dealer._spent) == len(dealer._order) == 3
-        with pytest.raises(RandomnessSpent):
-            dealer._spend(names[-1])
+    for name in names:
+        with meetings.joined("client", name, "digest"):
+            assert name in meetings
+    assert len(meetings._spent) == len(meetings._order) == 3
+    with pytest.raises(RandomnessSpent), meetings.joined("server", names[-1], "digest"):
+        pass
 
 
 def test_a_peer_without_a_dealers_certificate_is_not_trusted(identities: Identities) -> None:
@@ -247,10 +246,11 @@ def test_messages_and_logs_show_no_secret(identities: Identities, caplog: pytest
         client, server = fetch_both(dealer.address, identities)
     with running_dealer(identities, LONELY) as dealer:
         outcome(lambda: fetch(dealer.address, identities, CLIENT, "f" * 32))
-    assert "client 'client'" in caplog.text
+    logged = caplog.text + str([getattr(record, "fields", {}) for record in caplog.records])
+    assert "'party': 'client'" in logged
     for value in (client.seed, server.seed, KEY):
-        assert value.hex() not in caplog.text
-        assert repr(value) not in caplog.text
+        assert value.hex() not in logged
+        assert repr(value) not in logged
 
 
 def test_closing_ends_waiting_parties(identities: Identities) -> None:

@@ -144,9 +144,12 @@ def deal(
 ) -> None:
     """Run a dealer, which prepares randomness for clients and servers, until SIGINT or SIGTERM.
 
+    Logs go to standard error, one JSON object per line.
+
     A dealer never sees an input or a weight, but it knows every mask. So it must be run by somebody who operates
     neither the server nor the client: a dealer run by the server's operator gives no privacy.
     """
+    log_as_json()
     run_dealer(
         *parse_address(listen),
         TlsIdentity.find(keys, "dealer"),

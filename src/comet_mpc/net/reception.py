@@ -109,7 +109,8 @@ class Reception:
         self._from: Counter[str] = Counter()
         self._paused_until = 0.0
         self._open = True
-        selector.register(listener.fileno(), selectors.EVENT_READ, self._accept)
+        self._descriptor = listener.fileno()  # the owner may close the listener first
+        selector.register(self._descriptor, selectors.EVENT_READ, self._accept)
 
     def tick(self) -> None:
         """Gives up those that are overdue. To be called now and then, several times a second."""
@@ -121,7 +122,7 @@ class Reception:
             self._close(line)
         if self._paused_until and now >= self._paused_until and self._open:
             self._paused_until = 0.0
-            self._selector.register(self._listener.fileno(), selectors.EVENT_READ, self._accept)
+            self._selector.register(self._descriptor, selectors.EVENT_READ, self._accept)
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -140,7 +141,7 @@ class Reception:
             return
         self._open = False
         if not self._paused_until:
-            self._selector.unregister(self._listener.fileno())
+            self._selector.unregister(self._descriptor)
         for line in (*self._lines, *self._parting):
             self._close(line)
 
@@ -152,7 +153,7 @@ class Reception:
                 self._refused("out_of_sockets", error)
                 if self._lines:
                     self._close(next(iter(self._lines)))
-                self._selector.unregister(self._listener.fileno())
+                self._selector.unregister(self._descriptor)
                 self._paused_until = time.monotonic() + _EXHAUSTED_PAUSE
                 return
             if found is None:
@@ -178,6 +179,8 @@ class Reception:
         )
 
     def _shake(self, line: _Line) -> None:
+        if line not in self._lines:  # it made room for another one since the selector saw it
+            return
         try:
             done = line.step()
             sent = line.send()
@@ -223,6 +226,8 @@ class Reception:
             self._close(line)
 
     def _part(self, line: _Line) -> None:
+        if line not in self._parting:
+            return
         try:
             if line.socket.recv(1 << 16):
                 return

@@ -176,6 +176,9 @@ class Provider(ABC):
     def settle(self, seconds: float) -> None:
         """Waits, for so long at most, until nothing is being prepared in the background of this process."""
 
+    def abandon(self) -> None:
+        """Gives up what is being prepared in the background of this process. Nothing of it is kept."""
+
     def await_third_party(self) -> None:
         """Returns once the third party can be reached, and logs that it is missing until then."""
 

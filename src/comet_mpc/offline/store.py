@@ -19,6 +19,7 @@ leisure, and consumes nothing. A damaged bundle is dropped (`RandomnessDamaged`)
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -37,9 +38,17 @@ from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDamaged, RandomnessError, RandomnessSpent
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.header import HEADER_BYTES, Header, owned_by
+from comet_mpc.offline.shelf import Kept, Shelf
 from comet_mpc.units import human_bytes
 
-__all__ = ["BundleFormat", "BundleStore", "BundleWriter", "check_bundle_id", "check_digest", "new_bundle_id"]
+__all__ = [
+    "BundleFormat",
+    "BundleStore",
+    "BundleWriter",
+    "check_bundle_id",
+    "check_digest",
+    "new_bundle_id",
+]
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -84,16 +93,16 @@ class BundleFormat(Protocol):
 class BundleStore:
     """One party's prepared bundles, from one source. Several processes may share it."""
 
-    def __init__(self, directory: Path, party: int, source: BundleFormat, most_bytes: int | None = None) -> None:
+    def __init__(self, directory: Path, party: int, source: BundleFormat, shelf: Shelf | None = None) -> None:
         """Opens or makes the directory, mode 0700, and removes what crashed processes left half done.
 
-        most_bytes: of all bundles together; to make room for a new one, the oldest are dropped when it is committed.
+        shelf: how much is kept; to make room for a new bundle, old ones are dropped when it is committed.
         """
         if party not in (CLIENT, SERVER):
             raise ConfigurationError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
         self.directory = Path(directory)
         self.party = party
-        self._source, self._most_bytes = source, most_bytes
+        self._source, self._shelf = source, shelf
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.directory.stat()
@@ -106,6 +115,7 @@ class BundleStore:
                 f"{self.directory} holds secrets: it must belong to this user and be closed to others (chmod 700)"
             )
         self._clean()
+        os.utime(self.directory)  # it is in use: see `forget_unused`
 
     def add(self, bundle_id: str, digest: str, seed: bytes, *, spent: int = 0, owner: str = "") -> BundleWriter:
         """A writer for a new bundle, which becomes visible when the writer commits, complete or not at all.
@@ -171,31 +181,30 @@ class BundleStore:
             self._path(check_bundle_id(bundle_id)).unlink(missing_ok=True)
             os.fsync(descriptor)
 
-    def _make_room(self, needed: int) -> None:
-        """Drops the oldest bundles until there is room. Their owners will notice and have others prepared."""
-        if self._most_bytes is None:
-            return
-        found = []
+    def _make_room(self, needed: int, owner: bytes) -> None:
+        """Drops what the shelf says. Whose it was will notice, and have others prepared."""
+        if self._shelf is not None:
+            for bundle_id in self._shelf.outgoing(list(self._kept()), needed, owner):
+                self.discard(bundle_id)
+
+    def _kept(self) -> Iterator[Kept]:
         for path in self.directory.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                found.append((status.st_mtime_ns, status.st_size, path.stem))
-        needed += sum(size for _, size, _ in found)
-        for _, size, name in sorted(found):
-            if needed <= self._most_bytes:
-                return
-            self.discard(name)
-            needed -= size
+            with contextlib.suppress(FileNotFoundError, RandomnessError), _opened(path) as file:
+                status = os.fstat(file.fileno())
+                yield Kept(path.stem, Header.read(file, path.stem).owner, status.st_size, status.st_mtime_ns)
 
     def check_disk(self, needed: int) -> None:
         """Raises if the disk has no room for so many bytes."""
+        if shutil.disk_usage(self.directory).free < needed + _SPARE:
+            raise self.disk_full(needed)
+
+    def disk_full(self, needed: int) -> ConfigurationError:
+        """What to say where so many bytes do not fit."""
+        who = "client" if self.party == CLIENT else "server"
         free = shutil.disk_usage(self.directory).free
-        if free < needed + _SPARE:
-            who = "client" if self.party == CLIENT else "server"
-            raise ConfigurationError(
-                f"the disk of the {who} is full: randomness of {human_bytes(needed)} does not fit into "
-                f"{human_bytes(free)}"
-            )
+        return ConfigurationError(
+            f"the disk of the {who} is full: randomness of {human_bytes(needed)} does not fit into {human_bytes(free)}"
+        )
 
     def check_writable(self) -> None:
         """Raises if nothing can be stored now: the disk is full, or the directory is not there or not ours any more."""
@@ -307,7 +316,7 @@ class BundleWriter:
             self.seal()
         if self._final.exists():
             raise self._taken_already()
-        self._store._make_room(self._length)
+        self._store._make_room(self._length, self._header.owner)
         with self._storing():
             try:
                 os.link(self._temporary, self._final)  # unlike a rename it never replaces a bundle
@@ -348,6 +357,8 @@ class BundleWriter:
         try:
             yield
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._store.disk_full(self._length) from error
             raise ConfigurationError(f"cannot store a bundle in {self._store.directory}: {error.strerror}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import stat
@@ -18,6 +19,7 @@ from comet_mpc.files import atomic_write
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.dealer.bundles import weight_key, weights_digest
+from comet_mpc.offline.shelf import Shelf, forget_unused
 from comet_mpc.offline.source import PreparationLimits, ServerDesk, Source
 from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import Prepare, Run, Welcome
@@ -27,7 +29,10 @@ from comet_mpc.service.quota import Quota
 
 __all__ = ["Deployment", "ServiceLimits"]
 
+_log = logging.getLogger(__name__)
+
 _SECRET_BYTES = 32
+_DAY = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,13 @@ class ServiceLimits(PreparationLimits):
     queries_per_day: int = 0
     """Texts that are classified for one client's certificate in a day (UTC); 0: as many as it asks for."""
     store_bytes: int = 1 << 34
-    """Of prepared randomness on disk; beyond that the oldest, whose clients have not come back, is dropped."""
+    """Of prepared randomness on disk; beyond that the oldest of whoever has the most is dropped."""
+    client_bytes: int = 1 << 32
+    """Of them, for one client's certificate; beyond that its own oldest is dropped."""
+    client_bundles: int = 128
+    """Queries that are prepared for one client's certificate, of all sizes together; as above."""
+    unused_days: float = 30.0
+    """After so long without use, the prepared randomness of a model that is served no more is removed."""
     idle_seconds: float = 60.0
     query_seconds: float = 600.0
     setup_seconds: float = 3600.0
@@ -89,7 +100,14 @@ class Deployment:
         )
         self.quota = Quota(Path(state) / "queries", self.limits.queries_per_day)
         # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.
-        self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, self.limits.store_bytes)
+        shelf = Shelf(self.limits.store_bytes, self._largest_share, self.limits.client_bundles)
+        self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, shelf)
+        for removed in forget_unused(Path(state), "bundles-*", self.limits.unused_days * _DAY):
+            _log.info("removed randomness that was not used for long", extra={"fields": {"directory": removed.name}})
+
+    @property
+    def _largest_share(self) -> int:
+        return min(self.limits.client_bytes, self.limits.store_bytes)
 
     def plan(self, message: Prepare | Run) -> Plan:
         """The program that a client names, which must be the one that it has planned itself."""
@@ -104,9 +122,9 @@ class Deployment:
         """Refuses a bundle that no dropping of others would make room for."""
         needed = self.source.stored_bytes(SERVER, plan.correlations)
         self.store.check_disk(needed)
-        if needed > self.limits.store_bytes:
+        if needed > self._largest_share:
             raise ConfigurationError(
-                f"a bundle of this size takes {needed} bytes, this server keeps {self.limits.store_bytes} in all: "
+                f"a bundle of this size takes {needed} bytes, this server keeps {self._largest_share} for a client: "
                 "send fewer texts at a time, or ask the operator for more room"
             )
 

@@ -204,7 +204,7 @@ class Server:
             self._fork(child.target, child.name, child.row)
 
     def _shut_down(self) -> None:
-        for number, seconds in ((signal.SIGTERM, self._stop_seconds + 5.0), (signal.SIGKILL, 5.0)):
+        for number, seconds in ((signal.SIGTERM, self._stop_seconds + 8.0), (signal.SIGKILL, 5.0)):
             for pid in self._children:
                 os.kill(pid, number)
             self._listener.forget()

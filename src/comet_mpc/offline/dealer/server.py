@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import selectors
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
@@ -32,12 +33,13 @@ from comet_mpc.errors import (
     PeerTimeout,
     ProtocolMismatch,
     RandomnessError,
-    RandomnessSpent,
+    ServerBusy,
 )
 from comet_mpc.net.channel import Channel, greet
-from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.identity import LiveContext, TlsIdentity
 from comet_mpc.net.messages import refusal
-from comet_mpc.net.sockets import listen
+from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
+from comet_mpc.net.sockets import TlsChannel, listen
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
 from comet_mpc.offline.dealer.fetch import (
     CORRECTIONS,
@@ -55,13 +57,14 @@ from comet_mpc.offline.dealer.fetch import (
     Wait,
     decode_from_party,
 )
+from comet_mpc.offline.dealer.meeting import Meeting, Meetings
 from comet_mpc.offline.store import check_bundle_id, check_digest
 
 __all__ = ["Dealer", "DealerLimits", "run_dealer"]
 
 _log = logging.getLogger(__name__)
 
-_SPARE_WORKERS = 8  # for connections that have not said yet what they want
+_TICK = 0.1
 _PARTING_SECONDS = 0.5
 
 
@@ -70,7 +73,10 @@ class DealerLimits:
     """What one dealer does for all its parties, and how long it waits for any of them."""
 
     bundles: int = 16
-    """Dealt or awaited at a time."""
+    """Dealt or awaited at a time. One certificate gets three quarters of them at most."""
+    connections: int = 64
+    """Of parties that have shown their certificate; a quarter of them may be of one client."""
+    handshakes: ReceptionLimits = field(default_factory=ReceptionLimits)
     program: ProgramLimits = field(default_factory=ProgramLimits)
     remembered: int = 1_000_000
     """Spent ids."""
@@ -95,65 +101,23 @@ def _frames(chunks: Iterable[memoryview]) -> Iterator[bytearray]:
         yield frame
 
 
-class _Meeting:
-    """Two parties on their way to one bundle. Guarded by `changed`."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.digests: dict[PartyRole, str] = {}
-        self.failures: dict[PartyRole, CometError] = {}
-        self.client_seed: bytes | None = None
-        self.confirmed = False
-
-    def join(self, role: PartyRole, digest: str) -> None:
-        with self.changed:
-            if role in self.digests:
-                raise RandomnessSpent(f"a {role} has asked for this bundle already; agree on another id")
-            self.digests[role] = digest
-            if len(set(self.digests.values())) > 1:
-                client, server = (self.digests[name] for name in PARTY_ROLES)
-                what = "the program of the bundle"
-                self.failures["client"] = ProtocolMismatch(what, got=server, expected=client)
-                self.failures["server"] = ProtocolMismatch(what, got=client, expected=server)
-            self.changed.notify_all()
-
-    def advance(self, *, client_seed: bytes | None = None, confirmed: bool = False) -> None:
-        with self.changed:
-            self.client_seed = self.client_seed or client_seed
-            self.confirmed = self.confirmed or confirmed
-            self.changed.notify_all()
-
-    def fail(self, role: PartyRole, error: CometError) -> None:
-        with self.changed:
-            self.failures.setdefault(role, error)
-            self.changed.notify_all()
-
-    def check(self, role: PartyRole) -> None:
-        with self.changed:
-            if role in self.failures:
-                raise self.failures[role]
-
-
 class Dealer:
     """Listens from the moment it is made; `serve_forever` serves until `close`.
 
-    A fixed number of threads accept and serve, so a connection that stalls, even in its TLS handshake, costs the
-    others one thread of many. A role may not take more than half of them: the other half is for its partners.
+    One thread lets connections in, and waits for none of them; each that has shown its certificate has a thread of its
+    own. Neither role can take the places of the other, and no certificate all places of its role.
     """
 
     def __init__(self, host: str, port: int, identity: TlsIdentity, limits: DealerLimits | None = None) -> None:
         self.limits = limits or DealerLimits()
-        self._listener = listen(host, port, identity.server_context(require_client=True), backlog=128)
+        self._context = LiveContext(identity, require_client=True)
+        self._listener = listen(host, port, self._context.current, backlog=1024)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._channels: set[Channel] = set()
-        self._meetings: dict[str, _Meeting] = {}
-        self._slots = {role: threading.BoundedSemaphore(self.limits.bundles) for role in PARTY_ROLES}
-        # Spent ids, the oldest forgotten first. That is harmless: seeds are fresh for every bundle, never derived
-        # from its id, so an id that comes back after a million others gets masks that nobody has seen. What the
-        # memory is for is that no party ends up with another's half of a pair.
-        self._spent: set[bytes] = set()
-        self._order: deque[bytes] = deque()
+        self._channels: set[TlsChannel] = set()
+        self._threads: set[threading.Thread] = set()
+        self._places: Counter[tuple[PartyRole, str | None]] = Counter()
+        self._meetings = Meetings(self.limits.remembered)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -162,16 +126,32 @@ class Dealer:
 
     def serve_forever(self) -> None:
         """Serves until `close` is called, in another thread or by a signal handler through `stop`."""
-        count = 2 * self.limits.bundles + _SPARE_WORKERS
-        workers = [threading.Thread(target=self._work, name=f"dealer-{i}", daemon=True) for i in range(count)]
+        selector = selectors.DefaultSelector()
+        reception = Reception(
+            self._listener,
+            lambda: self._context.current,
+            selector,
+            arrived=self._arrived,
+            refused=_lost,
+            limits=self.limits.handshakes,
+            channel_timeout=self.limits.stall_seconds,
+        )
         try:
-            for worker in workers:
-                worker.start()
-            self._stopping.wait()
+            while not self._stopping.is_set():
+                for key, events in selector.select(_TICK):
+                    try:
+                        key.data(events)
+                    except Exception:  # one connection's trouble is not the others'
+                        _log.exception("an error while a connection came in")
+                reception.tick()
+                if self._context.changed():
+                    self._close_revoked()
         finally:
+            reception.close()
+            selector.close()
             self.close()
-            for worker in workers:
-                worker.join(10.0)
+            for thread in tuple(self._threads):
+                thread.join(10.0)
 
     def stop(self) -> None:
         """Asks `serve_forever` to return; safe in a signal handler."""
@@ -182,10 +162,8 @@ class Dealer:
         self._stopping.set()
         self._listener.close()
         with self._lock:
-            channels, meetings = list(self._channels), list(self._meetings.values())
-        for meeting in meetings:
-            for role in PARTY_ROLES:
-                meeting.fail(role, PeerClosed("the dealer is shutting down"))
+            channels = list(self._channels)
+        self._meetings.end(PeerClosed("the dealer is shutting down"))
         for channel in channels:
             channel.close()
 
@@ -197,35 +175,60 @@ class Dealer:
 
     # Connections ---------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                channel = self._listener.accept(channel_timeout=self.limits.stall_seconds, handshake_timeout=5.0)
-            except PeerError as error:
-                if not self._stopping.is_set():
-                    _log.info("a connection failed before it was one: %s", error)
-                    self._stopping.wait(0.02)  # out of file descriptors, accepting fails at once
-                continue
-            with channel:
-                self._attend(channel)
-
-    def _attend(self, channel: Channel) -> None:
-        """Serves one connection; whatever happens in it ends here."""
+    def _arrived(self, visitor: Visitor) -> None:
+        channel = visitor.channel
+        thread = threading.Thread(target=self._attend, args=(channel,), name="dealer", daemon=True)
         with self._lock:
             self._channels.add(channel)
-        peer = f"{channel.peer_role} {channel.peer_name!r}"
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: to be told again when there are fewer
+            _log.error("no thread for a party", extra={"fields": _fields(channel)})
+            self._forget(channel, thread)
+            channel.close()
+
+    def _forget(self, channel: TlsChannel, thread: threading.Thread) -> None:
+        with self._lock:
+            self._channels.discard(channel)
+            self._threads.discard(thread)
+
+    def _close_revoked(self) -> None:
+        with self._lock:
+            revoked = [channel for channel in self._channels if channel.peer_serial in self._context.revoked]
+        for channel in revoked:
+            _log.warning("a certificate was revoked: its connection is closed", extra={"fields": _fields(channel)})
+            channel.close()
+
+    def _attend(self, channel: TlsChannel) -> None:
+        """Serves one connection; whatever happens in it ends here."""
+        try:
+            with channel:
+                self._serve(channel)
+        finally:
+            self._forget(channel, threading.current_thread())
+
+    def _serve(self, channel: Channel) -> None:
         try:
             if not self._stopping.is_set():
+                self._check_crowd(channel)
                 self._converse(channel)
         except CometError as error:
-            _log.info("%s was not served: %s: %s", peer, type(error).__name__, error)
+            fields = _fields(channel, error=type(error).__name__, reason=str(error))
+            _log.warning("a party was not served to the end", extra={"fields": fields})
             self._refuse(channel, error)
         except Exception:
-            _log.exception("an error in the dealer while serving %s", peer)
+            _log.exception("an error in the dealer", extra={"fields": _fields(channel)})
             self._refuse(channel, RandomnessError("the dealer failed; nothing was dealt"))
-        finally:
-            with self._lock:
-                self._channels.discard(channel)
+
+    def _check_crowd(self, channel: Channel) -> None:
+        """A server may have as many connections as there may be, a client a quarter of them."""
+        with self._lock:
+            same = [other for other in self._channels if other.peer_name == channel.peer_name]
+            total = len(self._channels)
+        most = self.limits.connections if channel.peer_role == "server" else max(1, self.limits.connections // 4)
+        if len(same) > most or total > self.limits.connections:
+            raise ServerBusy("the dealer has as many connections as it can serve; try again with another id")
 
     def _refuse(self, channel: Channel, error: CometError) -> None:
         with contextlib.suppress(PeerError), _deadline(channel, 2 * _PARTING_SECONDS):
@@ -248,53 +251,36 @@ class Dealer:
                 f"a program of {ask.program_bytes} bytes: this dealer takes {self.limits.program.program_bytes} of the "
                 f"server, and none of the client"
             )
-        with self._slot(role), self._meeting(role, ask) as meeting:
+        begun = time.monotonic()
+        with self._slot(role, channel.peer_name), self._meetings.joined(role, ask.bundle_id, ask.digest) as meeting:
             if role == "server":
                 self._serve_server(channel, ask, meeting)
             else:
                 self._serve_client(channel, meeting)
-        _log.info("dealt %s… to %s %r", ask.bundle_id[:8], role, channel.peer_name)
+        traffic, seconds = channel.traffic, time.monotonic() - begun
+        fields = _fields(channel, bundle=ask.bundle_id[:8], bytes=traffic.sent + traffic.received)
+        _log.info("dealt", extra={"fields": {**fields, "seconds": round(seconds, 6)}})
 
     @contextlib.contextmanager
-    def _slot(self, role: PartyRole) -> Iterator[None]:
-        if not self._slots[role].acquire(blocking=False):
-            raise PeerError(f"the dealer is busy with {self.limits.bundles} bundles; try again with another id")
+    def _slot(self, role: PartyRole, name: str | None) -> Iterator[None]:
+        """A place for one bundle: there are as many for clients as for servers."""
+        with self._lock:
+            taken = sum(count for (other, _), count in self._places.items() if other == role)
+            own = self._places[role, name]
+            if taken >= self.limits.bundles or own >= max(1, self.limits.bundles * 3 // 4):
+                raise ServerBusy(f"the dealer is busy with {taken} bundles; try again with another id")
+            self._places[role, name] += 1
         try:
             yield
         finally:
-            self._slots[role].release()
-
-    @contextlib.contextmanager
-    def _meeting(self, role: PartyRole, ask: Ask) -> Iterator[_Meeting]:
-        """Joins or starts the meeting of a bundle. If one party fails, the other hears of it."""
-        with self._lock:
-            meeting = self._meetings.get(ask.bundle_id)
-            if meeting is None:
-                self._spend(ask.bundle_id)
-                meeting = self._meetings[ask.bundle_id] = _Meeting()
-            meeting.join(role, ask.digest)
-        other: PartyRole = "client" if role == "server" else "server"
-        try:
-            yield meeting
-        except BaseException:
-            meeting.fail(other, PeerClosed(f"the {role} did not go through with it; agree on another id"))
-            raise
-        finally:
             with self._lock:
-                self._meetings.pop(ask.bundle_id, None)
-
-    def _spend(self, bundle_id: str) -> None:
-        name = bytes.fromhex(bundle_id)
-        if name in self._spent:
-            raise RandomnessSpent("this bundle was dealt or given up before; agree on another id")
-        self._spent.add(name)
-        self._order.append(name)
-        if len(self._order) > self.limits.remembered:
-            self._spent.discard(self._order.popleft())
+                self._places[role, name] -= 1
+                if not self._places[role, name]:
+                    del self._places[role, name]
 
     # One bundle ----------------------------------------------------------------------------------------
 
-    def _serve_server(self, channel: Channel, ask: Ask, meeting: _Meeting) -> None:
+    def _serve_server(self, channel: Channel, ask: Ask, meeting: Meeting) -> None:
         with _deadline(channel, self.limits.ask_seconds):
             meeting.check("server")
             _say(channel, Proceed())
@@ -316,7 +302,7 @@ class Dealer:
         self._await(channel, "server", meeting, lambda: meeting.confirmed, 2 * self.limits.stall_seconds)
         _say(channel, Done())
 
-    def _serve_client(self, channel: Channel, meeting: _Meeting) -> None:
+    def _serve_client(self, channel: Channel, meeting: Meeting) -> None:
         self._await_partner(channel, "client", meeting)
         limit = self.limits.ask_seconds + self.limits.deal_seconds
         self._await(channel, "client", meeting, lambda: meeting.client_seed is not None, limit)
@@ -327,11 +313,11 @@ class Dealer:
         meeting.advance(confirmed=True)
         _say(channel, Done())
 
-    def _await_partner(self, channel: Channel, role: PartyRole, meeting: _Meeting) -> None:
+    def _await_partner(self, channel: Channel, role: PartyRole, meeting: Meeting) -> None:
         self._await(channel, role, meeting, lambda: len(meeting.digests) == 2, self.limits.partner_seconds)
 
     def _await(
-        self, channel: Channel, role: PartyRole, meeting: _Meeting, ready: Callable[[], bool], seconds: float
+        self, channel: Channel, role: PartyRole, meeting: Meeting, ready: Callable[[], bool], seconds: float
     ) -> None:
         """Waits for the other party, with a sign of life to this one now and then, which also shows if it left."""
         until = time.monotonic() + seconds
@@ -345,6 +331,15 @@ class Dealer:
             if time.monotonic() >= until:
                 raise PeerTimeout(f"the other party did not do its part within {seconds:g} s; nothing was dealt")
             _say(channel, Wait())
+
+
+def _lost(reason: str, error: PeerError) -> None:
+    fields = {"error": type(error).__name__, "refused": reason, "reason": str(error)}
+    _log.info("a connection could not be established", extra={"fields": fields})
+
+
+def _fields(channel: Channel, **more: object) -> dict[str, object]:
+    return {"role": channel.peer_role, "party": channel.peer_name, **more}
 
 
 def _authenticated(channel: Channel, claimed: object) -> PartyRole:
@@ -385,7 +380,7 @@ def run_dealer(
     with Dealer(host, port, identity, limits) as dealer:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: dealer.stop())
-        _log.info("dealing at %s:%d", *dealer.address)
+        _log.info("dealing", extra={"fields": {"address": "{}:{}".format(*dealer.address)}})
         if started is not None:
             started(dealer.address)
         dealer.serve_forever()

@@ -100,6 +100,7 @@ class _Provider(Provider):
     def __init__(self, desk: ServerDesk, address: Address) -> None:
         self._desk, self._address = desk, address
         self._fetches: list[threading.Thread] = []
+        self._under_way: set[Channel] = set()
 
     @property
     def places(self) -> int:
@@ -126,6 +127,7 @@ class _Provider(Provider):
         self, channel: Channel, order: Order, store: BundleStore, visitor: Visitor, held: contextlib.ExitStack
     ) -> None:
         start = time.monotonic()
+        self._under_way.add(channel)
         with held:
             try:
                 fetch_bundle(
@@ -141,6 +143,12 @@ class _Provider(Provider):
                 visitor.failed(order, error)
             else:
                 visitor.prepared(order, order.plan.correction_bytes, time.monotonic() - start)
+            finally:
+                self._under_way.discard(channel)
+
+    def abandon(self) -> None:
+        for channel in tuple(self._under_way):
+            channel.close()
 
     def settle(self, seconds: float) -> None:
         until = time.monotonic() + seconds

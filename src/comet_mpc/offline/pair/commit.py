@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import CometError, PeerError
+from comet_mpc.errors import CometError, ConfigurationError, PeerError, PeerGaveUp
 from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
@@ -25,6 +25,8 @@ from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import BundleStore, BundleWriter
 
 __all__ = ["prepare_stored"]
+
+_PARTING_SECONDS = 1.0
 
 
 def prepare_stored(
@@ -64,7 +66,13 @@ def prepare_stored(
                 _confirmed(channel.exchange([], len(name)), name)
                 writer.commit()
                 channel.exchange([name], 0)
+    except PeerGaveUp as error:
+        if writer is None:
+            raise
+        raise PeerError("the server could not store its part of the bundle: its disk may be full") from error
     except BaseException as error:
+        if isinstance(error, ConfigurationError) and preparer.party != CLIENT:
+            channel.give_up(_PARTING_SECONDS)  # the client, which waits for this side's word, is told
         channel.close()
         if writer is not None:
             writer.retract()  # a bundle that had the same id before stays

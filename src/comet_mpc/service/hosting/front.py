@@ -43,6 +43,7 @@ __all__ = ["FrontDesk", "FrontLimits"]
 _log = logging.getLogger(__name__)
 
 _TICK = 0.1
+_ABORT_SECONDS = 3.0  # to remove what was half done
 _GRACE_SECONDS = 1.0  # an idle client keeps its process for so long although others wait
 _FIRST_GRACE_SECONDS = 5.0  # … and for so long before its first request: it may be checking its cache
 _WANTED: dict[Said, Kind] = {Said.WANT_RUN: "run", Said.WANT_PREPARE: "prepare"}
@@ -88,6 +89,9 @@ class _Worker:
     requests: int = -1
     """That were granted; the first message says that it has been greeted."""
     leaving: bool = False
+
+    def fields(self) -> dict[str, object]:
+        return {"client": self.client}
 
 
 class FrontDesk:
@@ -138,16 +142,23 @@ class FrontDesk:
         self._listener.close()
         for guest in self._guests:
             guest.channel.close()
-        until = time.monotonic() + self._limits.stop_seconds
-        while self._workers and time.monotonic() < until:
-            for worker in self._workers.values():
-                self._ask_to_leave(worker)
-            self._turn()
+        self._guests.clear()
+        for worker in self._workers.values():
+            self._ask_to_leave(worker)
+        self._await_workers(self._limits.stop_seconds)
         if self._workers:
             _log.warning("queries are still running: they are cut off")
+        for worker in self._workers.values():
+            self._say(worker, Said.ABORT)
+        self._await_workers(_ABORT_SECONDS)
         for pid in self._workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _await_workers(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._workers and time.monotonic() < until:
+            self._turn()
 
     def _turn(self) -> None:
         """What has happened since the last one."""
@@ -216,8 +227,12 @@ class FrontDesk:
     def _ask_to_leave(self, worker: _Worker) -> None:
         if not worker.leaving:
             worker.leaving = True
-            with contextlib.suppress(OSError):
-                worker.line.say(Said.LEAVE)
+            self._say(worker, Said.LEAVE)
+
+    def _say(self, worker: _Worker, what: Said, number: int = 0) -> None:
+        """Unless it is ending: its places are given back when its line ends."""
+        with contextlib.suppress(OSError):
+            worker.line.say(what, number)
 
     def _refuse(self, channel: TlsChannel, reason: str, text: str) -> None:
         """A greeting and the reason, in place of a conversation: what is sent fits into the socket's buffer."""
@@ -234,8 +249,8 @@ class FrontDesk:
     def _check_revoked(self) -> None:
         for worker in self._workers.values():
             if worker.serial in self._context.revoked:
-                with contextlib.suppress(OSError):
-                    worker.line.say(Said.REVOKED)
+                _log.warning("a certificate was revoked: its connection is closed", extra={"fields": worker.fields()})
+                self._say(worker, Said.ABORT)
         for guest in [guest for guest in self._guests if guest.channel.peer_serial in self._context.revoked]:
             self._guests.remove(guest)
             self._counters.refused("certificate")
@@ -325,10 +340,7 @@ class FrontDesk:
         for ticket, _ in self._turns.overdue(now, self._limits.queue_seconds):
             said.append((ticket, Said.FULL))
         for (number, request), what in said:
-            try:
-                by_number[number].line.say(what, request)
-            except OSError:  # it is ending: its places are given back when its line ends
-                continue
+            self._say(by_number[number], what, request)
 
     def _part_with(self, worker: _Worker) -> None:
         """Its line has ended, so it has, or is about to."""

@@ -31,8 +31,8 @@ class Said(IntEnum):
     """There was no place in time."""
     LEAVE = 18
     """As soon as it is idle: others wait, or the server stops."""
-    REVOKED = 19
-    """At once."""
+    ABORT = 19
+    """At once: what is under way is given up."""
 
 
 class Line:

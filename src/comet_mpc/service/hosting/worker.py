@@ -13,7 +13,7 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from comet_mpc.errors import PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel
@@ -84,12 +84,14 @@ def work(deployment: Deployment, channel: Channel, line: Line, *, require_client
     """One conversation, from the greeting to its end, and what it has begun in the background."""
     places = _Places(line)
     conversation = Conversation(deployment, channel, places, require_client=require_client)
-    threading.Thread(target=_watch, args=(conversation, places, line), name="watch", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(conversation, places, line, deployment.provider.abandon), name="watch", daemon=True
+    ).start()
     conversation.serve()
     deployment.provider.settle(deployment.limits.preparation_seconds)
 
 
-def _watch(conversation: Conversation, places: _Places, line: Line) -> None:
+def _watch(conversation: Conversation, places: _Places, line: Line, abandon: Callable[[], None]) -> None:
     load = _Load()
     leaving = False
     poll = select.poll()
@@ -106,9 +108,9 @@ def _watch(conversation: Conversation, places: _Places, line: Line) -> None:
                 load.reset()
             elif what is Said.LEAVE:
                 leaving = True
-            elif what is Said.REVOKED:
-                _log.warning("a certificate was revoked: its connection is closed")
+            elif what is Said.ABORT:
                 conversation.channel.close()
+                abandon()
         if time.monotonic() > conversation.deadline:
             _log.warning("a client took too long: the connection is closed")
             conversation.channel.close()

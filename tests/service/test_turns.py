@@ -1,0 +1,80 @@
+"""Whose turn it is: no client waits behind another's many requests, and who stalls is no burden."""
+
+from __future__ import annotations
+
+from comet_mpc.service.hosting.turns import Places, Turns
+
+PAIR = Places(run=4, prepare=3, together=4)
+
+
+def granted(turns: Turns, now: float = 0.0) -> list[int]:
+    return [connection for connection, _ in turns.grant(now)]
+
+
+def test_runs_go_first_and_a_place_is_left_for_them() -> None:
+    turns = Turns(PAIR)
+    for connection in range(5):
+        turns.ask((connection, 1), f"client {connection}", "prepare", 0.0)
+    assert granted(turns) == [0, 1, 2]
+    turns.ask((10, 1), "late", "run", 1.0)
+    assert granted(turns, 1.0) == [10]
+    turns.done((0, 1), 2.0)
+    turns.ask((11, 1), "later", "run", 2.0)
+    assert granted(turns, 2.0) == [11]  # before the preparations that have waited longer
+
+
+def test_one_client_never_gets_all_places() -> None:
+    turns = Turns(PAIR)
+    for request in range(8):
+        turns.ask((0, request), "greedy", "prepare", 0.0)
+    assert len(turns.grant(0.0)) == 2
+    turns.ask((1, 1), "modest", "prepare", 5.0)
+    assert granted(turns, 5.0) == [1]
+
+
+def test_whoever_has_used_less_goes_before_whoever_asks_all_the_time() -> None:
+    turns = Turns(Places(run=1, prepare=1, together=1))
+    turns.ask((0, 0), "polling", "prepare", 0.0)
+    assert granted(turns) == [0]
+    turns.ask((1, 0), "new", "prepare", 9.0)
+    turns.ask((0, 1), "polling", "prepare", 1.0)  # asked before the other did
+    turns.done((0, 0), 10.0)
+    assert granted(turns, 10.0) == [1]
+    turns.done((1, 0), 10.5)
+    assert granted(turns, 10.5) == [0]
+
+
+def test_a_client_that_was_told_to_come_again_has_waited_since_it_first_asked() -> None:
+    turns = Turns(Places(run=1, prepare=1, together=1))
+    turns.ask((0, 0), "working", "prepare", 0.0)
+    turns.grant(0.0)
+    turns.ask((1, 0), "early", "prepare", 1.0)
+    assert turns.overdue(31.0, 30.0) == [((1, 0), "prepare")]
+    turns.ask((2, 0), "late", "prepare", 31.2)
+    turns.ask((1, 1), "early", "prepare", 31.5)
+    turns.done((0, 0), 32.0)
+    assert granted(turns, 32.0) == [1]
+
+
+def test_a_place_whose_holder_waits_for_its_peer_is_lent() -> None:
+    turns = Turns(Places(run=2, prepare=1, together=2))
+    turns.ask((0, 0), "stalling", "prepare", 0.0)
+    turns.ask((1, 0), "good", "prepare", 0.0)
+    assert granted(turns) == [0]
+    turns.rest((0, 0), True)
+    assert granted(turns, 3.0) == [1]
+    turns.rest((0, 0), False)  # it goes on: there is one too many for a while, and no further one
+    turns.ask((2, 0), "third", "prepare", 4.0)
+    assert granted(turns, 4.0) == []
+    turns.leave(0, 5.0)
+    turns.leave(1, 5.0)
+    assert granted(turns, 5.0) == [2]
+
+
+def test_a_connection_that_ends_gives_back_all_that_it_had_or_wanted() -> None:
+    turns = Turns(Places(run=1, prepare=1, together=1))
+    for request in range(3):
+        turns.ask((0, request), "gone", "run", 0.0)
+    turns.grant(0.0)
+    turns.leave(0, 1.0)
+    assert (turns.waiting("run"), turns.working("run")) == (0, 0)
