@@ -260,7 +260,7 @@ def test_what_the_operating_system_refuses_is_one_line(tmp_path: Path, monkeypat
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("comet_mpc.cli.keys.make_authority", refuse)
+    monkeypatch.setattr("comet_mpc.cli.operating.keys.make_authority", refuse)
     found = comet("keys", "make", str(tmp_path))
     assert found.exit_code == 1
     assert found.stderr == "comet: Too many open files; raise the limit (ulimit -n)\n"
