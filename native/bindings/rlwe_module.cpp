@@ -39,10 +39,10 @@ void py_backward(const Basis &basis, span<const u32> x, span<u32> out, Isa isa) 
     for (size_t i = 0; i < basis.size(); ++i) backward(basis[i], polynomial(copy, i), polynomial(out, i), isa);
 }
 
-void to_montgomery(const Basis &basis, span<const u32> x, span<u32> out) {
+void to_montgomery(const Basis &basis, span<const u32> x, span<u32> out, Isa isa) {
     const size_t count = x.size() / basis.size();
     for (size_t i = 0; i < basis.size(); ++i)
-        for (size_t j = i * count; j < (i + 1) * count; ++j) out[j] = basis[i].times(x[j], basis[i].montgomery);
+        scale(basis[i], x.subspan(i * count, count), basis[i].square, out.subspan(i * count, count), isa);
 }
 
 void py_transform_small(const Basis &basis, span<const i8> x, span<u32> out, Isa isa) {
@@ -90,30 +90,32 @@ void py_round_power(span<const u64> numbers, unsigned width, span<u64> out) {
     round_power(fractions(numbers), width, out);
 }
 
-void py_round_odd(const Basis &plain, span<const u64> numbers, span<u32> out) {
-    round_odd(plain, fractions(numbers), out);
+void py_round_odd(const Basis &plain, span<const u64> numbers, span<u32> out, Isa isa) {
+    round_odd(plain, fractions(numbers), out, isa);
 }
 
 } // namespace
 
 void bind_rlwe(nb::module_ &m) {
+    using nb::literals::operator""_a;
+    const auto isa = "isa"_a = "";
     m.def("lattice_isa_names", [] { return available_names({Isa::portable, Isa::avx2, Isa::avx512}); });
     nb::class_<Basis>(m, "Basis").def(nb::init<const std::vector<u32> &>());
     m.def("lattice_packed_residues", &packed_residues);
     m.def("lattice_forward", &py_forward, Release());
     m.def("lattice_forward_short", &py_forward_short, Release());
     m.def("lattice_backward", &py_backward, Release());
-    m.def("lattice_to_montgomery", &to_montgomery, Release());
+    m.def("lattice_to_montgomery", &to_montgomery, "basis"_a, "x"_a, "out"_a, isa, Release());
     m.def("lattice_sample_uniform", &sample_uniform, Release());
     m.def("lattice_sample_ternary", &sample_ternary, Release());
     m.def("lattice_sample_errors", &sample_errors, Release());
     m.def("lattice_transform_small", &py_transform_small, Release());
-    m.def("lattice_scale_power", &scale_power, Release());
-    m.def("lattice_scale_odd", &scale_odd, Release());
+    m.def("lattice_scale_power", &scale_power, "basis"_a, "words"_a, "width"_a, "out"_a, isa, Release());
+    m.def("lattice_scale_odd", &scale_odd, "basis"_a, "plain"_a, "residues"_a, "out"_a, isa, Release());
     m.def("lattice_transform_plain", &transform_plain, Release());
     m.def("lattice_encrypt", &py_encrypt, Release());
     m.def("lattice_blind", &py_blind, Release());
-    m.def("lattice_pack_rest", &pack_rest, Release());
+    m.def("lattice_pack_rest", &pack_rest, "basis"_a, "w"_a, "base"_a, "bits"_a, "out"_a, isa, Release());
     m.def("lattice_unpack_rest", &unpack_rest, Release());
     m.def("lattice_multiply_short", &py_multiply_short, Release());
     m.def("lattice_multiply_plain", &py_multiply_plain, Release());
@@ -121,8 +123,8 @@ void bind_rlwe(nb::module_ &m) {
     m.def("lattice_respond", &py_respond, Release());
     m.def("lattice_phase", &py_phase, Release());
     m.def("lattice_round_power", &py_round_power, Release());
-    m.def("lattice_round_odd", &py_round_odd, Release());
-    m.def("lattice_split", &split, Release());
+    m.def("lattice_round_odd", &py_round_odd, "plain"_a, "numbers"_a, "out"_a, isa, Release());
+    m.def("lattice_split", &split, "basis"_a, "residues"_a, "words"_a, "upper"_a, isa, Release());
     m.def("lattice_pack_residues", &pack_residues, Release());
     m.def("lattice_unpack_residues", &unpack_residues, Release());
 }

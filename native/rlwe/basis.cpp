@@ -48,50 +48,29 @@ Basis::Basis(const std::vector<u32> &primes) {
         for (size_t j = 0; j < size(); ++j) {
             if (j == i) continue;
             product = p.times(product, p.reduce(u64{primes_[j]->q}));
-            if (j < i) garner_[i * size() + j] = p.invert(p.reduce(u64{primes_[j]->q}));
+            if (j < i) garner_[i * size() + j] = p.lifted(p.invert(p.reduce(u64{primes_[j]->q})));
         }
-        punctured_.push_back(p.invert(product));
-        reciprocals_.push_back(reciprocal(p.q));
-        cofactors_.push_back(product_without(primes_, i));
+        punctured_.push_back(p.lifted(p.invert(product)));
+        reciprocals_.push_back(pieces(reciprocal(p.q)));
+        cofactors_.push_back(pieces(product_without(primes_, i)));
+        ones_.push_back(p.montgomery);
     }
-    negative_ = product_without(primes_, size()).negated();
-}
-
-Fraction Basis::fraction(span<const u32> residues, size_t stride) const {
-    Fraction sum;
-    for (size_t i = 0; i < size(); ++i)
-        sum.add(reciprocals_[i], primes_[i]->times(residues[i * stride], punctured_[i]));
-    return sum;
+    negative_ = pieces(product_without(primes_, size()).negated());
+    zeros_.assign(size(), 0);
+    middle_.assign(size(), 0);
+    // (q - 1)/2 is (p - 1)/2 mod every prime p.
+    std::vector<u32> residues, above(1);
+    for (const Prime *p : primes_) residues.push_back((p->q - 1) / 2);
+    std::vector<u32> digits(size());
+    rlwe::mixed_radix(mixed_radix(), residues, digits, above, Isa::portable);
+    middle_ = digits;
 }
 
 // x = Σ y_i·q/q_i - k·q with y_i = x·(q/q_i)^-1 mod q_i; for small x the sum of y_i/q_i is nearly the whole number k.
-Fraction Basis::centred(span<const u32> residues, size_t stride) const {
-    Fraction sum;
-    double wraps = 0.5;
-    for (size_t i = 0; i < size(); ++i) {
-        const u32 y = primes_[i]->times(residues[i * stride], punctured_[i]);
-        sum.add(cofactors_[i], y);
-        wraps += static_cast<double>(y) / static_cast<double>(primes_[i]->q);
-    }
-    sum.add(negative_, static_cast<u64>(wraps));
+WideSum Basis::centred() const {
+    WideSum sum{primes_, punctured_, cofactors_};
+    sum.wrap = negative_;
     return sum;
-}
-
-void Basis::digits(span<const u32> residues, size_t stride, span<u32> out) const {
-    for (size_t i = 0; i < size(); ++i) {
-        const Prime &p = *primes_[i];
-        u32 digit = residues[i * stride];
-        for (size_t j = 0; j < i; ++j) digit = p.times(p.minus(digit, p.reduce(u64{out[j]})), garner_[i * size() + j]);
-        out[i] = digit;
-    }
-}
-
-u128 Basis::lift(span<const u32> residues, size_t stride) const {
-    u32 out[most_primes];
-    digits(residues, stride, out);
-    u128 x = 0;
-    for (size_t i = size(); i-- > 0;) x = x * primes_[i]->q + out[i];
-    return x;
 }
 
 u32 Basis::modulus_mod(u32 divisor) const {

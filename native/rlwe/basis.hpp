@@ -1,6 +1,6 @@
 #pragma once
 
-#include "rlwe/fraction.hpp"
+#include "rlwe/pointwise.hpp"
 #include "rlwe/prime.hpp"
 
 namespace comet::rlwe {
@@ -14,18 +14,16 @@ public:
 
     size_t size() const { return primes_.size(); }
     const Prime &operator[](size_t i) const { return *primes_[i]; }
+    span<const Prime *const> primes() const { return primes_; }
 
-    /// x / q for the residues residues[i·stride]; too small by less than size()·2^-162.
-    Fraction fraction(span<const u32> residues, size_t stride) const;
+    /// x / q from the residues of x; too small by less than size()·2^-162.
+    WideSum fraction() const { return {primes_, punctured_, reciprocals_}; }
 
-    /// The integer with these residues that is nearest to zero, mod 2^192; it must be below q/4 in size.
-    Fraction centred(span<const u32> residues, size_t stride) const;
+    /// The integer with given residues that is nearest to zero, mod 2^192; it must be below q/4 in size.
+    WideSum centred() const;
 
-    /// The number below q with these residues, which must be below 2^128.
-    u128 lift(span<const u32> residues, size_t stride) const;
-
-    /// Mixed radix digits: x = d0 + d1·q0 + d2·q0·q1 + …
-    void digits(span<const u32> residues, size_t stride, span<u32> out) const;
+    /// Mixed radix digits of the number below q with given residues, and whether it is above (q - 1)/2.
+    MixedRadix mixed_radix() const { return {primes_, ones_, zeros_, garner_, middle_}; }
 
     /// The product of all primes; only for bases below 2^128.
     u128 modulus() const { return modulus_; }
@@ -34,11 +32,13 @@ public:
 
 private:
     std::vector<const Prime *> primes_;
-    std::vector<u32> punctured_;        // (q/q_i)^-1 mod q_i
-    std::vector<Fraction> reciprocals_; // floor(2^192 / q_i)
-    std::vector<Fraction> cofactors_;   // q/q_i mod 2^192
-    Fraction negative_;                 // -q mod 2^192
-    std::vector<u32> garner_;           // [i][j]: q_j^-1 mod q_i, j < i
+    std::vector<u32> ones_, zeros_;
+    std::vector<u32> punctured_;      // (q/q_i)^-1 mod q_i, in Montgomery form
+    std::vector<Pieces> reciprocals_; // floor(2^192 / q_i)
+    std::vector<Pieces> cofactors_;   // q/q_i mod 2^192
+    Pieces negative_;                 // -q mod 2^192
+    std::vector<u32> garner_;         // [i][j]: q_j^-1 mod q_i, j < i, in Montgomery form
+    std::vector<u32> middle_;         // digits of (q - 1)/2
     u128 modulus_ = 1;
     u64 low_ = 1;
 };

@@ -66,6 +66,8 @@ struct Prime {
     u32 minus(u32 x, u32 y) const { return x >= y ? x - y : x + q - y; }
     /// The residue of a number far below q, of either sign.
     u32 small(i8 value) const { return value < 0 ? q - static_cast<u32>(-value) : static_cast<u32>(value); }
+    /// x in Montgomery form.
+    u32 lifted(u32 x) const { return times(x, montgomery); }
     u32 power(u32 x, u64 exponent) const;
     u32 invert(u32 x) const { return power(x, q - 2); }
     u32 companion(u32 w) const { return 0 - w * inverse; }

@@ -6,20 +6,44 @@ namespace comet::rlwe {
 
 namespace {
 
-// out = in·factor/2^32 mod q, for integers of any size.
-void reduce_integers(const Prime &p, span<const i64> in, u32 factor, span<u32> out) {
-    const u32 high = p.times(factor, p.montgomery), lowest = p.times(p.power(2, 63), factor);
-    for (size_t j = 0; j < in.size(); ++j) {
-        const u64 value = static_cast<u64>(in[j]) + (u64{1} << 63); // minus what it stands for: 2^63
-        const u64 sum = (value >> 32) * high + (value & low_mask(32)) * factor + static_cast<u64>(p.q - lowest);
-        out[j] = p.reduce_montgomery(sum);
+/// Integers of any size in pieces, [piece][count]: small ones are one piece, plus what makes them positive.
+class CutIntegers {
+public:
+    CutIntegers(span<const i64> in, Isa isa) : count_(in.size()), isa_(isa) {
+        constexpr i64 half = i64{1} << (piece_bits - 1);
+        bool small = true;
+        for (const i64 value : in) small &= value >= -half && value < half;
+        offset_ = small ? piece_bits - 1 : 63;
+        pieces_ = small ? 1 : 3;
+        cut_.resize(pieces_ * count_);
+        if (small) {
+            for (size_t j = 0; j < count_; ++j) cut_[j] = static_cast<u32>(in[j] + half);
+        } else {
+            std::vector<u64> words(count_);
+            for (size_t j = 0; j < count_; ++j) words[j] = static_cast<u64>(in[j]) + (u64{1} << 63);
+            cut_words(words, cut_, isa);
+        }
     }
-}
+
+    /// out = in·factor/2^32 mod q, of those from `first` on.
+    void reduce(const Prime &p, u32 factor, size_t first, span<u32> out) const {
+        u32 factors[3];
+        for (size_t k = 0; k < pieces_; ++k) factors[k] = p.times(factor, p.power(2, k * piece_bits));
+        const u32 start = p.minus(0, p.times_montgomery(p.power(2, offset_), factor));
+        combine(p, cut_.data() + first, count_, span(factors).first(pieces_), start, out, isa_);
+    }
+
+private:
+    size_t count_, pieces_;
+    unsigned offset_;
+    Isa isa_;
+    std::vector<u32> cut_;
+};
 
 struct ShortProduct {
     const u32 *x; // [row][input][c0, c1][8]; those of other row blocks at x_stride
     size_t x_stride;
-    span<const i64> y;
+    const CutIntegers &y;
     const ShortShape &shape;
     u32 factor;
     u32 *out; // c0; c1 at `component`, other ciphertexts at 2·component
@@ -40,8 +64,8 @@ void multiply_dense(const Prime &p, const ShortProduct &product, Isa isa) {
     std::vector<u32> residues(degree), transformed(degree);
     for (size_t o = 0; o < shape.outputs; ++o)
         for (size_t i = 0; i < shape.inputs; ++i) {
-            const span<const i64> integers = product.y.subspan((o * shape.inputs + i) * shape.live, shape.live);
-            reduce_integers(p, integers, product.factor, residues);
+            product.y.reduce(p, product.factor, (o * shape.inputs + i) * shape.live,
+                             span(residues).first(shape.live)); // the rest stays zero
             forward(p, polynomial(residues, 0), polynomial(transformed, 0), isa);
             for (size_t r = 0; r < shape.row_blocks; ++r) {
                 u32 *const acc[] = {product.sum(o, r, 0)};
@@ -59,7 +83,7 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
     const size_t live = shape.live;
     std::vector<u32> residues(shape.outputs * shape.inputs * live), work(live * lanes),
         right(wide * chunk * live * lanes);
-    reduce_integers(p, product.y.first(residues.size()), product.factor, residues);
+    product.y.reduce(p, product.factor, 0, residues);
     for (size_t row = 0; row < rows; row += live)
         for (size_t o = 0, sets = 0; o < shape.outputs; o += sets) {
             sets = shape.outputs - o >= wide ? wide : 1;
@@ -85,11 +109,12 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
 void multiply_short(const Basis &basis, span<const u32> x, span<const i64> y, const ShortShape &shape, span<u32> out,
                     Isa isa) {
     const size_t limbs = basis.size(), one = limbs * degree, polynomials = shape.inputs * 2 * degree;
+    const CutIntegers integers(y, isa);
     for (size_t l = 0; l < limbs; ++l) {
         const Prime &p = basis[l];
         const u32 factor = p.times(p.square, p.invert(p.reduce(u64{shape.divisor}))); // in Montgomery form, twice
         const auto multiply = shape.live > rows ? multiply_dense : multiply_blocks;
-        multiply(p, {&x[l * polynomials], limbs * polynomials, y, shape, factor, &out[l * degree], one}, isa);
+        multiply(p, {&x[l * polynomials], limbs * polynomials, integers, shape, factor, &out[l * degree], one}, isa);
     }
 }
 

@@ -21,7 +21,7 @@ void blind(const Basis &basis, span<const i8, degree> errors, span<const u32> c1
 
 /// w - base, which lies within ±2^(bits-1), as numbers of `bits` bits: what is sent of w if the receiver knows another
 /// number to put it on.
-void pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, unsigned bits, span<u8> out);
+void pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, unsigned bits, span<u8> out, Isa isa);
 
 /// c0 = base + rest: what `pack_rest` packed, put on a number that both sides know; transformed. Any string is valid.
 void unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, unsigned bits, span<u32> c0, Isa isa);

@@ -191,6 +191,30 @@ def test_a_scaled_word_is_rounded_exactly(limbs: int, width: int) -> None:
     assert lift(scale_words(scheme, words, width), scheme.primes) == expected
 
 
+@every_isa
+@pytest.mark.parametrize("count", [1, 7, 8, 200])
+def test_numbers_are_scaled_rounded_and_split_alike_on_every_instruction_set(count: int, isa: str) -> None:
+    plain, primes = basis(SLOT_PRIMES), basis(PRIMES[:6])
+    residues, words = random_residues(SLOT_PRIMES, count), random_words(count)
+    fractions = random_words(3 * count)
+    fractions[:3] = 2**64 - 1
+
+    def all_of(isa: str) -> list[npt.NDArray[np.generic]]:
+        odd, power = np.empty(6 * count, np.uint32), np.empty(6 * count, np.uint32)
+        shares, joined, upper = np.empty(3 * count, np.uint32), np.empty(count, np.uint64), np.empty(count, np.uint8)
+        _native.lattice_scale_odd(primes, plain, residues, odd, isa=isa)
+        _native.lattice_scale_power(primes, words, 64, power, isa=isa)
+        _native.lattice_round_odd(plain, fractions, shares, isa=isa)
+        _native.lattice_split(plain, residues, joined, upper, isa=isa)
+        return [odd, power, shares, joined, upper]
+
+    t, numbers = math.prod(SLOT_PRIMES), fractions.reshape(-1, 3)
+    found = all_of(isa)
+    assert all(np.array_equal(x, y) for x, y in zip(found, all_of("portable"), strict=True))
+    values = [sum(int(word) << 64 * k for k, word in enumerate(number)) for number in numbers]
+    assert lift(found[2].astype(np.uint32), SLOT_PRIMES) == [((t * v + 2**191) >> 192) % t for v in values]
+
+
 def test_a_scaled_number_modulo_primes_is_rounded_exactly() -> None:
     plain, primes = math.prod(SLOT_PRIMES), PRIMES
     residues = random_residues(SLOT_PRIMES, 300)
