@@ -36,6 +36,7 @@ __all__ = [
     "LARGEST_ODD",
     "LATTICE_PRIMES",
     "MOST_BITS",
+    "ODD_MODULI",
     "WORD",
     "Conversion",
     "Ring",
@@ -54,14 +55,26 @@ WORD = 64
 MOST_BITS = 63
 """Of an odd modulus, so that sums of residues fit into a word."""
 
-LARGEST_ODD = 0.95 * 2.0 ** (MOST_BITS - 2)
-"""Integers up to here have an odd ring."""
+ODD_MODULI = {
+    math.prod(primes): primes
+    for primes in (
+        (65537, 114689),
+        (114689, 1196033),
+        (31948801, 35045377),
+        (65537, 10534913, 13238273),
+    )
+}
+"""The odd rings, of 33, 37, 50 and 63 bits, with their primes. A product costs two parties the same whatever its
+ring, as long as the ciphertext's modulus has the same number of primes: 5 up to 37 bits, 6 up to 50, then 7. A few
+rings let small tensors share ciphertexts."""
+
+LARGEST_ODD = 0.249 * max(ODD_MODULI)
+"""Integers below this have an odd ring."""
 
 LATTICE_PRIMES = (1073692673, 1073643521, 1073479681, 1073430529, 1073299457, 1073233921, 1073184769)
 """Those of the ciphertexts' modulus (`offline.rlwe.scheme`): no plaintext modulus may share one."""
 
 _SLOT_STEP = 1 << 14
-_TRIES = 24
 
 
 @dataclass(frozen=True)
@@ -210,46 +223,20 @@ def slot_prime(least: int) -> int:
     return 0
 
 
-@lru_cache(maxsize=256)
 def odd_ring(largest: float) -> Ring:
-    """A small Z_T that holds integers up to `largest`, T a product of at most three primes with slots."""
-    limit = int(4 * (largest + 1) / 0.999) + 1
-    found = slot_prime(limit) or _product(limit, ()) or _product(limit, (slot_prime(2),))
-    if not found or found.bit_length() > MOST_BITS:
-        raise RangeError(f"no odd ring of at most {MOST_BITS} bits holds integers up to 2^{math.log2(largest):.1f}")
-    return Ring(found.bit_length(), found)
+    """The smallest of the odd rings that holds integers up to `largest`."""
+    for modulus in ODD_MODULI:
+        ring = Ring(modulus.bit_length(), modulus)
+        if ring.holds(largest):
+            return ring
+    raise RangeError(f"no odd ring holds integers up to 2^{math.log2(largest):.1f}")
 
 
-def _product(limit: int, first: tuple[int, ...]) -> int:
-    """The smallest product that exceeds a limit, of two more primes beside the first ones; 0 if there is none."""
-    given = math.prod(first)
-    rest, best = -(-limit // given), 0
-    smaller = slot_prime(math.isqrt(rest) // 4 if rest < 1 << 40 else math.isqrt(rest) * 7 // 8)
-    for _ in range(_TRIES):
-        if not smaller:
-            break
-        larger = slot_prime(max(smaller + 1, -(-rest // smaller)))
-        if larger and not {smaller, larger} & {*first} and (not best or given * smaller * larger < best):
-            best = given * smaller * larger
-        smaller = slot_prime(smaller + 1)
-    return best
-
-
-@lru_cache(maxsize=256)
 def slot_primes(modulus: int) -> tuple[int, ...]:
-    """The primes of an odd ring's modulus, at most three. Refuses one that has no slots."""
-    primes: list[int] = []
-    rest = modulus
-    while rest >= 1 << 30 or (rest > 1 and slot_prime(rest) != rest):
-        smallest = slot_prime(2)  # in a product of three, and perhaps in a small one of two
-        factor = smallest if rest % smallest == 0 or rest < 1 << 40 else slot_prime(math.isqrt(rest) * 3 // 4)
-        while factor and rest % factor and factor * factor < rest:
-            factor = slot_prime(factor + 1)
-        if not factor or rest % factor or len(primes) == 2:
-            raise ShapeError(f"the modulus {modulus} is not a product of at most three primes with slots")
-        primes.append(factor)
-        rest //= factor
-    return (*primes, rest)
+    """The primes of an odd ring's modulus. Refuses one that has no slots."""
+    if modulus not in ODD_MODULI:
+        raise ShapeError(f"the modulus {modulus} is none of the odd rings that ciphertexts have slots for")
+    return ODD_MODULI[modulus]
 
 
 @dataclass(frozen=True)
