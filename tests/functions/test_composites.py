@@ -257,7 +257,8 @@ def attention_program(
     mask: Reals | None = None,
 ) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
-        query, key, value = (client_secret(session, z, 1.0) for z in (q, k, v))
+        kept = v if mask is None else v * mask[..., None, :, None]  # values of padding are zero
+        query, key, value = (client_secret(session, z, 1.0) for z in (q, k, kept))
         levels = None
         if thresholds is not None:
             levels = session.private(SERVER, (len(thresholds), 1, 1), 12, 1.0, thresholds[:, None, None])

@@ -62,9 +62,12 @@ def states_program(model: PublicModel, query: Query) -> Callable[[Session, Mappi
     shape, rules = model.shape, model.rules
 
     def run(session: Session, weights: Mapping[str, Weight]) -> list[Share]:
-        rows = input_rows(session, query.rows, query.rows.shape)
+        rows = input_rows(session, query.tokens_only, query.rows.shape)
         mask = input_mask(session, query.mask, query.mask.shape)
-        states = [rows := encoder_layer(session, rows, mask, shape, rules, weights, i) for i in range(shape.layers)]
+        states = [
+            rows := encoder_layer(session, rows, mask, shape, rules, weights, i, last=False)
+            for i in range(shape.layers)
+        ]
         return [*states, model.program(query.batch, query.bucket, query)(session, weights)]
 
     return run

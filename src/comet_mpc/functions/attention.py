@@ -4,8 +4,8 @@ Two forms:
     paper      s = q·k/√d, p = 1: the range of s must be claimed by the caller
     certified  s = cos(q, k) - c with a threshold c per head, p = 2: s is in [-2, 2] whatever the input
 
-A secret padding mask m (1 for a token, 0 for padding) multiplies R = smu(s)^p column by column; the product needs
-no opening of its own, since smu(s) is open for its power anyway.
+A secret padding mask m (1 for a token, 0 for padding) is one more column of V, whose own rows are zero where m is:
+R·[V | m] gives numerator and denominator, and the n×n weights R = smu(s)^p never meet it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Open, Opened, Session, Truncate
+from comet_mpc.engine import Open, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
@@ -38,7 +38,7 @@ __all__ = [
 
 Reals = npt.NDArray[np.float64]
 
-S, M, N, Y = variables("s m n y")
+S, N, Y = variables("s n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
 _QUERY = 5
@@ -180,7 +180,8 @@ def attention(
 ) -> Share:
     """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1) or (heads, n, n), mask (n,).
 
-    With a batch: (batch, heads, n, d) and a mask of (batch, n). The mask is 1 for a token and 0 for padding.
+    With a batch: (batch, heads, n, d) and a mask of (batch, n). The mask is 1 for a token and 0 for padding, and the
+    rows of v must be zero where it is 0.
 
     Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
     narrowest ring that holds what it enters. Reveals nothing.
@@ -192,8 +193,9 @@ def attention(
         raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(*q.shape[:-3], n)}")
     with session.part("attention"):
         # R enters R·V, so both are opened in the ring of that product.
-        pair = ring_width(_R[0] + _VALUE, n * _R_TOP * v.bound)
-        r_bits = max(bits for bits in _R if ring_width(bits + _VALUE, n * _R_TOP * v.bound) == pair)
+        top_of_values = max(v.bound, 1.0)  # V has the padding mask as one more column
+        pair = ring_width(_R[0] + _VALUE, n * _R_TOP * top_of_values)
+        r_bits = max(bits for bits in _R if ring_width(bits + _VALUE, n * _R_TOP * top_of_values) == pair)
         values = session.defer(Truncate(v, v.fraction - _VALUE, pair)) if v.fraction > _VALUE else None
         scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
         if thresholds is not None:
@@ -206,11 +208,17 @@ def attention(
         activated = smu(
             session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared, opening=form.opening
         ).bounded(LARGEST_ACTIVATED)
-        r = _power(session, activated, form, mask, r_bits, pair)
-        r_opened, v_opened = session.open(r, v.narrow(pair) if values is None else values.result())
-        total = r.sum(keep=True)
-        product = session.matmul(r_opened, v_opened, bound=n * _R_TOP * v.bound)
-        return _divide(session, product, total, n, v.bound, form, fraction, width)
+        r = _power(session, activated, form, r_bits, pair)
+        columns = v.narrow(pair) if values is None else values.result()
+        if mask is not None:
+            if mask.fraction:
+                raise ScaleError(f"{session.here}: a padding mask of zeros and ones has no fraction bits")
+            column = mask.reshape(*mask.shape[:-1], 1, n, 1).lift(_VALUE).narrow(pair)
+            columns = concatenate([columns, concatenate([column] * q.shape[-3], axis=-3)], axis=-1)
+        product = session.matmul(*session.open(r, columns), bound=n * _R_TOP * columns.bound)
+        total = product[..., -1:] if mask is not None else r.sum(keep=True)
+        weighed = product[..., : v.shape[-1]].bounded(n * _R_TOP * v.bound)
+        return _divide(session, weighed, total.bounded(n * _R_TOP), n, v.bound, form, fraction, width)
 
 
 def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
@@ -250,30 +258,14 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         return session.matmul(halves[0], halves[1], transposed=True, bound=top)
 
 
-def _power(
-    session: Session, activated: Share, form: AttentionForm, mask: Share | None, fraction: int, width: int
-) -> Share:
-    """R = smu(s)^p, times the padding mask, with so many fraction bits in a ring of `width`."""
-    if form.power == 1 and mask is None and not activated.modulus:
-        lifted = (
-            activated.lift(fraction)
-            if activated.width >= width
-            else session.truncate(activated, 0, width).lift(fraction)
-        )
-        return lifted.narrow(width)
-    polynomial = S**form.power
-    opened: dict[str, Opened] = {}
-    if mask is not None:
-        polynomial = polynomial * M
-        if mask.fraction:
-            raise ScaleError(f"{session.here}: a padding mask of zeros and ones has no fraction bits")
-        row = mask.reshape(*mask.shape[:-1], 1, 1, mask.shape[-1])
-        opened["s"], opened["m"] = session.open(activated, session.truncate_to(row, 0, activated.ring))
-    else:
-        opened["s"] = session.open(activated)
-    power = session.evaluate(polynomial, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
-    shift = power.fraction - fraction
-    return session.truncate(power, shift, width) if shift >= 0 else session.truncate(power, 0, width).lift(fraction)
+def _power(session: Session, activated: Share, form: AttentionForm, fraction: int, width: int) -> Share:
+    """R = smu(s)^p with so many fraction bits in a ring of `width`."""
+    if form.power == 1:
+        whole = not activated.modulus and activated.width >= width
+        return (activated if whole else session.truncate(activated, 0, width)).lift(fraction).narrow(width)
+    opened = {"s": session.open(activated)}
+    power = session.evaluate(S**form.power, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
+    return session.truncate(power, power.fraction - fraction, width)
 
 
 def _divide(
@@ -286,7 +278,10 @@ def _divide(
     fraction: int,
     width: int,
 ) -> Share:
-    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's."""
+    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's.
+
+    y is squared once per row, which takes a round and saves a monomial of every element.
+    """
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):
@@ -301,5 +296,7 @@ def _divide(
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
         mean = mean.bounded(rule.high)
         y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
-        value = session.evaluate(N * Y**2, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
+        square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
+        squared = session.open(square if ring.modulus else square.narrow(ring.width))
+        value = session.evaluate(N * Y, {"n": opened.result(), "y": squared}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)

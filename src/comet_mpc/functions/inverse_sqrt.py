@@ -40,12 +40,13 @@ __all__ = [
     "open_argument",
     "overshoot",
     "plain_inverse_sqrt",
+    "row_ring",
     "square_root",
 ]
 
 Reals = npt.NDArray[np.float64]
 
-T, Y, P, Q, B, Z, H, D = variables("t y p q b z h d")
+T, Y, K, P, Q, B, Z, H, D = variables("t y k p q b z h d")
 
 
 @dataclass(frozen=True)
@@ -107,18 +108,20 @@ def make_rule(
     raise RuleError(f"unknown rule {name!r}: choose one of {', '.join(RULES)}")
 
 
-def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule) -> Share:
+def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule, *, keep: Opened | None = None) -> Share:
     """y ≈ 1/sqrt(t) for t in the rule's interval, not truncated yet. Reveals nothing (but for `paper`).
 
+    keep: bits that y is multiplied with, in the last step and at no round: 0 where a row is padding
     minimax: opens t and one y per step after the start. Relative error at most rule.error + rule.rounding.
     table: the same error promise; rounds: 2 a digit of t, log2 of their number, and 9.
     """
     with session.part("inverse_sqrt"):
-        if isinstance(rule, NewtonRule):
-            return _newton(session, t, rule)
-        if isinstance(rule, TableRule):
-            return _by_tables(session, t, rule)
-        return _last(session, open_argument(session, t, rule, _row_ring(session, rule)), rule, root=False)
+        if isinstance(rule, MinimaxRule):
+            return _last(session, open_argument(session, t, rule, row_ring(session, rule)), rule, keep=keep)
+        y = _newton(session, t, rule) if isinstance(rule, NewtonRule) else _by_tables(session, t, rule)
+        if keep is None:
+            return y
+        return session.evaluate(Y * K, {"y": session.reopen(y, rule.fraction_y), "k": keep}, bound=y.bound)
 
 
 def plain_inverse_sqrt(t: Reals, rule: InverseSqrtRule | None) -> Reals:
@@ -146,20 +149,30 @@ def open_argument(session: Session, t: Share, rule: MinimaxRule, ring: int | Rin
     return session.reopen(t.times_power(-rule.exponent), rule.fraction_t, ring)
 
 
-def _row_ring(session: Session, rule: MinimaxRule) -> Ring:
+def row_ring(session: Session, rule: InverseSqrtRule) -> Ring:
     """The ring of t and of every y."""
+    if not isinstance(rule, MinimaxRule):
+        return Ring(WORD)
     sizes = [(rule.start_fraction, rule.start_bound), *((step.fraction, step.bound) for step in rule.steps)]
     ring = session.ring(0, max(bound * 2.0**fraction for fraction, bound in sizes))
     return ring if ring.modulus else Ring(WORD)
 
 
 def square_root(session: Session, tau: Opened, rule: MinimaxRule) -> Share:
-    """sqrt(t) = t·(1/sqrt(t)), fused with the last step so that its y need not be opened. Not truncated yet."""
-    return _last(session, tau, rule, root=True)
+    """sqrt(t) = t·(1/sqrt(t)). Not truncated yet.
+
+    With a dealer, t is fused with the last step, so that its y need not be opened. Two parties alone open it: two
+    rounds more, and less randomness, since monomials of two large tensors are what costs them most.
+    """
+    if session.fused or not rule.steps:
+        return _last(session, tau, rule, root=True)
+    y = session.reopen(_last(session, tau, rule).times_power(rule.exponent // 2), rule.fraction_y, tau.ring)
+    root = session.evaluate(T * Y, {"t": tau, "y": y}, bound=rule.root_bound)
+    return root.times_power(rule.exponent // 2)
 
 
-def _last(session: Session, tau: Opened, rule: MinimaxRule, *, root: bool) -> Share:
-    """The start and the steps; the last one times τ if the root is wanted."""
+def _last(session: Session, tau: Opened, rule: MinimaxRule, *, root: bool = False, keep: Opened | None = None) -> Share:
+    """The start and the steps; the last one times τ if the root is wanted, or times bits that say what is kept."""
     current: Polynomial = Polynomial({})
     for power, coefficient in enumerate(rule.start):
         current = current + coefficient * T**power
@@ -172,6 +185,8 @@ def _last(session: Session, tau: Opened, rule: MinimaxRule, *, root: bool) -> Sh
         fraction, bound = step.fraction, step.bound
     if root:
         current, fraction, bound = current * T, fraction + rule.fraction_t, rule.root_bound
+    if keep is not None:
+        current, opened = current * K, {**opened, "k": keep}
     value = session.evaluate(current, opened, fraction=fraction, bound=bound)
     return value.times_power(rule.exponent // 2 if root else -rule.exponent // 2)
 

@@ -7,17 +7,18 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Session, Weight
+from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate, Weight
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot
+from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, row_ring
 from comet_mpc.functions.minimax import MinimaxRule
 
 __all__ = [
     "layer_norm",
     "layer_norm_rule",
+    "padding_bits",
     "plain_layer_norm",
     "plain_root_mean_square",
     "root_mean_square",
@@ -46,10 +47,27 @@ def layer_norm_rule(size: int, low: float, high: float, steps: int, *, name: str
     return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain)
 
 
+def padding_bits(session: Session, mask: Share, rule: InverseSqrtRule) -> Deferred[Opened]:
+    """A padding mask (batch, tokens) as `layer_norm` by that rule takes it: opened along with what is opened anyway."""
+    bits, ring = mask.reshape(*mask.shape, 1), row_ring(session, rule)
+    if ring.modulus:
+        return session.defer(Truncate(bits, 0, ring.width, ring.modulus), Open)
+    return session.defer(Open(bits))
+
+
 def layer_norm(
-    session: Session, x: Share, rule: InverseSqrtRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
+    session: Session,
+    x: Share,
+    rule: InverseSqrtRule,
+    *,
+    epsilon: float = 1e-12,
+    fraction: int = 12,
+    width: int = WORD,
+    keep: Opened | None = None,
 ) -> Share:
     """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β.
+
+    keep: a bit for every row (last axis 1); rows with 0 become zero, at no round and no byte but for the rows' own
 
     Works with v = (size·x - Σx)/2^k, which needs no division before the square. v is opened once and serves the
     square and the product; of the masks' squares only row sums are needed. The result has `fraction` bits in a ring of
@@ -58,7 +76,7 @@ def layer_norm(
     with session.part("layer_norm"):
         bits = math.ceil(math.log2(x.shape[-1]))
         centred = (x.times(x.shape[-1]) - x.sum(keep=True)).times_power(-bits)
-        return _over_root(session, centred, rule, epsilon, fraction, width)
+        return _over_root(session, centred, rule, epsilon, fraction, width, keep)
 
 
 def root_mean_square(
@@ -70,7 +88,15 @@ def root_mean_square(
         return _over_root(session, x.times(x.shape[-1]).times_power(-bits), rule, epsilon, fraction, width)
 
 
-def _over_root(session: Session, v: Share, rule: InverseSqrtRule, epsilon: float, fraction: int, width: int) -> Share:
+def _over_root(
+    session: Session,
+    v: Share,
+    rule: InverseSqrtRule,
+    epsilon: float,
+    fraction: int,
+    width: int,
+    keep: Opened | None = None,
+) -> Share:
     """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
     size = v.shape[-1]
     bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
@@ -85,7 +111,7 @@ def _over_root(session: Session, v: Share, rule: InverseSqrtRule, epsilon: float
     opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, ring))
     squares = session.square_sum(opened, bound=total).times_power(-bits)
     t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
-    y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y, ring if ring.modulus else WORD)
+    y = session.reopen(inverse_sqrt(session, t, rule, keep=keep), _FRACTION_Y, ring if ring.modulus else WORD)
     result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
     return session.truncate_to(result, fraction, width)
 

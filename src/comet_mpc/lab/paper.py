@@ -234,7 +234,7 @@ class UncertifiedModel:
 
         def run(session: Session, weights: Mapping[str, Weight]) -> Reals | None:
             client = session.holds(CLIENT)
-            rows = input_rows(session, query.rows if client else None, query.rows.shape)
+            rows = input_rows(session, query.tokens_only if client else None, query.rows.shape)
             mask = input_mask(session, query.mask if client else None, query.mask.shape)
             logits = forward(session, rows, mask, self.texts.shape, self.rules, weights)
             words = session.reveal(logits, CLIENT)

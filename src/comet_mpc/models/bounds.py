@@ -92,7 +92,7 @@ def attention_norm_top(
     *,
     weight_error: float = 0.0,
 ) -> float:
-    """Variance of x + W_o·(attention of x) + b_o, x = γ⊙n + β.
+    """Variance of x + W_o·(attention of x) + b_o, x = γ⊙n + β, or β - γ where a row is padding.
 
     Head h's part lies in the convex hull of O_h·(V_h·x_j + v_h) over the tokens j, times the sum of its weights, which
     is at most 1 + weight_error (and less where a denominator is below its interval).
@@ -101,12 +101,12 @@ def attention_norm_top(
     d = len(gamma)
     size = math.sqrt(d) * (1.0 + SLACK)
     o = _centred(o, 0)
-    spread = _sigma(_centred(_centred(np.diag(gamma), 0), 1)) * size
-    constant = float(np.linalg.norm(_centred(beta + o_shift, 0)))
+    real = _sigma(_centred(_centred(np.diag(gamma), 0), 1)) * size + float(np.linalg.norm(_centred(beta + o_shift, 0)))
+    spread = max(real, float(np.linalg.norm(_centred(beta + o_shift - gamma, 0))))
     for o_h, v_h, shift in zip(np.split(o, heads, axis=1), np.split(v, heads), np.split(v_shift, heads), strict=True):
         head = _sigma(o_h @ _centred(v_h * gamma, 1)) * size + float(np.linalg.norm(o_h @ (v_h @ beta + shift)))
         spread += (1.0 + weight_error) * head
-    return (spread + constant) ** 2 / d
+    return spread**2 / d
 
 
 def output_norm_top(

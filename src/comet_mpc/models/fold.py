@@ -3,6 +3,10 @@
 With γ, β of the LayerNorm whose output a layer reads, W·(γ⊙n + β) + b = (W·diag(γ))·n + (W·β + b). Queries and keys
 are divided by their heads' bounds, neurons by theirs, and W₂ multiplied: exact in real arithmetic, and it publishes
 nothing.
+
+The first matrices of a layer are applied to n + m, m the padding mask (`transformer`). n has mean 0, so rows with the
+mean b/d give W·n + b·m: values are zero where m is. Those of queries and keys have the mean 0, and the bias takes off
+γ again from γ⊙(n + m).
 """
 
 from __future__ import annotations
@@ -42,11 +46,13 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         ]
         parts.append(get(source + "value"))
         value_bounds.append(power_of_two_above(1.05 * float(np.max(activation_bounds(*parts[2], gamma, beta)))))
-        folded[target + "qkv.weight"] = np.concatenate([w * gamma for w, _ in parts])
-        folded[target + "qkv.bias"] = np.concatenate([w @ beta + b for w, b in parts])
+        matrices = [_centred(w * gamma) for w, _ in parts]
+        shifts = [w @ beta + b for w, b in parts]
+        matrices[2], shifts[2] = matrices[2] + shifts[2][:, None] / e.hidden, np.zeros(e.hidden)
+        folded[target + "qkv.weight"], folded[target + "qkv.bias"] = np.concatenate(matrices), np.concatenate(shifts)
         folded[target + "threshold"] = _thresholds(config, tensors, i)
         output, bias = get(source + "attention_output")
-        folded[target + "output.weight"], folded[target + "output.bias"] = output, bias + beta
+        folded[target + "output.weight"], folded[target + "output.bias"] = output, bias + beta - gamma
         folded[target + "first.gamma"] = gamma
         gamma, beta = get(source + "attention_norm")
         if config.activation.normalised:
@@ -60,6 +66,10 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         gamma, beta = get(source + "output_norm")
     head, bound = _folded_head(config, tensors, gamma, beta)
     return folded | head, tuple(value_bounds), power_of_two_above(1.1 * bound)
+
+
+def _centred(matrix: Reals) -> Reals:
+    return np.asarray(matrix - matrix.mean(axis=1, keepdims=True))
 
 
 def _folded_head(config: CometConfig, tensors: Tensors, gamma: Reals, beta: Reals) -> tuple[dict[str, Reals], float]:
@@ -124,6 +134,7 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
     for i in range(shape.layers):
         own, layer = rules.layers[i], f"layer.{i}."
         matrix, bias = real(layer + "qkv")
+        bias = bias + matrix.sum(axis=1)  # they are applied to n + 1
         check(f"layer {i}: value", matrix[2 * d :], bias[2 * d :], own.value_bound)
         check(f"layer {i}: up", *real(layer + "up"), 1.0 + 2.0**-8 - 2.0**-12)
         limit = own.query_bound - math.sqrt(d // shape.heads) * 2.0**-13
@@ -159,9 +170,11 @@ def plain_states(
     def rule_of(rule: InverseSqrtRule) -> InverseSqrtRule | None:
         return None if exact else rule
 
-    states = []
+    states, bits = [], mask[..., None]
+    rows = rows * bits
     for i, own in enumerate(rules.layers):
         layer, (first, second) = f"layer.{i}.", map(rule_of, own.variances)
+        rows = rows + bits
         qkv = linear(rows, layer + "qkv").reshape(batch, tokens, 3, shape.heads, d // shape.heads)
         q, k, v = qkv.transpose(2, 0, 3, 1, 4)
         thresholds = weights[layer + "threshold"][:, places]
@@ -171,6 +184,7 @@ def plain_states(
         active = own.activation(linear(rows, layer + "up"), None if exact else own.activation_rule)
         down = linear(active, layer + "down")
         rows = plain_layer_norm(down + weights[layer + "second.gamma"] * rows, second, epsilon=rules.epsilon)
+        rows = rows * bits if i + 1 < shape.layers else rows
         states.append(rows)
     return [*states, _plain_head(rows, mask, shape, rules, weights, exact)]
 

@@ -76,6 +76,11 @@ class Query:
         return f"Query(batch={self.rows.shape[0]}, bucket={self.rows.shape[1]})"
 
     @property
+    def tokens_only(self) -> Reals:
+        """The rows, zero where they are padding."""
+        return np.asarray(self.rows * self.mask[..., None])
+
+    @property
     def batch(self) -> int:
         return int(self.rows.shape[0])
 
@@ -229,13 +234,13 @@ class PublicModel:
     ) -> Callable[[Session, Mapping[str, Weight]], Share]:
         """The answers for one bucket; the client supplies its query, the server and a plan do not."""
         shape, rules = self.shape, self.rules
-        rows, mask_values = (None, None) if query is None else (query.rows, query.mask)
+        rows, mask_values = (None, None) if query is None else (query.tokens_only, query.mask)
 
         def run(session: Session, weights: Mapping[str, Weight]) -> Share:
             mask = input_mask(session, mask_values, (batch, bucket))
             if self.private_embeddings:
                 symbols = input_symbols(session, rows, (batch, bucket, shape.symbols))
-                embedded = embed_privately(session, symbols, shape, rules, weights)
+                embedded = embed_privately(session, symbols, mask, shape, rules, weights)
             else:
                 embedded = input_rows(session, rows, (batch, bucket, shape.hidden))
             averages = None

@@ -2,11 +2,14 @@
 
 A layer, in terms of the normalised rows n of the LayerNorm before it (its γ and β are folded into what follows):
 
-    q, k, v = W·n + b                    n is given to the server once; one message for all that is made of it
+    q, k, v = W·n + b                    n + m is given to the server once; one message for all that is made of it
     x       = Wo·attention(q, k, v) + bo + (γ⊙n + β)
     n       = layer_norm(x)
     x       = W2·smu(W1·n + b1) + b2 + (γ⊙n + β)      row j of W1 divided by its bound B_j, column j of W2 multiplied
     n       = layer_norm(x)
+
+m is the padding mask, and rows of padding are zero. n has mean 0, so a matrix whose rows have the mean b/d makes
+W·n + b·m of n + m: v's rows of padding are zero too, as attention wants them, and nothing is paid for it (`fold`).
 
 All that a weight is applied to has the same fraction bits in the same ring, so sums need no truncation before they are
 opened, and most truncations that remain are free.
@@ -27,7 +30,7 @@ from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
-from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
+from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
 from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, linear, respond
 
 __all__ = [
@@ -246,15 +249,21 @@ def encoder_layer(
     rules: EncoderRules,
     weights: Mapping[str, Weight],
     layer: int,
+    last: bool = True,
 ) -> Share:
-    """The normalised rows (batch, tokens, hidden) after a layer, from those before it."""
+    """The normalised rows (batch, tokens, hidden) after a layer, from those before it.
+
+    Rows of padding must be zero, where the mask (batch, tokens) is; so are those that come out, unless it is the last
+    layer, whose rows meet no attention any more.
+    """
     prefix, d = f"layer.{layer}.", shape.hidden
     own, ring = rules.layers[layer], _ring(shape, rules)
     rows = rows.narrow(ring)
     form, (first, second) = own.attention, own.variances
     half = rules.residual_bound / 2
+    bits = None if last else padding_bits(session, mask, second)
     with session.part("linear"):
-        given = session.give(rows)
+        given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(ring))
         qkv = linear(session, given, weights, prefix + "qkv", max(own.query_bound, own.value_bound))
         skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
     q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
@@ -280,16 +289,22 @@ def encoder_layer(
     active = smu(session, up, own.activation, own.activation_rule, fraction=ROWS, width=ring, opening=own.opening)
     with session.part("linear"):
         summed = linear(session, session.give(active), weights, prefix + "down", half) + skip
-    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=ring)
+    keep = None if bits is None else bits.result()
+    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=ring, keep=keep)
 
 
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
-    """The client's normalised embeddings, (batch, tokens, hidden), as the program takes them."""
+    """The client's normalised embeddings, (batch, tokens, hidden), zero where a row is padding."""
     return session.private(CLIENT, shape, ROWS, math.sqrt(shape[-1]), values)
 
 
 def embed_privately(
-    session: Session, symbols: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+    session: Session,
+    symbols: Share,
+    mask: Share,
+    shape: EncoderShape,
+    rules: EncoderRules,
+    weights: Mapping[str, Weight],
 ) -> Share:
     """Normalised embeddings from one-hot rows (batch, tokens, symbols) and the server's tables.
 
@@ -299,6 +314,7 @@ def embed_privately(
         raise ShapeError(f"{symbols.shape} does not fit private embeddings of {shape.symbols} symbols")
     with session.part("embeddings"):
         table, places = weights["embeddings.weight"], weights["embeddings.positions"]
+        keep = padding_bits(session, mask, rules.embeddings)
         summed = session.linear(session.give(symbols.narrow(_SYMBOL_RING)), table, bound=_EMBEDDING_BOUND)
         tokens = symbols.shape[1]
         values = None if places.values is None else places.values[:tokens] * 2.0**-places.fraction
@@ -311,6 +327,7 @@ def embed_privately(
             epsilon=rules.epsilon,
             fraction=ROWS,
             width=_ring(shape, rules),
+            keep=keep.result(),
         )
 
 
@@ -342,7 +359,8 @@ def forward(
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
     for layer in range(shape.layers):
         with session.part(f"layer {layer}"):
-            rows = encoder_layer(session, rows, mask, shape, rules, weights, layer)
+            last = layer + 1 == shape.layers
+            rows = encoder_layer(session, rows, mask, shape, rules, weights, layer, last)
     with session.part("head"):
         ring = _ring(shape, rules)
         answers = respond(session, rows, shape.head, shape.pooler, rules.head, weights, averages, ring)

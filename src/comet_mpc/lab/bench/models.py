@@ -135,6 +135,7 @@ def random_weights(shape: EncoderShape, generator: np.random.Generator) -> dict[
             values[name] = drawn / (np.linalg.norm(drawn, axis=1, keepdims=True) * math.sqrt(d) * 1.1)
         elif name.endswith("qkv.weight"):
             drawn = generator.normal(0.0, 1.0 / d, size)
+            drawn -= drawn.mean(axis=1, keepdims=True)
             drawn[: 2 * d] /= 2.0 + 2.0 * math.sqrt(d / shape.heads / d)
             drawn[2 * d :] *= math.sqrt(d)
             values[name] = drawn
@@ -166,7 +167,7 @@ def _inputs(case: ModelCase) -> tuple[Reals, Reals]:
     rows = rows - rows.mean(axis=-1, keepdims=True)
     rows /= rows.std(axis=-1, keepdims=True)
     mask = np.arange(case.tokens)[None] < generator.integers(case.tokens // 2 + 1, case.tokens + 1, (case.batch, 1))
-    return rows, mask.astype(np.float64)
+    return rows * mask[..., None], mask.astype(np.float64)
 
 
 def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
