@@ -35,6 +35,8 @@ _DEALER = """
 import sys
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.dealer.server import run_dealer
+from comet_mpc.service.metrics import log_as_json
+log_as_json()
 identity = TlsIdentity.find(sys.argv[1], "dealer")
 run_dealer("127.0.0.1", 0, identity, started=lambda address: print(address[1], flush=True))
 """

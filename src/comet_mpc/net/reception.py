@@ -2,8 +2,8 @@
 
 One thread looks after all of them and never waits for one. A connection that has not shown a certificate is worth a
 socket and a few kilobytes for a few seconds: if an address opens more of them than it may, or there are too many in
-all, the oldest one of the busiest address makes room. A peer that means it needs a moment, and is through before its
-turn to go comes; a stranger that keeps sockets half open only pushes out its own.
+all, one of the busiest address makes room: the oldest of those that have not even said hello, else the oldest. A peer
+that means it says hello at once, and is through a moment later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReceptionLimits:
 
     handshakes: int = 1024
     """Under way at a time, from all addresses together."""
-    per_address: int = 64
+    per_address: int = 256
     seconds: float = 10.0
     """For one of them, in all."""
 
@@ -53,12 +53,14 @@ class _Line:
 
     def __init__(self, connection: socket.socket, address: str, tls: Tls, until: float) -> None:
         self.socket, self.address, self.tls, self.until = connection, address, tls, until
-        self.parting = False
+        self.answered = False
+        """The peer has said hello, and was answered."""
         self.outgoing = memoryview(b"")
 
     def send(self) -> bool:
         """Sends what there is to send; whether all of it is gone."""
         self.outgoing = memoryview(bytes(self.outgoing) + self.tls.collect())
+        self.answered = self.answered or bool(self.outgoing)
         while self.outgoing:
             try:
                 self.outgoing = self.outgoing[self.socket.send(self.outgoing) :]
@@ -173,7 +175,8 @@ class Reception:
         if not crowded and len(self._lines) < self._limits.handshakes:
             return
         busiest = address if crowded else self._from.most_common(1)[0][0]
-        oldest = next(line for line in self._lines if line.address == busiest)
+        lines = [line for line in self._lines if line.address == busiest]
+        oldest = next((line for line in lines if not line.answered), lines[0])
         self._give_up(
             oldest, "half_open", PeerError(f"too many connections from {busiest} have not shown who they are")
         )

@@ -235,9 +235,11 @@ class Conversation:
         until = time.monotonic() + self._deployment.provider.lag_seconds
         while True:
             try:
-                return self._deployment.store.take(
+                bundle = self._deployment.store.take(
                     message.bundle_id, plan.digest, plan.correlations, owner=self._client
                 )
+                _log.info("a bundle is consumed", extra={"fields": self._fields(bundle=message.bundle_id)})
+                return bundle
             except RandomnessSpent:
                 if time.monotonic() >= until:
                     raise

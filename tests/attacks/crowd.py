@@ -1,0 +1,94 @@
+"""Many clients at once without a dealer, and strangers who keep connections half open: who waits for how long?
+
+PYTHONPATH=tests python tests/attacks/crowd.py --clients 32 --strangers 200 --json FILE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.processes import World
+from support.siege import Outcome, ask, at_once, besieged, main, median
+
+_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a handshake that never goes on
+
+
+@contextlib.contextmanager
+def half_open(port: int, count: int) -> Iterator[list[int]]:
+    """Strangers on so many connections, renewed as soon as the server hangs up. Gives the number of renewals."""
+    renewed, stopping = [0], threading.Event()
+
+    def keep(lines: list[socket.socket]) -> None:
+        while not stopping.wait(0.02):
+            for place, line in enumerate(lines):
+                try:
+                    if line.recv(1):
+                        continue
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    pass
+                line.close()
+                lines[place] = open_one()
+                renewed[0] += 1
+
+    def open_one() -> socket.socket:
+        line = socket.create_connection(("127.0.0.1", port))
+        line.setblocking(False)
+        with contextlib.suppress(OSError):
+            line.send(_HELLO)
+        return line
+
+    lines = [open_one() for _ in range(count)]
+    thread = threading.Thread(target=keep, args=(lines,), daemon=True)
+    thread.start()
+    try:
+        yield renewed
+    finally:
+        stopping.set()
+        thread.join()
+        for line in lines:
+            line.close()
+
+
+def waits(world: World, cache: Path, times: int) -> list[float]:
+    """Seconds of a good client whose model is set up."""
+    found = [ask(world, 0, cache) for _ in range(times)]
+    assert all(one.get("right") for one in found), found
+    return [one["seconds"] for one in found]
+
+
+def crowd(clients: int, strangers: int, model: str) -> Outcome:
+    """Many clients at once, and strangers who keep connections half open."""
+    with (
+        besieged(with_dealer=False, clients=clients, model=model, workers=2, connections=96) as world,
+        tempfile.TemporaryDirectory() as name,
+    ):
+        directory = Path(name)
+        lone = [ask(world, 0, directory / f"lone-{place}")["seconds"] for place in range(3)]
+        outcomes = at_once(lambda number: ask(world, number, directory / str(number)), clients, 600.0)
+        answered = sorted(one["seconds"] for one in outcomes if one.get("right"))
+        calm = waits(world, directory / "lone-0", 5)
+        with half_open(world.server.port, strangers) as renewed:
+            besieged_waits = waits(world, directory / "lone-0", 5)
+    return {
+        "answered": len(answered),
+        "wrong": sum(one.get("right") is False for one in outcomes),
+        "errors": sorted({one["error"] for one in outcomes if "error" in one}),
+        "lone seconds": round(median(lone), 3),
+        "first, in lone times": round(answered[0] / median(lone), 2) if answered else None,
+        "last seconds": round(answered[-1], 2) if answered else None,
+        "half-open renewals": renewed[0],
+        "calm seconds": round(median(calm), 3),
+        "half-open seconds": round(median(besieged_waits), 3),
+        "growth seconds": round(median(besieged_waits) - median(calm), 3),
+    }
+
+
+if __name__ == "__main__":
+    main(crowd, clients=32, strangers=200, model="demo")

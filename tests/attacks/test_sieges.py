@@ -1,0 +1,31 @@
+"""The short forms of the sieges: what they count must be nought, whatever the machine is busy with."""
+
+from __future__ import annotations
+
+from attacks.crowd import crowd
+from attacks.damaged import damaged
+from attacks.kills import kills
+from attacks.malformed import malformed
+
+
+def test_clients_at_once_and_half_open_connections() -> None:
+    found = crowd(clients=4, strangers=300, model="tiny")
+    assert (found["answered"], found["wrong"], found["errors"]) == (4, 0, [])
+
+
+def test_malformed_connections_to_server_and_dealer() -> None:
+    found = malformed(connections=60, seed=7)
+    assert (found["wrong"], found["errors"], found["tracebacks"]) == (0, [], 0)
+    assert found["right"] > 10
+
+
+def test_kills_of_every_process() -> None:
+    found = kills(kills=4, seed=3)
+    assert [found[what] for what in ("wrong", "consumed twice", "named twice", "consumed and never named")] == [0] * 4
+    assert found["serves at the end"]
+
+
+def test_damaged_files_of_every_kind() -> None:
+    ends = damaged(files=60, seed=5)["ends"]
+    assert (ends["wrong"], ends["traceback"], ends["hang"]) == (0, 0, 0)
+    assert ends["refused"] > 20
