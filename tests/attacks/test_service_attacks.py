@@ -41,6 +41,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import TcpChannel
 from comet_mpc.offline.source import Order
 from comet_mpc.offline.store import new_bundle_id
+from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.client import Client
 from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.deployment import ServiceLimits, _secret
@@ -216,7 +217,8 @@ def test_a_download_that_trickles_is_ended_although_it_never_stalls(
     clock = Clock()
     monkeypatch.setattr(sys.modules[Conversation.__module__], "time", clock)
     near, far = socket.socketpair()
-    conversation = Conversation(inference.service, TcpChannel(near, PATIENCE), EnoughPlaces(), require_client=False)
+    offer = Catalogue({"model": inference.service})
+    conversation = Conversation(offer, TcpChannel(near, PATIENCE), EnoughPlaces(), require_client=False)
     conversation._limits = ServiceLimits(stall_seconds=0.3, slowest=1e8)
     size = 1 << 26
 

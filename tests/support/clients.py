@@ -26,6 +26,7 @@ from comet_mpc.offline.source import Order, Source, Supplier
 from comet_mpc.offline.sources import DEALER, DealerSource
 from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.bundle_pool import BundlePool
+from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.client import Client
 from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.deployment import Deployment, ServiceLimits
@@ -140,7 +141,8 @@ def places_in_use(service: Deployment) -> int:
 def begin_conversation(service: Deployment, channel: Channel) -> threading.Thread:
     """The server's side of one connection, in a thread of its own."""
     places = _places.setdefault(service, EnoughPlaces())
-    thread = threading.Thread(target=Conversation(service, channel, places, require_client=False).serve, daemon=True)
+    conversation = Conversation(Catalogue({"model": service}), channel, places, require_client=False)
+    thread = threading.Thread(target=conversation.serve, daemon=True)
     thread.start()
     return thread
 

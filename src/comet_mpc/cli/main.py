@@ -59,7 +59,12 @@ class _Lazy(TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         command = self.load()
         if parent is not None and parent.obj is not None:
-            extra.setdefault("default_map", parent.obj.of(self.name, _written(command)))
+            settings = parent.obj.of(self.name, _written(command))
+            for parameter in command.params:  # one value of many may stand alone
+                if parameter.nargs == -1 or getattr(parameter, "multiple", False):
+                    value = settings.get(parameter.name)
+                    settings |= {parameter.name: [value]} if isinstance(value, str) else {}
+            extra.setdefault("default_map", settings)
         return command.make_context(info_name, args, parent, **extra)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,6 @@ __all__ = [
     "ClientName",
     "Data",
     "DealerAddress",
-    "Fingerprint",
     "JsonFile",
     "Keys",
     "Layers",
@@ -38,8 +38,10 @@ __all__ = [
     "Steps",
     "TaskName",
     "Timeout",
+    "WantedModel",
     "find_shape",
     "group",
+    "wanted_model",
 ]
 
 DEALER_WARNING = (
@@ -79,8 +81,11 @@ DealerAddress = Annotated[
     str | None,
     typer.Option("--dealer", metavar="HOST:PORT", help="The dealer, if not at the address that the server names."),
 ]
-Fingerprint = Annotated[
-    str, typer.Option("--model", metavar="FINGERPRINT", help="Accept only the model with this fingerprint.")
+WantedModel = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME|FINGERPRINT", help="The model of this name, or only the one with this fingerprint."
+    ),
 ]
 MostTexts = Annotated[int, typer.Option("--batch", min=1, help="The most texts to send at once.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Give up after so many seconds without progress.")]
@@ -120,6 +125,11 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many rows.
 def group(summary: str) -> typer.Typer:
     """A command that has commands of its own."""
     return typer.Typer(help=summary, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+
+
+def wanted_model(value: str) -> tuple[str, str]:
+    """The value of --model as a name and a fingerprint, which has 64 digits of base 16."""
+    return ("", value) if re.fullmatch("[0-9a-f]{64}", value) else (value, "")
 
 
 def find_shape(name: str, layers: int | None) -> EncoderShape:

@@ -137,13 +137,17 @@ class Reception:
         self._selector.register(line.socket, selectors.EVENT_READ, lambda events: self._part(line))
         self._let_go(line)
 
-    def close(self) -> None:
-        """Accepts nobody any more, and lets go of all that are not through."""
+    def shut(self) -> None:
+        """Accepts nobody any more. Those who are on their way in come through."""
         if not self._open:
             return
         self._open = False
         if not self._paused_until:
             self._selector.unregister(self._descriptor)
+
+    def close(self) -> None:
+        """Accepts nobody any more, and lets go of all that are not through."""
+        self.shut()
         for line in (*self._lines, *self._parting):
             self._close(line)
 

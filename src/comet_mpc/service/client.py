@@ -58,6 +58,7 @@ class ClientOptions(TypedDict, total=False):
     batch: int
     source: str | None
     dealer: str | None
+    model: str
     fingerprint: str
     progress: Progress | None
     wrap: Wrap
@@ -74,6 +75,7 @@ class Client:
     batch        most texts in one run
     source       pair or dealer: refuse a server with another source of randomness; None takes what the server has
     dealer       HOST:PORT if the dealer has another address here than at the server
+    model        the name of a model, if the server has several
     fingerprint  refuse any other model than this one
     progress     is told bytes so far and of how many while a bundle is prepared without a dealer; from any thread
     wrap         is given every connection to the server and returns what is used instead, for example to record it
@@ -91,6 +93,7 @@ class Client:
         batch: int = _LARGEST_BATCH,
         source: str | None = None,
         dealer: str | None = None,
+        model: str = "",
         fingerprint: str = "",
         progress: Progress | None = None,
         wrap: Wrap = lambda channel: channel,
@@ -110,6 +113,7 @@ class Client:
             timeout=timeout,
             source=wanted,
             third_party=parse_address(dealer) if dealer is not None else None,
+            model=model,
             fingerprint=fingerprint,
             progress=progress,
             wrap=wrap,

@@ -50,6 +50,7 @@ class Connection:
         timeout: float,
         source: Source | None = None,
         third_party: Address | None = None,
+        model: str = "",
         fingerprint: str = "",
         progress: Progress | None = None,
         wrap: Wrap = lambda channel: channel,
@@ -60,7 +61,7 @@ class Connection:
         self.lock = threading.RLock()
         """Of the connection for queries: bundles are asked for between queries."""
         self._address, self._tls = address, identity.client_context()
-        self._source, self._third_party, self._fingerprint = source, third_party, fingerprint
+        self._source, self._third_party, self._model, self._fingerprint = source, third_party, model, fingerprint
         self._wrap, self._welcomed = wrap, welcomed
         self._welcome: Welcome | None = None
         self._channel: Channel | None = None
@@ -146,7 +147,9 @@ class Connection:
         try:
             if channel.peer_role != "server":
                 raise NotAuthenticated(f"the peer is not a server: its certificate says {channel.peer_role!r}")
-            source = introduce(channel, "client", self._fingerprint, self._source, timeout=self.timeout)
+            source, _ = introduce(
+                channel, "client", self._fingerprint, self._source, name=self._model, timeout=self.timeout
+            )
             self._check(source, expect(channel, Welcome))
             assert self._welcome is not None
             self._welcomed(channel, source, self._welcome)
@@ -157,6 +160,8 @@ class Connection:
 
     def _check(self, source: Source, welcome: Welcome) -> None:
         if self._welcome is None:
+            if self._fingerprint not in ("", welcome.fingerprint):
+                raise ProtocolMismatch("model", got=welcome.fingerprint, expected=self._fingerprint)
             self._fingerprint, self._source, self._welcome = welcome.fingerprint, source, welcome
         elif (welcome.fingerprint, welcome.state) != (self._welcome.fingerprint, self._welcome.state):
             raise ProtocolMismatch(

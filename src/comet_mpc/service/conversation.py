@@ -30,7 +30,7 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.net.messages import refusal
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.source import Order
-from comet_mpc.service.deployment import Deployment
+from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.messages import (
     MESSAGE_LIMIT,
     Accepted,
@@ -70,12 +70,12 @@ class Places(Protocol):
 class Conversation:
     """One client, from the greeting to the end. `idle_since` and `deadline` are for whoever watches over it."""
 
-    def __init__(
-        self, deployment: Deployment, channel: Channel, places: Places, *, require_client: bool = True
-    ) -> None:
-        self._deployment = deployment
-        self._limits = deployment.limits
-        self._counters = deployment.counters
+    def __init__(self, offer: Catalogue, channel: Channel, places: Places, *, require_client: bool = True) -> None:
+        self._offer = offer
+        self._deployment = offer.first
+        """The model that the client has chosen, once it is greeted."""
+        self._limits = offer.limits
+        self._counters = offer.counters
         self.channel = channel
         self._require_client = require_client
         self._reserved = False
@@ -97,6 +97,14 @@ class Conversation:
                 self._counters.error(error)
                 _log.exception("an error in the server", extra={"fields": self._fields()})
                 self._part(PeerError("the server failed; nothing was computed"))
+
+    def abandon(self) -> None:
+        """Gives up what it has begun in the background."""
+        self._deployment.provider.abandon()
+
+    def settle(self) -> None:
+        """Waits for what it has begun in the background."""
+        self._deployment.provider.settle(self._limits.preparation_seconds)
 
     @property
     def _client(self) -> str:
@@ -125,10 +133,11 @@ class Conversation:
             self.channel.receive(MESSAGE_LIMIT)  # closing at once could discard the refusal
 
     def _converse(self) -> None:
-        introduce(self.channel, "server", self._deployment.model.fingerprint, self._deployment.source)
+        _, wanted = introduce(self.channel, "server", self._offer.greeted, self._offer.source)
         role = self.channel.peer_role
         if role not in (None, "client") or (role is None and self._require_client):
             raise NotAuthenticated(f"a certificate of role {role!r} does not entitle to act as client")
+        self._deployment = self._offer.choose(*wanted)
         say(self.channel, self._deployment.welcome)
         while (message := self._next()) is not None:
             try:

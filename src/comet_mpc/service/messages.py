@@ -1,7 +1,7 @@
 """What a client and a server say to each other, apart from the rounds of the program itself.
 
     client                                server
-    greeting                     <->      greeting: version, source of randomness, model
+    greeting                     <->      greeting: version, source of randomness, model (by name, by fingerprint)
                                  <-       Welcome: what there is to download, limits, where the dealer is
     GetPackage                    ->
                                  <-       the public package, in frames           once per client and model
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ __all__ = [
     "Prepare",
     "Ready",
     "Run",
+    "Wanted",
     "Welcome",
     "expect",
     "from_client",
@@ -158,12 +159,20 @@ def from_client(data: bytes | bytearray) -> FromClient:
 Side = Literal["client", "server"]
 
 
-def _hello(role: Side, fingerprint: str, source: Source | None) -> dict[str, str | int]:
+class Wanted(NamedTuple):
+    """The model that a client asks for; what is empty is open."""
+
+    name: str
+    fingerprint: str
+
+
+def _hello(role: Side, fingerprint: str, source: Source | None, name: str = "") -> dict[str, str | int]:
     return {
         "role": role,
         "version": __version__,
         "source of randomness": source.name if source else "",
         "model": fingerprint,
+        "model name": name,
     }
 
 
@@ -173,14 +182,21 @@ def greeting(role: Side, fingerprint: str, source: Source) -> bytes:
 
 
 def introduce(
-    channel: Channel, role: Side, fingerprint: str = "", source: Source | None = None, *, timeout: float = 10.0
-) -> Source:
-    """The greeting. Returns the source of randomness that the server has.
+    channel: Channel,
+    role: Side,
+    fingerprint: str = "",
+    source: Source | None = None,
+    *,
+    name: str = "",
+    timeout: float = 10.0,
+) -> tuple[Source, Wanted]:
+    """The greeting. Returns the source of randomness that the server has, and which model the other side names.
 
-    Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model and the source open.
+    Raises `ProtocolMismatch` on both sides where they differ; a client may leave the model and the source open, and a
+    server with several models leaves the model open.
     timeout: for the other side's greeting; a server with many clients lets them wait for it.
     """
-    mine = _hello(role, fingerprint, source)
+    mine = _hello(role, fingerprint, source, name)
     theirs = greet(channel, mine, timeout)
     given = [field for field in ("source of randomness", "model") if mine[field] and theirs.get(field)]
     try:
@@ -192,7 +208,7 @@ def introduce(
     except PeerError:
         channel.close()
         raise
-    return found
+    return found, Wanted(str(theirs.get("model name", "")), str(theirs.get("model", "")))
 
 
 # Downloads -----------------------------------------------------------------------------------------------

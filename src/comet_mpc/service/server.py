@@ -12,17 +12,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import LiveContext, TlsIdentity
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import listen
 from comet_mpc.offline.source import Source
+from comet_mpc.service.catalogue import Catalogue, check_name
 from comet_mpc.service.deployment import Deployment, ServiceLimits
 from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import end_with_parent
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 _TICK = 0.1
 _RESPAWN_SECONDS = 1.0
+_ONLY = "model"
+"""The name of a model that was given none."""
 _DESK, _LOOKOUT, _FIRST = 0, 1, 2
 """Rows of the counters: the front desk's, the lookout's, the first connection's."""
 
@@ -46,11 +49,16 @@ class _Child:
     name: str
     row: int
     born: float
+    succeeded: bool = False
+    """Another one has taken its place; it finishes what it has begun."""
 
 
 class Server:
     """Listens from the moment it is made; `serve_forever` serves until SIGTERM or SIGINT.
 
+    model           one, or several by name, the first of which is for clients that name none
+    reload          gives the models again after SIGHUP. New versions are served without a stop: clients that were set
+                    up with a version stay with it, until the next SIGHUP; a failure leaves all as it was
     listen          (host, port); port 0 lets the system choose, see `address`
     source          where this server and its clients get their randomness: `PairSource()`, between themselves, or
                     `DealerSource(address)`. Run by the server's operator a dealer gives no privacy: the two together
@@ -68,7 +76,7 @@ class Server:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: ServedModel | Mapping[str, ServedModel],
         listen_at: tuple[str, int],
         source: Source,
         identity: TlsIdentity,
@@ -82,6 +90,7 @@ class Server:
         queue_seconds: float = 30.0,
         stop_seconds: float = 30.0,
         handshakes: ReceptionLimits | None = None,
+        reload: Callable[[], Mapping[str, ServedModel]] | None = None,
     ) -> None:
         if workers < 1:
             raise ConfigurationError(f"a server needs at least one worker, got {workers}")
@@ -90,13 +99,19 @@ class Server:
         self._workers = workers
         self._require_client = require_client
         self._stop_seconds = stop_seconds
-        self._counters = Counters(_FIRST + connections)
+        self._counters = Counters(_FIRST + 2 * connections)
         self._context = LiveContext(identity, require_client=require_client)
         self._listener = listen(*listen_at, self._context.current, backlog=1024)
         limits = limits or ServiceLimits()
         limits = replace(limits, preparations=limits.preparations or max(1, workers - 1))
-        self._deployment = Deployment(model, source, identity, state, limits, self._counters)
-        self._lookout = Lookout(self._deployment, metrics, desk_row=_DESK, workers=workers)
+
+        def deploy(one: ServedModel) -> Deployment:
+            return Deployment(one, source, identity, state, limits, self._counters)
+
+        self._deploy = deploy
+        named = model if isinstance(model, Mapping) else {_ONLY: model}
+        self._offer = Catalogue({check_name(name): self._deploy(one) for name, one in named.items()})
+        self._lookout = Lookout(self._offer, metrics, desk_row=_DESK, workers=workers)
         self._front = FrontLimits(
             self._places(),
             connections=connections,
@@ -107,9 +122,10 @@ class Server:
         )
         self._children: dict[int, _Child] = {}
         self._stopping = False
+        self._load, self._reload_wanted, self._generation = reload, False, 0
 
     def _places(self) -> Places:
-        provider = self._deployment.provider
+        provider = self._offer.first.provider
         together = self._workers if provider.computes else self._workers + provider.places
         return Places(run=self._workers, prepare=provider.places, together=together)
 
@@ -121,7 +137,7 @@ class Server:
     @property
     def source(self) -> str:
         """Where the randomness comes from: pair or dealer."""
-        return self._deployment.source.name
+        return self._offer.source.name
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
@@ -131,34 +147,82 @@ class Server:
         """Runs in the main thread of a process without other threads. `started` is called once clients are let in."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
+        if self._load is not None:
+            signal.signal(signal.SIGHUP, self._ask_to_reload)
         try:
-            self._fork(self._receive, "front desk", _DESK)
-            if self._lookout.needed:
-                self._fork(self._lookout.run, "lookout", _LOOKOUT)
-            fields = {"address": "{}:{}".format(*self.address), "model": self._deployment.model.fingerprint[:16]}
-            fields["source"] = self.source
+            self._start()
+            fields = {"address": "{}:{}".format(*self.address), **self._models(), "source": self.source}
             _log.info("serving", extra={"fields": {**fields, "workers": self._workers}})
             if started is not None:
                 started()
             while not self._stopping:
                 time.sleep(_TICK)
                 self._replace_dead()
+                if self._reload_wanted and not any(child.succeeded for child in self._children.values()):
+                    self._reload_wanted = False
+                    self._reload()
         finally:
             self._shut_down()
+
+    def _models(self) -> dict[str, object]:
+        """For the log."""
+        names = {name: one.model.fingerprint[:16] for name, one in self._offer.models.items()}
+        return {"model": names[_ONLY]} if [*names] == [_ONLY] else {"models": names}
+
+    def _start(self) -> None:
+        self._fork(self._receive, "front desk", _DESK)
+        if self._lookout.needed:
+            self._fork(self._lookout.run, "lookout", _LOOKOUT)
+
+    # New versions ---------------------------------------------------------------------------------------
+
+    def _ask_to_reload(self, number: int, frame: FrameType | None) -> None:
+        self._reload_wanted = True
+
+    def _reload(self) -> None:
+        """Loads the models again. A new front desk serves them; the old one ends when its clients have left it.
+
+        Meanwhile there are as many places again. What fails, fails before anything is changed.
+        """
+        assert self._load is not None
+        now = {one.model.fingerprint: one for one in self._offer.models.values()}
+        try:
+            loaded = self._load()
+            models = {check_name(name): now.get(one.fingerprint) or self._deploy(one) for name, one in loaded.items()}
+            offer = self._offer.replaced(models)
+        except CometError as error:
+            fields = {"error": type(error).__name__, "reason": str(error)}
+            _log.error("the models could not be loaded again: nothing has changed", extra={"fields": fields})
+            return
+        self._offer = self._lookout.offer = offer
+        self._generation += 1
+        old = dict(self._children)
+        self._start()
+        for pid, child in old.items():
+            self._children[pid] = replace(child, succeeded=True)
+            os.kill(pid, signal.SIGUSR1 if child.row == _DESK else signal.SIGTERM)
+        _log.info("the models were loaded again", extra={"fields": self._models()})
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
 
     def _receive(self) -> None:
         desk = FrontDesk(
-            self._deployment,
+            self._offer,
             self._listener,
             self._context,
             self._front,
             require_client=self._require_client,
-            first_row=_FIRST,
+            first_row=_FIRST + self._generation % 2 * self._front.connections,
             stopping=lambda: self._stopping,
         )
+
+        def succeeded(number: int, frame: FrameType | None) -> None:
+            desk.succeed(self._offer.limits.preparation_seconds)
+            self._stopping = True
+
+        signal.signal(signal.SIGUSR1, succeeded)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         desk.run()
 
     # Processes -----------------------------------------------------------------------------------------
@@ -167,15 +231,18 @@ class Server:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until the front desk can handle it
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
             self._children[pid] = _Child(target, name, row, time.monotonic())
             return
         code = 1
         try:
             end_with_parent(parent)
             self._children.clear()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt from the terminal is the parent's business
+            for number in (signal.SIGINT, signal.SIGHUP):  # what a terminal sends is the parent's business
+                signal.signal(number, signal.SIG_IGN)
             self._counters.own(row)
             target()
             code = 0
@@ -197,7 +264,7 @@ class Server:
 
     def _replace_dead(self) -> None:
         for child in self._reap():
-            if self._stopping:
+            if self._stopping or child.succeeded:
                 continue
             _log.error("a process of the server died and is replaced", extra={"fields": {"name": child.name}})
             time.sleep(max(0.0, min(_RESPAWN_SECONDS, child.born + _RESPAWN_SECONDS - time.monotonic())))

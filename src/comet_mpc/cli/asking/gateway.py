@@ -14,11 +14,12 @@ from comet_mpc.cli.options import (
     Cache,
     ClientName,
     DealerAddress,
-    Fingerprint,
     Keys,
     MostTexts,
     ServerAddress,
     Timeout,
+    WantedModel,
+    wanted_model,
 )
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.hugging_face import need
@@ -56,7 +57,7 @@ def gateway(
     ready: Annotated[
         int, typer.Option(min=0, help="For how many queries of each size in use to keep randomness ready.")
     ] = 2,
-    model: Fingerprint = "",
+    model: WantedModel = "",
     batch: MostTexts = 8,
     timeout: Timeout = 60.0,
 ) -> None:
@@ -77,6 +78,7 @@ def gateway(
             "127.0.0.1, or name with --allow-host what others may call it"
         )
     identity = TlsIdentity.find(keys, name)
+    wanted, fingerprint = wanted_model(model)
 
     def connect(seen: Seen) -> AsyncClient:
         return AsyncClient(
@@ -88,7 +90,8 @@ def gateway(
             batch=batch,
             source=source,
             dealer=dealer,
-            fingerprint=model,
+            model=wanted,
+            fingerprint=fingerprint,
             wrap=seen.wrap,
         )
 

@@ -18,12 +18,13 @@ from comet_mpc.cli.options import (
     Cache,
     ClientName,
     DealerAddress,
-    Fingerprint,
     JsonFile,
     Keys,
     MostTexts,
     ServerAddress,
     Timeout,
+    WantedModel,
+    wanted_model,
 )
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.engine.share import CLIENT
@@ -105,7 +106,7 @@ def query(
         list[str] | None,
         typer.Option(metavar="TEXTSxTOKENS", help="With --ready N: of this size, such as 8x16. May be given again."),
     ] = None,
-    model: Fingerprint = "",
+    model: WantedModel = "",
     batch: MostTexts = 8,
     timeout: Timeout = 60.0,
     json: JsonFile = None,
@@ -118,6 +119,7 @@ def query(
     the client. --source pair refuses a server that uses one.
     """
     server, text = _server_and_texts(context, server, text)
+    wanted, fingerprint = wanted_model(model)
     spare, told = _count(ready), [_size(value) for value in size or ()]
     if out is not None and json is not None:
         raise ConfigurationError("give --out or --json, not both")
@@ -140,7 +142,8 @@ def query(
                 batch=batch,
                 source=source,
                 dealer=dealer,
-                fingerprint=model,
+                model=wanted,
+                fingerprint=fingerprint,
                 progress=show.bytes,
             )
         )

@@ -39,9 +39,28 @@ def _check_fine_tuned(model: Path, untrained: bool) -> None:
     )
 
 
+def _places(models: list[str]) -> dict[str, Path]:
+    """NAME=DIR, by name. A single one needs no name."""
+    found: dict[str, Path] = {}
+    for given in models:
+        name, sign, directory = given.partition("=")
+        if not sign and len(models) > 1:
+            raise ConfigurationError(f"several models need names: write NAME={given}")
+        if name in found:
+            raise ConfigurationError(f"two models are called {name}")
+        found[name if sign else "model"] = Path(directory if sign else given)
+    return found
+
+
 def serve(
     model: Annotated[
-        Path, typer.Argument(envvar="COMET_SERVE_MODEL", help="A Comet checkpoint in the certified form.")
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]DIR...",
+            envvar="COMET_SERVE_MODEL",
+            help="A Comet checkpoint in the certified form; several, if they have names. The first is for clients that "
+            "name none.",
+        ),
     ],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen for clients. Port 0: any free port.")
@@ -98,9 +117,10 @@ def serve(
         typer.Option("--untrained", help="Serve a model that was not fine-tuned in this form: for trials only."),
     ] = False,
 ) -> None:
-    """Serve a model to clients, until SIGINT or SIGTERM.
+    """Serve a model, or several, to clients, until SIGINT or SIGTERM.
 
-    Logs go to standard error, one JSON object per line.
+    Logs go to standard error, one JSON object per line. After SIGHUP, checkpoints that have changed are loaded again,
+    without a stop: clients that are set up stay with the version that they have, until the next SIGHUP.
 
     Without --dealer, the server prepares the randomness together with each client, and nobody else takes part. A
     dealer is faster, but must be run by somebody who operates neither the server nor the client: a dealer run by the
@@ -110,10 +130,20 @@ def serve(
         raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
     if source is not None and not find_source(source).has_third_party and dealer is not None:
         raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
-    _check_fine_tuned(model, untrained)
+    places = _places(model)
+
+    def load() -> dict[str, ServedModel]:
+        for directory in places.values():
+            _check_fine_tuned(directory, untrained)
+        return {
+            name: ServedModel.load(directory, private_embeddings=private_embeddings, answer_bits=answer_bits)
+            for name, directory in places.items()
+        }
+
+    models = load()
     log_as_json()
     server = Server(
-        ServedModel.load(model, private_embeddings=private_embeddings, answer_bits=answer_bits),
+        models,
         parse_address(listen),
         DealerSource(parse_address(dealer)) if dealer is not None else PairSource(),
         TlsIdentity.find(keys, name),
@@ -123,6 +153,7 @@ def serve(
         require_client=require_client_certificate,
         metrics=parse_address(metrics) if metrics is not None else None,
         limits=ServiceLimits(batch=batch, ready=ready, queries_per_day=queries_per_day),
+        reload=load,
     )
     if dealer is not None:
         _log.warning(DEALER_WARNING)

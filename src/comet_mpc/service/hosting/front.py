@@ -24,14 +24,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from comet_mpc.errors import CometError, PeerError, ServerBusy
 from comet_mpc.net.identity import LiveContext
 from comet_mpc.net.messages import refusal
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import Listener, TlsChannel
-from comet_mpc.service.deployment import Deployment
+from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.hosting.lifeline import end_with_parent
 from comet_mpc.service.hosting.line import Line, Said
 from comet_mpc.service.hosting.turns import Kind, Places, Turns
@@ -102,7 +102,7 @@ class FrontDesk:
 
     def __init__(
         self,
-        deployment: Deployment,
+        offer: Catalogue,
         listener: Listener,
         context: LiveContext,
         limits: FrontLimits,
@@ -111,9 +111,9 @@ class FrontDesk:
         first_row: int,
         stopping: Callable[[], bool],
     ) -> None:
-        self._deployment, self._listener, self._context = deployment, listener, context
+        self._offer, self._listener, self._context = offer, listener, context
         self._limits, self._require_client, self._stopping = limits, require_client, stopping
-        self._counters = deployment.counters
+        self._counters = offer.counters
         self._rows = list(range(first_row, first_row + limits.connections))
         self._selector = selectors.DefaultSelector()
         self._turns = Turns(limits.places)
@@ -128,8 +128,9 @@ class FrontDesk:
             arrived=self._arrived,
             refused=self._lost,
             limits=limits.reception,
-            channel_timeout=deployment.limits.stall_seconds,
+            channel_timeout=offer.limits.stall_seconds,
         )
+        self._succeeded = False
 
     def run(self) -> None:
         """Until it is to stop; then what was begun is finished, for as long as there is time."""
@@ -138,8 +139,13 @@ class FrontDesk:
         while not self._stopping():
             self._turn()
             self._admit()
+        if self._succeeded:
+            self._let_all_in()
         self._reception.close()
-        self._listener.close()
+        if self._succeeded:
+            self._listener.forget()
+        else:
+            self._listener.close()
         for guest in self._guests:
             guest.channel.close()
         self._guests.clear()
@@ -159,6 +165,18 @@ class FrontDesk:
         until = time.monotonic() + seconds
         while self._workers and time.monotonic() < until:
             self._turn()
+
+    def succeed(self, seconds: float) -> None:
+        """Another desk listens from now on: this one stops when all that it has let in is done, in so many seconds."""
+        self._succeeded = True
+        self._limits = replace(self._limits, stop_seconds=seconds)
+
+    def _let_all_in(self) -> None:
+        """Those who came before the other desk: a handshake and a queue take so long and no longer."""
+        self._reception.shut()
+        while self._guests or self._reception.sockets:
+            self._turn()
+            self._admit()
 
     def _turn(self) -> None:
         """What has happened since the last one."""
@@ -240,7 +258,7 @@ class FrontDesk:
         fields = {"client": channel.peer_name, "reason": text}
         _log.warning("refused a client", extra={"fields": fields})
         try:
-            channel.send(greeting("server", self._deployment.model.fingerprint, self._deployment.source))
+            channel.send(greeting("server", self._offer.greeted, self._offer.source))
             say(channel, refusal(ServerBusy(text)))
         except CometError:
             return
@@ -298,7 +316,7 @@ class FrontDesk:
             self._selector.close()
             self._listener.forget()
             self._counters.own(row)
-            work(self._deployment, guest.channel, line, require_client=self._require_client)
+            work(self._offer, guest.channel, line, require_client=self._require_client)
             code = 0
         except BaseException:
             _log.exception("a process of the server failed", extra={"fields": {"client": guest.client}})

@@ -12,7 +12,7 @@ import threading
 import time
 
 from comet_mpc.errors import CometError
-from comet_mpc.service.deployment import Deployment
+from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.metrics import MetricsEndpoint
 
 __all__ = ["Lookout"]
@@ -24,11 +24,11 @@ _LOOK_SECONDS = 10.0
 class Lookout:
     """Binds its address when it is made; `run` in a process of its own."""
 
-    def __init__(self, deployment: Deployment, address: tuple[str, int] | None, *, desk_row: int, workers: int) -> None:
-        self._deployment, self._desk_row, self._workers = deployment, desk_row, workers
+    def __init__(self, offer: Catalogue, address: tuple[str, int] | None, *, desk_row: int, workers: int) -> None:
+        self.offer, self._desk_row, self._workers = offer, desk_row, workers
         pages = {"/metrics": self._metrics, "/healthz": self._healthy, "/readyz": self._ready}
         self._endpoint = MetricsEndpoint(*address, pages) if address is not None else None
-        self._third_party = not deployment.source.has_third_party
+        self._third_party = not offer.source.has_third_party
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -36,7 +36,7 @@ class Lookout:
 
     @property
     def needed(self) -> bool:
-        return self._endpoint is not None or self._deployment.source.has_third_party
+        return self._endpoint is not None or self.offer.source.has_third_party
 
     def run(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -51,8 +51,8 @@ class Lookout:
             self._endpoint.close()
 
     def _watch_third_party(self) -> None:
-        provider = self._deployment.provider
-        if not self._deployment.source.has_third_party:
+        provider = self.offer.first.provider
+        if not self.offer.source.has_third_party:
             return
         while True:
             provider.await_third_party()
@@ -62,11 +62,11 @@ class Lookout:
             self._third_party = False
 
     def _metrics(self) -> tuple[int, str]:
-        store = self._deployment.store
-        return 200, self._deployment.counters.text(bundles_ready=store.count(), workers=self._workers)
+        ready = sum(one.store.count() for one in self.offer.all())
+        return 200, self.offer.counters.text(bundles_ready=ready, models=len(self.offer.models), workers=self._workers)
 
     def _desk_answers(self) -> bool:
-        return time.monotonic() - self._deployment.counters.heartbeat(self._desk_row) < _ALIVE_SECONDS
+        return time.monotonic() - self.offer.counters.heartbeat(self._desk_row) < _ALIVE_SECONDS
 
     def _healthy(self) -> tuple[int, str]:
         return (200, "ok\n") if self._desk_answers() else (503, "the front desk does not answer\n")
@@ -76,7 +76,7 @@ class Lookout:
         if not self._third_party:
             reasons.append("the dealer cannot be reached")
         try:
-            self._deployment.store.check_writable()
+            self.offer.first.store.check_writable()
         except CometError as error:
             reasons.append(str(error))
         return (503, "\n".join(reasons) + "\n") if reasons else (200, "ok\n")

@@ -13,12 +13,12 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from comet_mpc.errors import PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel
+from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.conversation import Conversation
-from comet_mpc.service.deployment import Deployment
 from comet_mpc.service.hosting.line import Line, Said
 from comet_mpc.service.hosting.turns import Kind
 
@@ -80,18 +80,18 @@ class _Places:
                 raise ServerBusy(_FULL[kind])
 
 
-def work(deployment: Deployment, channel: Channel, line: Line, *, require_client: bool) -> None:
+def work(offer: Catalogue, channel: Channel, line: Line, *, require_client: bool) -> None:
     """One conversation, from the greeting to its end, and what it has begun in the background."""
     places = _Places(line)
-    conversation = Conversation(deployment, channel, places, require_client=require_client)
+    conversation = Conversation(offer, channel, places, require_client=require_client)
     threading.Thread(
-        target=_watch, args=(conversation, places, line, deployment.provider.abandon), name="watch", daemon=True
+        target=_watch, args=(conversation, places, line), name="watch", daemon=True
     ).start()
     conversation.serve()
-    deployment.provider.settle(deployment.limits.preparation_seconds)
+    conversation.settle()
 
 
-def _watch(conversation: Conversation, places: _Places, line: Line, abandon: Callable[[], None]) -> None:
+def _watch(conversation: Conversation, places: _Places, line: Line) -> None:
     load = _Load()
     leaving = False
     poll = select.poll()
@@ -110,7 +110,7 @@ def _watch(conversation: Conversation, places: _Places, line: Line, abandon: Cal
                 leaving = True
             elif what is Said.ABORT:
                 conversation.channel.close()
-                abandon()
+                conversation.abandon()
         if time.monotonic() > conversation.deadline:
             _log.warning("a client took too long: the connection is closed")
             conversation.channel.close()

@@ -1,0 +1,171 @@
+"""Several models on one server, and new versions of them without a stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from comet_mpc.errors import ConfigurationError, ProtocolMismatch
+from comet_mpc.models.served import ServedModel
+from comet_mpc.service.catalogue import check_name
+from comet_mpc.service.client import Client
+from support.clients import after_rounds
+from support.processes import TWIN_BOUND
+from support.toy_model import TINY, make_checkpoint, twin_logits
+from support.waiting import PATIENCE, eventually
+
+TEXT = "the film is good"
+
+
+class Running:
+    """`comet serve`, with models in a directory: what it printed and logged."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.log = process, list[dict[str, Any]]()
+        assert process.stdout is not None
+        threading.Thread(target=self._read, daemon=True).start()
+        line = process.stdout.readline()
+        assert line, self.log
+        self.address = line.split(" at ")[1].split(",")[0]
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(json.loads(line) if line.startswith("{") else {"event": line})
+
+    def logged(self, text: str, times: int = 1) -> dict[str, Any]:
+        def found() -> list[dict[str, Any]]:
+            fitting = [event for event in list(self.log) if text in event["event"]]
+            return fitting if len(fitting) >= times else []
+
+        return eventually(found, f"never logged {text!r}: {self.log}")[-1]
+
+    def reload(self, times: int = 1) -> None:
+        self.process.send_signal(signal.SIGHUP)
+        self.logged("loaded again", times)
+
+
+@contextlib.contextmanager
+def serving(keys: Path, state: Path, *models: str, workers: int = 2) -> Iterator[Running]:
+    options = ["--untrained", "--listen", "127.0.0.1:0", "--keys", str(keys), "--state", str(state)]
+    command = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()", "serve", *models, *options]
+    command += ["--workers", str(workers)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        try:
+            yield Running(process)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    directory = tmp_path_factory.mktemp("versions")
+    return [make_checkpoint(directory / str(seed), **TINY, seed=seed) for seed in range(3)]
+
+
+def put(checkpoint: Path, place: Path) -> None:
+    """A checkpoint in the place of another one: the whole directory at once."""
+    beside = place.with_name(f"{place.name}.new")
+    shutil.copytree(checkpoint, beside)
+    if place.exists():
+        place.rename(place.with_name(f"{place.name}.{len(list(place.parent.iterdir()))}"))
+    beside.rename(place)
+
+
+def right(logits: tuple[float, ...], checkpoint: Path, text: str = TEXT) -> bool:
+    model = ServedModel.load(checkpoint)
+    return bool(np.max(np.abs(np.array(logits) - twin_logits(model, model.encode([text]))[0])) < TWIN_BOUND)
+
+
+def ask(client: Client) -> tuple[float, ...]:
+    return client.classify([TEXT])[0].logits
+
+
+def test_models_are_asked_for_by_name_or_fingerprint(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
+    first, second, other = versions
+    with serving(keys, tmp_path / "state", f"mood={first}", f"topic={second}") as server:
+        common: dict[str, Any] = {"keys": keys, "cache": tmp_path / "cache", "ready": 0, "timeout": PATIENCE}
+        wanted: list[tuple[dict[str, Any], Path]] = [
+            ({}, first),
+            ({"model": "mood"}, first),
+            ({"model": "topic"}, second),
+            ({"fingerprint": ServedModel.load(second).fingerprint}, second),
+        ]
+        for chosen, expected in wanted:
+            with Client(server.address, **common, **chosen) as client:
+                assert right(ask(client), expected)
+        assert not right(ask_of(server, common, "mood"), second)  # the control: the two do differ
+        with pytest.raises(ConfigurationError, match="no model called 'weather': it has mood, topic"):
+            Client(server.address, **common, model="weather").connect()
+        for name in ("", "mood"):
+            with pytest.raises(ProtocolMismatch, match="model"):
+                Client(server.address, **common, model=name, fingerprint=ServedModel.load(other).fingerprint).connect()
+        with pytest.raises(ProtocolMismatch, match="model"):
+            Client(server.address, **common, model="mood", fingerprint=ServedModel.load(second).fingerprint).connect()
+
+
+def ask_of(server: Running, common: dict[str, Any], model: str) -> tuple[float, ...]:
+    with Client(server.address, **common, model=model) as client:
+        return ask(client)
+
+
+def test_a_new_version_disturbs_nobody(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
+    """A client stays with its version, in the middle of a run and after it; a new one gets the new one."""
+    old, new, newest = versions
+    place = tmp_path / "model"
+    put(old, place)
+    with serving(keys, tmp_path / "state", str(place)) as server:
+        common: dict[str, Any] = {"keys": keys, "ready": 0, "timeout": PATIENCE}
+        with Client(server.address, cache=tmp_path / "a", **common) as before:
+            assert right(ask(before), old)
+            assert before.prepare(2, warm=False) == 2
+            put(new, place)
+            after_rounds(before, 3, server.reload)
+            assert right(ask(before), old)  # it ran while the server was loading, and went over to another desk
+            with Client(server.address, cache=tmp_path / "b", **common) as after:
+                assert right(ask(after), new)
+                assert right(ask(before), old)
+                assert before.prepare(1, warm=False) == 1  # also what is prepared now is for the old one
+                assert right(ask(before), old)
+                put(newest, place)
+                server.reload(2)
+                assert right(ask(after), new)
+            with Client(server.address, cache=tmp_path / "c", **common) as latest:
+                assert right(ask(latest), newest)
+            with pytest.raises(ProtocolMismatch):  # two versions back is gone
+                eventually(lambda: before.classify([TEXT]) and False)
+    assert server.process.returncode == 0
+    assert not [event for event in server.log if event.get("level") == "error"]
+
+
+def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
+    place = tmp_path / "model"
+    put(versions[0], place)
+    with serving(keys, tmp_path / "state", f"mood={place}") as server:
+        common: dict[str, Any] = {"keys": keys, "cache": tmp_path / "cache", "ready": 0, "timeout": PATIENCE}
+        (place / "model.safetensors").write_bytes(b"damaged")
+        server.process.send_signal(signal.SIGHUP)
+        assert server.logged("could not be loaded again")["error"] == "CheckpointError"
+        with Client(server.address, **common) as client:
+            assert right(ask(client), versions[0])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65, "-x", "a=b"])
+def test_a_name_is_a_word(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no name"):
+        check_name(name)
