@@ -84,9 +84,7 @@ def work(offer: Catalogue, channel: Channel, line: Line, *, require_client: bool
     """One conversation, from the greeting to its end, and what it has begun in the background."""
     places = _Places(line)
     conversation = Conversation(offer, channel, places, require_client=require_client)
-    threading.Thread(
-        target=_watch, args=(conversation, places, line), name="watch", daemon=True
-    ).start()
+    threading.Thread(target=_watch, args=(conversation, places, line), name="watch", daemon=True).start()
     conversation.serve()
     conversation.settle()
 
