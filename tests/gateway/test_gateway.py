@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from comet_mpc.cli.main import app
 from comet_mpc.gateway.guard import LARGEST_BODY
+from comet_mpc.models.heads import Head
 from comet_mpc.models.served import ServedModel
 from support.processes import TWIN_BOUND, ServerProcess, server_process
 from support.toy_model import TINY, make_checkpoint, twin_logits
@@ -95,8 +96,10 @@ def test_randomness_is_prepared_and_health_needs_no_server(client: httpx.Client)
 
 def test_it_describes_itself(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
-    assert set(described["paths"]) == {"/v1/health", "/v1/model", "/v1/classify", "/v1/prepare"}
-    assert {"Answers", "Prediction", "Cost", "Problem"} <= described["components"]["schemas"].keys()
+    assert set(described["paths"]) == {
+        *("/v1/health", "/v1/model", "/v1/classify", "/v1/tag", "/v1/embed", "/v1/prepare")
+    }
+    assert {"Answers", "Tags", "Vectors", "Prediction", "Cost", "Problem"} <= described["components"]["schemas"].keys()
     assert client.get("/docs").status_code == 404  # it would load scripts from another site
 
 
@@ -169,6 +172,27 @@ def test_a_server_that_is_gone_or_has_a_new_model_is_told(tmp_path: Path, keys: 
             stack.enter_context(server_process(keys, other, None, tmp_path / "state", workers=2, port=server.port))
             answers = [asking.post("/v1/classify", json={"texts": [TEXT]}) for _ in range(2)]
             assert right(answers[-1].json()["answers"][0]["logits"], ServedModel.load(other))
+
+
+def test_models_of_tokens_and_of_embeddings_answer(tmp_path: Path, keys: Path) -> None:
+    heads = {"embed": Head(kind="embedding", pooling="mean", unit=True), "tag": Head(kind="tokens")}
+    for path, head in heads.items():
+        labels = {"labels": ("O", "B-THING")} if path == "tag" else {}
+        checkpoint = make_checkpoint(tmp_path / path, **TINY, head=head, **labels)  # type: ignore[arg-type]
+        with (
+            server_process(keys, checkpoint, None, tmp_path / f"state-{path}", workers=2) as server,
+            gateway_process(server.address, keys, tmp_path / "cache") as url,
+            httpx.Client(base_url=url, timeout=PATIENCE) as asking,
+        ):
+            assert asking.get("/v1/model").json()["kind"] == head.kind
+            found = asking.post(f"/v1/{path}", json={"texts": [TEXT]}).json()
+            assert found["server_saw"][0]["received"]["entropy"] > 7.9
+            assert asking.post("/v1/classify", json={"texts": [TEXT]}).status_code == 400
+        if path == "embed":
+            assert sum(value**2 for value in found["answers"][0]["vector"]) == pytest.approx(1.0)
+        else:
+            assert [word["text"] for word in found["answers"][0]["words"]] == TEXT.split()
+            assert all(part["label"] == "THING" for part in found["entities"][0])
 
 
 def test_other_machines_are_kept_out_unless_told(keys: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 GET  /               the page
 GET  /v1/model       what is public of the server's model, and where the randomness comes from
-POST /v1/classify    answers for texts, what they cost, and what the server saw
+POST /v1/classify    labels or scores for texts, what they cost, and what the server saw
+POST /v1/tag         the same with a label for every word, from a model of tokens
+POST /v1/embed       the same with a vector for every text, from a model of embeddings
 POST /v1/prepare     randomness for queries to come
 GET  /v1/health      whether the gateway runs; it does not ask the server
 """
@@ -11,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -38,7 +40,7 @@ from comet_mpc.models.served import PublicModel
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse
-from comet_mpc.service.prediction import Prediction
+from comet_mpc.service.prediction import Embedding, Prediction, Tag, Tagging
 
 __all__ = ["make_app"]
 
@@ -76,6 +78,7 @@ class Model:
 
     server: str
     fingerprint: str
+    kind: Annotated[str, Field(description="What it gives: label (classify), tokens (tag) or embedding (embed).")]
     labels: list[str]
     longest: int
     buckets: list[int]
@@ -109,13 +112,32 @@ class Sight:
     received: Bytes
 
 
-@dataclass
-class Answers:
-    """One answer per text, in order."""
-
-    answers: list[Prediction]
+@dataclass(kw_only=True)
+class _Asked:
     server_saw: list[Sight]
     text_itself: Annotated[Bytes, Field(description="The texts, as bytes: what the server did not see.")]
+
+
+@dataclass(kw_only=True)
+class Answers(_Asked):
+    """One prediction per text, in order."""
+
+    answers: list[Prediction]
+
+
+@dataclass(kw_only=True)
+class Tags(_Asked):
+    """The labels of the words of each text, in order, and the words that belong together."""
+
+    answers: list[Tagging]
+    entities: list[list[Tag]]
+
+
+@dataclass(kw_only=True)
+class Vectors(_Asked):
+    """One vector per text, in order."""
+
+    answers: list[Embedding]
 
 
 @dataclass
@@ -164,6 +186,12 @@ class _Desk:
                 await self.close()
                 raise
 
+    def shown(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Any]:
+        """What the server saw of the texts, and what it did not."""
+        plain = "\n".join(text if isinstance(text, str) else "\n".join(text) for text in texts)
+        sights = [Sight(run.texts, run.bucket, _bytes(run.glimpse())) for run in self.seen.runs]
+        return {"server_saw": sights, "text_itself": _bytes(glimpse(plain.encode()))}
+
     async def close(self) -> None:
         client, self.current = self.current, None
         if client is not None:
@@ -204,10 +232,19 @@ def make_app(server: str, names: frozenset[str], connect: Connect) -> Guard:
     @app.post("/v1/classify")
     async def classify(asked: Texts) -> Answers:
         async with desk.client() as client:
-            found = await client.classify(asked.texts)
-            sights = [Sight(run.texts, run.bucket, _bytes(run.glimpse())) for run in desk.seen.runs]
-        plain = "\n".join(text if isinstance(text, str) else "\n".join(text) for text in asked.texts)
-        return Answers(found, sights, _bytes(glimpse(plain.encode())))
+            return Answers(answers=await client.classify(asked.texts), **desk.shown(asked.texts))
+
+    @app.post("/v1/tag")
+    async def tag(asked: Texts) -> Tags:
+        async with desk.client() as client:
+            found = await client.tag([text if isinstance(text, str) else "\n".join(text) for text in asked.texts])
+            entities = [list(one.entities) for one in found]
+            return Tags(answers=found, entities=entities, **desk.shown(asked.texts))
+
+    @app.post("/v1/embed")
+    async def embed(asked: Texts) -> Vectors:
+        async with desk.client() as client:
+            return Vectors(answers=await client.embed(asked.texts), **desk.shown(asked.texts))
 
     @app.post("/v1/prepare")
     async def prepare(size: Size) -> Prepared:
@@ -232,6 +269,7 @@ def _described(server: str, public: PublicModel, source: str) -> Model:
     return Model(
         server=server,
         fingerprint=public.fingerprint,
+        kind=public.config.head.kind,
         labels=list(public.config.encoder.labels),
         longest=public.longest,
         buckets=list(public.buckets()),

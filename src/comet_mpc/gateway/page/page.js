@@ -63,10 +63,25 @@ function bar(name, share) {
   return item;
 }
 
-function show({ answers: [answer], server_saw: [run], text_itself: text }) {
-  const regression = answer.score !== null;
-  place("label").textContent = regression ? `${answer.label}: ${answer.score.toFixed(3)}` : answer.label;
-  const shares = regression ? [] : Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
+// What a model gives: the request to make, the answer in a line, and shares for bars.
+const KINDS = {
+  label: ["/v1/classify",
+    ({ answers: [one] }) => (one.score === null ? one.label : `${one.label}: ${one.score.toFixed(3)}`),
+    ({ answers: [one] }) => (one.score === null ? Object.entries(one.probabilities) : [])],
+  tokens: ["/v1/tag",
+    ({ entities: [found] }) => (found.length ? `${found.length} found` : "nothing found"),
+    ({ entities: [found] }) => found.map((part) => [`${part.text} (${part.label})`, part.probability])],
+  embedding: ["/v1/embed",
+    ({ answers: [one] }) => `a vector of ${one.vector.length} numbers: ` +
+      `${one.vector.slice(0, 4).map((value) => value.toFixed(3)).join(", ")}, …`,
+    () => []],
+};
+let kind = "label";
+
+function show(found) {
+  const { answers: [answer], server_saw: [run], text_itself: text } = found;
+  place("label").textContent = KINDS[kind][1](found);
+  const shares = KINDS[kind][2](found).sort((a, b) => b[1] - a[1]);
   place("probabilities").replaceChildren(...shares.map(([name, share]) => bar(name, share)));
   place("cut").hidden = !answer.truncated;
   place("cut").textContent = `Only ${answer.tokens_used} of ${answer.tokens} tokens were read: the text is too long.`;
@@ -89,7 +104,7 @@ place("ask").addEventListener("submit", async (event) => {
   say("Computing. The first query also prepares randomness, which takes a while …");
   const started = performance.now();
   try {
-    show(await ask("/v1/classify", { texts: [place("text").value] }));
+    show(await ask(KINDS[kind][0], { texts: [place("text").value] }));
     say(`Answered after ${seconds((performance.now() - started) / 1000)}.`);
   } catch (error) {
     say(error.message, true);
@@ -99,6 +114,8 @@ place("ask").addEventListener("submit", async (event) => {
 });
 
 ask("/v1/model").then((model) => {
+  kind = model.kind;
   place("model").textContent =
-    `Server ${model.server}, model ${model.fingerprint.slice(0, 16)}, labels ${model.labels.join(", ")}. ${model.promise}`;
+    `Server ${model.server}, model ${model.fingerprint.slice(0, 16)}, ` +
+    `${model.kind === "embedding" ? "embeddings" : `labels ${model.labels.join(", ")}`}. ${model.promise}`;
 }).catch((error) => say(error.message, true));
