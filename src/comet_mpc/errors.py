@@ -24,6 +24,7 @@
         ├── WrongVersion          it speaks another version of the wire protocol
         ├── ProtocolMismatch      it runs another model, program or source of randomness
         ├── NotAuthenticated      it could not prove who it is, or is not allowed to do what it asks
+        ├── ImpossibleAnswer      its last message makes an answer that this model cannot give
         ├── QuotaExceeded         this client has had its queries of the day: the message says when to come back
         └── ServerBusy            all workers of the server are in use: try again later
 
@@ -39,6 +40,7 @@ __all__ = [
     "CometError",
     "ConfigurationError",
     "ForeignRandomness",
+    "ImpossibleAnswer",
     "LeakError",
     "NobodyConnected",
     "NotAuthenticated",
@@ -189,6 +191,13 @@ class ProtocolMismatch(PeerError):
 
 class NotAuthenticated(PeerError):
     """The other side could not prove who it is, or is not allowed to do what it asks."""
+
+
+class ImpossibleAnswer(PeerError):
+    """The server's last message makes an answer that this model cannot give. There is no result.
+
+    A server that cheats may want to know that: whoever catches this goes on as after any other answer.
+    """
 
 
 class QuotaExceeded(PeerError):

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.service.client import Client
 from support.processes import World
 from support.siege import Outcome, ask, at_once, besieged, main, median
 
@@ -57,25 +59,28 @@ def half_open(port: int, count: int) -> Iterator[list[int]]:
 
 
 def waits(world: World, cache: Path, times: int) -> list[float]:
-    """Seconds of a good client whose model is set up."""
+    """Seconds of a good client whose model is set up and whose randomness is prepared: it connects and asks."""
+    identity = TlsIdentity.find(world.keys, "client-0")
+    with Client(world.server.address, identity=identity, cache=cache, ready=0) as client:
+        client.prepare(times, warm=False)
     found = [ask(world, 0, cache) for _ in range(times)]
     assert all(one.get("right") for one in found), found
     return [one["seconds"] for one in found]
 
 
-def crowd(clients: int, strangers: int, model: str) -> Outcome:
+def crowd(clients: int, strangers: int, model: str, repeats: int) -> Outcome:
     """Many clients at once, and strangers who keep connections half open."""
     with (
         besieged(with_dealer=False, clients=clients, model=model, workers=2, connections=96) as world,
         tempfile.TemporaryDirectory() as name,
     ):
         directory = Path(name)
-        lone = [ask(world, 0, directory / f"lone-{place}")["seconds"] for place in range(3)]
+        lone = [ask(world, 0, directory / f"lone-{place}")["seconds"] for place in range(repeats)]
         outcomes = at_once(lambda number: ask(world, number, directory / str(number)), clients, 600.0)
         answered = sorted(one["seconds"] for one in outcomes if one.get("right"))
-        calm = waits(world, directory / "lone-0", 5)
+        calm = waits(world, directory / "lone-0", repeats)
         with half_open(world.server.port, strangers) as renewed:
-            besieged_waits = waits(world, directory / "lone-0", 5)
+            besieged_waits = waits(world, directory / "lone-0", repeats)
     return {
         "answered": len(answered),
         "wrong": sum(one.get("right") is False for one in outcomes),
@@ -91,4 +96,4 @@ def crowd(clients: int, strangers: int, model: str) -> Outcome:
 
 
 if __name__ == "__main__":
-    main(crowd, clients=32, strangers=200, model="demo")
+    main(crowd, clients=32, strangers=200, model="demo", repeats=5)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.errors import PeerError, ShapeError
+from comet_mpc.errors import ImpossibleAnswer, ShapeError
 from comet_mpc.models.served import PublicModel, Query
 
 __all__ = ["Answer", "Cost", "Embedding", "Prediction", "Tag", "Tagging", "answers", "prediction"]
@@ -125,7 +125,7 @@ def answers(
         raise ShapeError("the program did not give this client its answers")
     largest = model.logit_bound + 1.5 * 2.0**-model.answer_bits  # what the last digit may be off by
     if not np.all(np.isfinite(found)) or float(np.max(np.abs(found))) > largest:
-        raise PeerError("the server's answer is outside the model's range: there is no result")
+        raise ImpossibleAnswer("the server's answer is outside the model's range: there is no result")
     used = query.mask.sum(axis=1).astype(int).tolist()
     made: list[Answer] = []
     for i, text in enumerate(texts):

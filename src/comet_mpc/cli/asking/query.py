@@ -28,7 +28,7 @@ from comet_mpc.cli.options import (
 )
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import ConfigurationError, ImpossibleAnswer
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.sources import find_source
@@ -151,11 +151,18 @@ def query(
         if spare is None:
             _prepare(client, client.sizes(list(left.values())) if left else {}, show, str(json) == "-")
             return
-        answered = _answer(client, texts, answers, json, show) if texts.by_number else []
+        used = client.sizes(list(left.values())) if left and spare else {}
+        impossible: ImpossibleAnswer | None = None
+        try:
+            if texts.by_number:
+                _answer(client, texts, answers, json, show)
+        except ImpossibleAnswer as error:  # the server sees what is prepared: it must not depend on this
+            impossible = error
         if spare:  # after the answers are printed
-            used = {(found.cost.texts, found.cost.bucket) for found in answered}
             sizes = dict.fromkeys(told or used or {(1, client.connect().buckets()[0])}, spare)
             _prepare(client, sizes, show, str(json) == "-")
+        if impossible is not None:
+            raise impossible
 
 
 def _server_and_texts(context: typer.Context, server: str, text: list[str] | None) -> tuple[str, list[str] | None]:
