@@ -13,7 +13,7 @@ from rich.console import Console
 
 from comet_mpc.cli.inputs import load_any, read_rows, read_task, record
 from comet_mpc.cli.options import JsonFile, Limit, TaskName
-from comet_mpc.cli.tables import table, write_json
+from comet_mpc.cli.tables import table
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, train_model, unified
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import CometConfig, RuleName
@@ -81,7 +81,10 @@ def adopt(
     )  # fmt: skip
     if plain:
         chosen = replace(chosen, plain=True, metric="cosine" if chosen.kind == "embedding" else chosen.metric)
-    train, dev = (read_rows(directory, config, data, chosen, split, limit, length) for split in ("train", "dev"))
+    train, dev = (
+        read_rows(directory, config, data, chosen, split, limit if split == "train" else None, length)
+        for split in ("train", "dev")
+    )
     longest = min(length or config.length or chosen.length, config.encoder.longest)
     config = msgspec.structs.replace(config, task=chosen.name, length=longest)
     teacher = training.UnifiedModel.from_tensors(config, tensors)
@@ -107,10 +110,16 @@ def adopt(
         form, weights, chosen, lesson.train, lesson.judge, lesson.dev, out, recipe, teacher,
         tokenizer_json(directory), say,
     )  # fmt: skip
-    report = {"model": Path(source).name, "rule": form.rule, "steps": form.steps, "estimated_seconds": seconds}
+    report = {
+        "record": "adoption",
+        "model": Path(source).name,
+        "rule": form.rule,
+        "steps": form.steps,
+        "estimated_seconds": seconds,
+    }
     report |= {"training_seconds": found["seconds"], "updates": found["steps"], "adopted": scores}
     report |= _report(chosen, lesson, out)
-    write_json(out / REPORT, report)
+    record(out / REPORT, report)
     if str(json) != "-":
         _show(report, out)
     record(json, report)
@@ -186,6 +195,7 @@ def _show(report: dict[str, Any], out: Path) -> None:
     before, after, costs = report["original"], report["adopted"], report["costs"]
     rows = [(name, f"{before[name]:.2f}", f"{after[name]:.2f}", f"{after[name] - before[name]:+.2f}") for name in after]
     agreement = ", ".join(f"{name} {value:.2f}" for name, value in report["agreement"].items())
+    trial = f'comet demo --model {out} "a text", or ' if report["kind"] == "label" else ""
     console = Console()
     console.print(
         table(f"{report['dev_rows']} rows that it has not learnt from", ("", "original", "adopted", ""), rows)
@@ -195,6 +205,6 @@ def _show(report: dict[str, Any], out: Path) -> None:
         f"a private answer to {costs['tokens']} tokens: {human_bytes(costs['online_bytes'])} in {costs['rounds']} "
         f"rounds, prepared with {human_bytes(costs['offline_bytes'])}\n"
         f"trained for {human_seconds(report['training_seconds'])}; all of this is in {out / REPORT}\n"
-        f'next: comet demo --model {out} "a text", or comet serve {out}',
+        f"next: {trial}comet serve {out}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -112,7 +112,8 @@ def _served(model: Path, task: Task, examples: list[Example], source: Source | N
         _show_costs(
             report, report["examples"], f"{human_seconds(report['online_seconds'] / report['examples'])}", hidden
         )
-    record(json, {"task": task.name, **report})
+    kind = {"record": served.config.head.kind} if served.config.head.kind != "label" else {}
+    record(json, {"task": task.name, **kind, **report})
 
 
 def _research(model: Path, task: Task, examples: list[Example], rule: Rule | None, json: Path | None) -> None:

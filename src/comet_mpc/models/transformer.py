@@ -186,6 +186,8 @@ def _fraction(name: str) -> int:
     """Fraction bits of a weight: queries, keys and `up` are divided by their bounds and small, biases are few."""
     if name.endswith(("bias", "threshold", "positions", "qkv.weight")):
         return 20
+    if name.endswith("down.weight"):  # multiplied by the neurons' bounds: some encoders have a few very large ones
+        return _WEIGHTS - 2
     return 18 if name.endswith(("up.weight", "embeddings.weight")) else _WEIGHTS
 
 
@@ -288,7 +290,8 @@ def encoder_layer(
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
     active = smu(session, up, own.activation, own.activation_rule, fraction=ROWS, width=ring, opening=own.opening)
     with session.part("linear"):
-        summed = linear(session, session.give(active), weights, prefix + "down", half) + skip
+        down = linear(session, session.give(active), weights, prefix + "down", half)
+        summed = down.lift(skip.fraction).narrow(skip.width) + skip
     keep = None if bits is None else bits.result()
     return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=ring, keep=keep)
 

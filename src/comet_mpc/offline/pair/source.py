@@ -135,9 +135,10 @@ class _Provider(Provider):
     """Every connection has its keys."""
 
     def __init__(self, desk: ServerDesk) -> None:
-        for weight in desk.weights.values():  # now, and not in the middle of a preparation
-            if weight.values is not None:
-                check_weight(weight.values.astype(np.int64))
+        for name in desk.masked:  # what is multiplied: now, and not in the middle of a preparation
+            values = desk.weights[name].values
+            if values is not None:
+                check_weight(values.astype(np.int64))
         self._desk = desk
         self._preparers: WeakKeyDictionary[Channel, Preparer] = WeakKeyDictionary()
 
