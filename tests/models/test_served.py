@@ -10,9 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
+from comet_mpc.errors import CheckpointError, ConfigurationError, RangeError, ShapeError
+from comet_mpc.models.bounds import activation_bounds
+from comet_mpc.models.certify import Weights, certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import PublicModel, Query, ServedModel
+from comet_mpc.offline.pair.arrangement import check_weight
+from comet_mpc.offline.sources import PAIR
+from comet_mpc.service.programs import Programs
 from support.toy_model import make_checkpoint, some_texts
 from support.two_parties import run_two_parties, together, twin_value
 
@@ -232,3 +237,29 @@ def test_a_text_that_is_not_utf_8_is_refused(model: ServedModel) -> None:
     """As a command line has it: bytes that are no text come as lone surrogates."""
     with pytest.raises(ConfigurationError, match="text 1 is not valid text"):
         model.encode([b"caf\xe9".decode(errors="surrogateescape")])
+
+
+def test_a_few_very_large_weights_can_be_served_without_a_dealer(directory: Path, tmp_path: Path) -> None:
+    """As MiniLM has them, after the activations; and biases are not multiplied with anything."""
+    shutil.copytree(directory, tmp_path / "large")
+    config, tensors = load_checkpoint(tmp_path / "large")
+    bound = float(
+        activation_bounds(*Weights(tensors).pair("layers.0.up"), *Weights(tensors).pair("layers.0.attention_norm"))[0]
+    )
+    tensors["layers.0.down.weight"][0, 0] = 520.0 / bound
+    tensors["layers.0.down.bias"][1] = 9.0
+    config = certify(msgspec.structs.replace(config, sites={}), tensors)
+    save_checkpoint(tmp_path / "large", config, tensors)
+    model = ServedModel.load(tmp_path / "large")
+    assert np.abs(model.folded["layer.0.down.weight"]).max() == pytest.approx(520.0, rel=1e-3)
+    masked = [weight.name for weight in Programs(model, PAIR).weights()]
+    assert not any(name.endswith("bias") for name in masked)
+    for name in masked:
+        values = model.weights()[name].values
+        assert values is not None
+        check_weight(values.astype(np.int64))
+    with pytest.raises(RangeError, match="24 bits"):
+        check_weight(np.full((1, 1), 520 * 2**14, np.int64))
+    query = model.encode(some_texts(2))
+    program = model.program(query.batch, query.bucket, query)
+    assert np.abs(twin_value(program, model.weights()) - model.plain_logits(query)).max() < REAL + UNIT

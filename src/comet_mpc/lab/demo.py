@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.service import local_service
 from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.source import Progress, Source
@@ -75,6 +76,10 @@ def run_demo(
     model: ServedModel, texts: Sequence[str], source: Source = PAIR, progress: Progress | None = None
 ) -> list[TextResult]:
     """Classifies the texts one by one, privately and in the clear. Randomness for all of them is prepared before."""
+    if model.config.head.kind != "label":
+        raise ConfigurationError(
+            f"the demo shows labels, this model gives {model.config.head.kind}: use `comet serve` and `comet query`"
+        )
     results, seen = [], Seen()
     with (
         local_service(model, source, batch=1) as (address, keys, directory),
