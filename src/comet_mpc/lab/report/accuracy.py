@@ -55,10 +55,10 @@ def runs(results: Results) -> list[Run]:
 
 
 def _score(record: Record, task: str) -> float | None:
-    """On the dev set, by the task's metric."""
+    """On the dev set, by the task's metric. Where rows held out chose the epoch, `best` is theirs."""
     scores = record.get("scores") or {}
     served = scores.get("served", scores)
-    if "best" in record.fields:
+    if "best" in record.fields and not (record.get("held_out") or {}).get("rows"):
         return float(record["best"])
     values = [value for value in (served.get(TASKS[task].metric), *served.values()) if isinstance(value, float | int)]
     return float(values[0]) if values else None
