@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -23,13 +24,17 @@ from comet_mpc.cli.options import (
     group,
 )
 from comet_mpc.cli.tables import (
+    appendix_table,
     model_tables,
     operations_table,
+    peers_tables,
     profile_tables,
+    published_tables,
     report,
     rules_table,
     truncation_table,
     with_origin,
+    write_json,
 )
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ConfigurationError
@@ -37,8 +42,12 @@ from comet_mpc.lab.bench import cases
 from comet_mpc.lab.bench.models import ModelCase, measure_model
 from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.bench.profile import ProfileCase, profile_query
+from comet_mpc.lab.bench.published import TABLES, measure_appendix, measure_table
 from comet_mpc.lab.bench.rules import measure_rules
 from comet_mpc.lab.bench.truncation import SHIFTS, check_truncation
+from comet_mpc.lab.peers.compare import SYSTEMS, PeerRecord, compare
+from comet_mpc.lab.peers.environments import default_place
+from comet_mpc.lab.peers.inputs import TASKS
 from comet_mpc.lab.processes import Crew
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
@@ -140,6 +149,68 @@ def rules(json: JsonFile = None) -> None:
     with bar("evaluating rules") as tick:
         records = measure_rules(tick)
     report(with_origin(records), json, rules_table(records))
+
+
+@bench.command()
+def peers(
+    system: Annotated[list[str] | None, typer.Option(help="Only this system. May be given again.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this operation, or layer. May be given again.")] = None,
+    tokens: Annotated[int, typer.Option(min=2, max=512, help="Tokens; other sizes are those of BERT-base.")] = 128,
+    place: Annotated[
+        Path | None, typer.Option("--environments", metavar="DIR", help="Where their virtual environments are kept.")
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Run the same operations and one encoder layer by CrypTen, by SPU and by Comet.
+
+    Their environments are made the first time, which takes some minutes. With 128 tokens everything but SPU CHEETAH
+    takes about five minutes; CHEETAH takes half an hour on two cores. A run that broke off goes on if --json names
+    the same file.
+    """
+    chosen = _among("system", system, SYSTEMS), _among("operation", task, TASKS)
+    kept = []
+    if json is not None and str(json) != "-" and json.exists():
+        kept = msgspec.json.decode(json.read_bytes(), type=list[dict[str, Any]])
+    known = msgspec.convert(kept, list[PeerRecord])
+
+    def written(found: list[PeerRecord]) -> list[dict[str, Any]]:
+        return [*kept, *with_origin(found[len(kept) :])]
+
+    with bar("measuring") as tick:
+        records = compare(
+            *chosen, tokens, place or default_place(), known, tick, lambda found: write_json(json, written(found))
+        )
+    report(written(records), json, *peers_tables(records))
+
+
+@bench.command()
+def paper(
+    table: Annotated[str, typer.Argument(help="3, 4 or appendix. Tables 1, 2 and 5: benchmarks/paper_accuracy.py.")],
+    tokens: Annotated[int, typer.Option(min=4, max=256, help="Tokens; other sizes are those of BERT-base.")] = 128,
+    json: JsonFile = None,
+) -> None:
+    """Measure a table of the Comet paper again, on this engine: its numbers beside ours.
+
+    Table 3 compares rules for 1/sqrt in the unified model, table 4 with look-up tables and without a third party. With
+    128 tokens each takes two minutes on two free cores.
+    """
+    if table not in (*TABLES, "appendix"):
+        raise typer.BadParameter(f"unknown table {table!r}: choose from {', '.join(TABLES)}, appendix")
+    with bar(f"measuring table {table}") as tick, Crew() as crew:
+        if table == "appendix":
+            stated = measure_appendix(crew, tokens)
+            report(with_origin(stated), json, appendix_table(stated))
+        else:
+            records = measure_table(crew, table, tokens, tick)
+            report(with_origin(records), json, *published_tables(records))
+
+
+def _among(what: str, names: list[str] | None, known: Iterable[str]) -> list[str]:
+    """All that are known, or those that are named."""
+    for name in names or []:
+        if name not in known:
+            raise typer.BadParameter(f"unknown {what} {name!r}: choose from {', '.join(known)}")
+    return names or list(known)
 
 
 @bench.command()

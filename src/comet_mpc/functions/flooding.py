@@ -26,7 +26,14 @@ from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, decode
 from comet_mpc.errors import LeakError
 
-__all__ = ["Flooding", "constant_guess", "fast_inverse_sqrt", "flooded_guess_not_private", "flooded_shares"]
+__all__ = [
+    "Flooding",
+    "constant_guess",
+    "fast_inverse_sqrt",
+    "float_bits",
+    "flooded_guess_not_private",
+    "flooded_shares",
+]
 
 _MANTISSA = 2.0**23  # L
 _BIAS = 127  # B
@@ -55,7 +62,7 @@ class Flooding:
         return round(first + (self.flood_exponent - self.typical_exponent) * _MANTISSA / 2)
 
 
-def _float_bits(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def float_bits(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """M + L·E of |v| as an IEEE 754 single: the fixed-to-float conversion of a share."""
     return np.abs(np.asarray(values, dtype=np.float32)).view(np.int32).astype(np.int64)
 
@@ -89,9 +96,9 @@ def flooded_guess_not_private(session: Session, x: Share, flooding: Flooding) ->
     flooded = session.reveal(x - mask, to=CLIENT)
     client = server = None
     if session.holds(CLIENT) and flooded is not None:
-        client = -(_float_bits(decode(flooded, x.fraction, x.width)) // 4)
+        client = -(float_bits(decode(flooded, x.fraction, x.width)) // 4)
     if session.holds(SERVER) and uniform is not None:
-        server = flooding.server_constant - _float_bits(uniform) // 4
+        server = flooding.server_constant - float_bits(uniform) // 4
     limit = 2.0**40
     bits = session.private(CLIENT, x.shape, 0, limit, client) + session.private(SERVER, x.shape, 0, limit, server)
     opened = session.reveal(bits, to=BOTH)

@@ -1,7 +1,7 @@
 """Which operations are measured, by which methods, on which inputs.
 
 A method computes the same kind of thing by other means, and may have a domain of its own: inputs are drawn inside
-it, and its error is taken against the exact function that it stands for.
+it, and its error is taken against the exact function that it stands for. The module is long because it is a list.
 """
 
 from __future__ import annotations
@@ -126,10 +126,19 @@ def _activation(apply: Callable[[Session, Share], Share], bound: float, referenc
     return lambda case: _unary((case.tokens, INNER), (-bound, bound), f"|x| <= {bound:g}", apply, reference)
 
 
+_ACTIVATIONS = {
+    "paper": (Smu(1 / 4), 3.0),
+    "exponential": (Smu(1 / 4), 3.0),
+    "taylor7": (Smu(1 / 2), 1.1),
+    "taylor2": (Smu(1 / 2), 1.1),
+}
+"""Forms and ranges in which the rules of others converge."""
+
+
 def _smu(name: str, iterations: int | None = None, *, opening: Opening = "t") -> Maker:
     """The certified form, whose neurons are normalised, or the paper's."""
     paper = name == "paper"
-    form, bound = (Smu(1 / 4), 3.0) if paper else (Smu(1 / 16), 1.0)
+    form, bound = _ACTIVATIONS.get(name, (Smu(1 / 16), 1.0))
 
     def make(case: Case) -> Built:
         steps = case.steps if iterations is None else iterations
@@ -137,7 +146,7 @@ def _smu(name: str, iterations: int | None = None, *, opening: Opening = "t") ->
         return _unary(
             (case.tokens, INNER),
             (-bound, bound),
-            f"|x| <= {bound:g}, mu {'1/4' if paper else '1/16'}",
+            f"|x| <= {bound:g}, mu {form.mu:g}",
             lambda session, x: smu(session, x, form, rule, fraction=_FRACTION, opening=opening),
             form,
             leaks=paper,
@@ -163,6 +172,7 @@ def _attention(
     *,
     unit: bool = False,
     steps: int | None = None,
+    leaks: bool = False,
 ) -> Built:
     """From shares of q, k, v and the padding mask to the context. unit: norms of q and k are at most 1."""
     shape = (HEADS, case.tokens, HEAD)
@@ -191,6 +201,7 @@ def _attention(
         share,
         lambda session, shares, _: apply(session, *shares),
         lambda values, _: reference(*(values[name] for name in ("q", "k", "v", "mask"))),
+        leaks=leaks,
         steps=steps,
     )
 
@@ -205,6 +216,23 @@ def _formed_attention(make_form: Callable[[int], AttentionForm], domain: str, *,
             domain,
             unit=unit,
             steps=case.steps,
+        )
+
+    return make
+
+
+def _unified_attention(name: str, steps: int, mu: float = _SCORES / 16) -> Maker:
+    """s-Softmax* with the roots of its scores by a rule of others."""
+
+    def make(case: Case) -> Built:
+        form = paper_form(steps, mu=mu, score_bound=_SCORES, name=name)
+        return _attention(
+            case,
+            lambda session, q, k, v, m: attention(session, q, k, v, form, mask=m, fraction=_FRACTION),
+            lambda q, k, v, m: plain_attention(q, k, v, form, mask=m),
+            f"|q·k/√d| <= {_SCORES:g}, mu {mu:g}",
+            steps=steps,
+            leaks=name == "paper",
         )
 
     return make
@@ -225,13 +253,14 @@ def _baseline_attention(apply: Callable[..., Share], weigh: Callable[[Reals], Re
     )
 
 
-def _layer_norm(name: str, steps: int) -> Maker:
+def _layer_norm(name: str, steps: int, variances: tuple[float, float] = (0.15, 24.0)) -> Maker:
     def make(case: Case) -> Built:
         shape = (case.tokens, HIDDEN)
-        rule = layer_norm_rule(HIDDEN, 0.15, 24.0, steps, name=name)
+        rule = layer_norm_rule(HIDDEN, *variances, steps, name=name)
 
         def draw(generator: np.random.Generator) -> dict[str, Reals]:
-            spread = np.exp(generator.uniform(math.log(0.5), math.log(4.0), (case.tokens, 1)))
+            low, high = 0.5 * math.log(1.6 * variances[0]), 0.5 * math.log(variances[1] / 1.5)
+            spread = np.exp(generator.uniform(low, high, (case.tokens, 1)))
             return {"x": np.clip(_rounded(spread * generator.normal(0.0, 1.0, shape) + 0.1, _FRACTION), -31.0, 31.0)}
 
         def exact(values: Values, _: Values) -> Reals:
@@ -240,11 +269,12 @@ def _layer_norm(name: str, steps: int) -> Maker:
 
         return Built(
             shape,
-            "variance in [0.15, 24]",
+            f"variance in [{variances[0]:g}, {variances[1]:g}]",
             draw,
             lambda session, values: [session.private(CLIENT, shape, _FRACTION, 32.0, values.get("x"))],
             lambda session, shares, _: layer_norm(session, shares[0], rule, fraction=_FRACTION),
             exact,
+            leaks=name == "paper",
             steps=steps,
         )
 
@@ -355,6 +385,9 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "quartic": _smu("quartic"),
         "table": _smu("table", 1),
         "paper": _smu("paper", 4),
+        "exponential": _smu("exponential", 10),
+        "taylor7": _smu("taylor7", 2),
+        "taylor2": _smu("taylor2", 8),
         "gelu_tanh": _activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
         "gelu_erf": _activation(baselines.gelu_erf, baselines.GELU_ERF_BOUND, _gelu),
         "quad": _activation(baselines.quad, 4.0, lambda x: np.asarray(0.125 * x**2 + 0.25 * x + 0.5)),
@@ -367,6 +400,11 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "paper_form": _formed_attention(
             lambda steps: paper_form(steps, mu=_SCORES / 16, score_bound=_SCORES), f"|q·k/√d| <= {_SCORES:g}"
         ),
+        "paper": _unified_attention("paper", 4, _SCORES / 2),
+        "exponential": _unified_attention("exponential", 10),
+        "taylor7": _unified_attention("taylor7", 2, _SCORES / 2),
+        "taylor2": _unified_attention("taylor2", 8, _SCORES / 2),
+        "table": _unified_attention("table", 1),
         "softmax": _baseline_attention(baselines.softmax_attention, np.exp),
         "quad2": _baseline_attention(baselines.quad2_attention, lambda s: (s + baselines.QUAD2_SHIFT) ** 2),
     },
@@ -374,6 +412,9 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "minimax": _layer_norm("minimax", _ROW_STEPS),
         "exponential": _layer_norm("exponential", 10),
         "table": _layer_norm("table", 1),
+        "paper": _layer_norm("paper", 4),
+        "taylor7": _layer_norm("taylor7", 2, (0.6, 4.0)),
+        "taylor2": _layer_norm("taylor2", 8, (0.6, 4.0)),
     },
     "linear": {"server_weights": _linear},
     "matmul": {"triple": _matmul},

@@ -42,6 +42,7 @@ __all__ = [
     "ModelRecord",
     "OperationCost",
     "case_weights",
+    "input_arrays",
     "masked_weights",
     "measure_model",
     "plan_case",
@@ -160,7 +161,7 @@ def masked_weights(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.endswith(("weight", "gamma"))]
 
 
-def _inputs(case: ModelCase) -> tuple[Reals, Reals]:
+def input_arrays(case: ModelCase) -> tuple[Reals, Reals]:
     """Normalised rows and a mask with some padding, the client's."""
     generator = np.random.default_rng(case.seed + 1)
     rows = generator.normal(0.0, 1.0, (case.batch, case.tokens, case.shape.hidden))
@@ -172,7 +173,7 @@ def _inputs(case: ModelCase) -> tuple[Reals, Reals]:
 
 def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
     size = (case.batch, case.tokens, case.shape.hidden)
-    rows, mask = _inputs(case) if session.holds(CLIENT) else (None, None)
+    rows, mask = input_arrays(case) if session.holds(CLIENT) else (None, None)
     rules = certified_rules(case.shape, case.steps, rule=case.rule, opening=case.opening)
     return forward(
         session, input_rows(session, rows, size), input_mask(session, mask, size[:2]), case.shape, rules, weights

@@ -87,10 +87,12 @@ class _Side(msgspec.Struct, frozen=True):
     peak_rss: int
 
 
-def plan_case(built: Built) -> Plan:
+def plan_case(built: Built, *, fused: bool = True) -> Plan:
     public = {weight.name: weight for weight in built.weights}
     return plan_program(
-        lambda session: built.program(session, built.share(session, {}), public), permits_leaks=built.leaks
+        lambda session: built.program(session, built.share(session, {}), public),
+        permits_leaks=built.leaks,
+        fused=fused,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -15,7 +16,9 @@ __all__ = [
     "model_grid",
     "network_grid",
     "operation_grid",
+    "peer_grids",
     "profile_grid",
+    "published_grids",
     "truncation_grid",
 ]
 
@@ -185,3 +188,69 @@ def kernel_grid(results: Results) -> Grid:
         grid.rows.append([name, str(record["isa"]), rate, "" if times is None else f"{times:.1f}"])
     grid.sources = _sources(best.values())
     return grid
+
+
+def peer_grids(results: Results) -> list[Grid]:
+    """Every task by every system: those that give the most bytes last."""
+    grids = []
+    columns = ["system", "online", "offline", "rounds", "time", "CPU", "memory", "error", "result", "third party"]
+    found = sorted(results.of("peer"), key=lambda record: (record["task"] != "layer", record["task"], record["tokens"]))
+    for (task, tokens), group in groupby(found, key=lambda record: (str(record["task"]), int(record["tokens"]))):
+        members = sorted(group, key=lambda record: int(record["online_bytes"]) + int(record["offline_bytes"] or 0))
+        what = "One BERT-base layer" if task == "layer" else task
+        grid = Grid(f"{what}, {tokens} tokens, by system", columns, sources=_sources(members))
+        for record in members:
+            offline = record["offline_bytes"]
+            grid.rows.append(
+                [
+                    record["system"],
+                    human_bytes(record["online_bytes"]),
+                    "" if offline is None else human_bytes(offline),
+                    f"{record['rounds']:,}",
+                    human_seconds(record["seconds"]),
+                    human_seconds(record["cpu_seconds"]),
+                    human_bytes(record["peak_rss"]),
+                    f"{record['max_abs_error']:.1e}",
+                    "right" if record["right"] else "WRONG",
+                    "none" if record["third_party"] == "none" else "yes",
+                ]
+            )
+        grid.note = (
+            "CPU: both parties, offline included. Error: against what a system means to compute, its public\n"
+            "polynomials included. Rounds of SPU are messages of the busier party."
+        )
+        grids.append(grid)
+    return grids
+
+
+def published_grids(results: Results) -> list[Grid]:
+    """The paper's tables: its numbers beside ours; and its appendix."""
+    columns = ["function", "method", "paper GB", "GB online", "offline", "rounds", "paper s", "s", "error"]
+    grids = []
+    found = sorted(results.of("published"), key=lambda record: (record["table"], record["model"]))
+    for (table, model), group in groupby(found, key=lambda record: (str(record["table"]), str(record["model"]))):
+        members = list(group)
+        grid = Grid(f"The paper's table {table}, {model}", columns, left=2, sources=_sources(members))
+        for record in members:
+            size, seconds = record["paper_bytes"], record["paper_seconds"]
+            grid.rows.append(
+                [
+                    record["function"],
+                    record["method"] if record["private"] else f"{record['method']} (not private)",
+                    "" if size is None else f"{size / 1e9:.2f}",
+                    f"{record['online_bytes'] / 1e9:.2f}",
+                    human_bytes(record["offline_bytes"]),
+                    str(record["rounds"]),
+                    "" if seconds is None else f"{seconds:.1f}",
+                    f"{record['seconds']:.1f}",
+                    f"{record['max_abs_error']:.1e}",
+                ]
+            )
+        reasons = dict.fromkeys(f"{record['function']}: {record['why']}" for record in members)
+        grid.note = "\n".join(textwrap.wrap(" ".join(reasons), 116))
+        grids.append(grid)
+    stated = results.of("appendix")
+    appendix = Grid("The paper's appendix", ["statement", "setting", "measured"], left=2, sources=_sources(stated))
+    for record in stated:
+        appendix.rows.append([record["statement"], record["setting"], f"{record['measured']:.3g} {record['unit']}"])
+    return [*grids, appendix]

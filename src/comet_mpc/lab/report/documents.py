@@ -29,6 +29,8 @@ BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {
     "accuracy-steps": lambda results: [accuracy.step_grid(results)],
     "protocol": lambda results: [accuracy.protocol_grid(results)],
     "operations": lambda results: [costs.operation_grid(results)],
+    "peers": costs.peer_grids,
+    "paper": costs.published_grids,
     "truncation": lambda results: [costs.truncation_grid(results)],
     "kernels": lambda results: [costs.kernel_grid(results)],
 }

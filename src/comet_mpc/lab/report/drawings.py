@@ -11,7 +11,7 @@ from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
 from comet_mpc.lab.report.records import Record, Results
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["accuracy_drawings", "cost_drawings", "rule_drawings"]
+__all__ = ["accuracy_drawings", "cost_drawings", "peer_drawings", "rule_drawings"]
 
 
 def _percent(value: float) -> str:
@@ -219,6 +219,28 @@ def _methods(operations: list[Record]) -> list[Scatter]:
         axes = Axis("online bytes", log=True, show=_size), Axis("error", log=True, show=lambda v: f"{v:.0e}")
         drawn.append(Scatter(f"{operation} {size}: error against bytes", *axes, series, note, _sources(members)))
     return drawn
+
+
+def peer_drawings(results: Results) -> list[Bars]:
+    """One encoder layer by every system."""
+    found = [record for record in results.of("peer") if record["task"] == "layer"]
+    found.sort(key=lambda record: int(record["online_bytes"]) + int(record["offline_bytes"] or 0))
+    names = [f"{record['system']}, {record['tokens']}" for record in found]
+    sizes: list[tuple[str, dict[str, float]]] = [
+        (name, {"online": record["online_bytes"], "offline": record["offline_bytes"] or 0})
+        for name, record in zip(names, found, strict=True)
+    ]
+    times: list[tuple[str, dict[str, float]]] = [
+        (name, {"CPU": record["cpu_seconds"]}) for name, record in zip(names, found, strict=True)
+    ]
+    note = (
+        "System and tokens. Offline bytes of CrypTen and SPU SEMI2K are not counted by them; CHEETAH has no such phase."
+    )
+    sources = _sources(found)
+    return [
+        Bars("One BERT-base layer: bytes by system", Axis("bytes", show=_size), sizes, note, sources),
+        Bars("One BERT-base layer: processor time by system", Axis("CPU, both", show=_time), times, sources=sources),
+    ]
 
 
 # Accuracy --------------------------------------------------------------------------------------------------

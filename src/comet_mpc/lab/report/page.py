@@ -14,10 +14,12 @@ from comet_mpc.lab.report.costs import (
     model_grid,
     network_grid,
     operation_grid,
+    peer_grids,
     profile_grid,
+    published_grids,
     truncation_grid,
 )
-from comet_mpc.lab.report.drawings import accuracy_drawings, cost_drawings, rule_drawings
+from comet_mpc.lab.report.drawings import accuracy_drawings, cost_drawings, peer_drawings, rule_drawings
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Results
 from comet_mpc.offline.sources import SOURCES
@@ -63,6 +65,16 @@ def sections(results: Results) -> list[Section]:
             "Single operations",
             "At the size of a BERT-base layer, beside the functions of other systems on the same engine.",
             [*costs[5:], operation_grid(results)],
+        ),
+        (
+            "Beside other systems",
+            "The same inputs, on the same machine, in one run; each system in its best configuration.",
+            [*peer_drawings(results), *peer_grids(results)],
+        ),
+        (
+            "The paper's tables",
+            "What the Comet paper reports, and the same functions measured on this engine.",
+            published_grids(results),
         ),
         (
             "Underneath",

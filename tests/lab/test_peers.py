@@ -1,0 +1,53 @@
+"""Other systems beside this one: the parts that need none of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from comet_mpc.cli.main import app
+from comet_mpc.errors import CometError
+from comet_mpc.lab.peers import compare as comparing
+from comet_mpc.lab.peers.compare import SYSTEMS, PeerRecord, compare
+from comet_mpc.lab.peers.inputs import TASKS, USUAL, load, smooth
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_inputs_and_an_exact_result(task: str, tmp_path: Path) -> None:
+    arrays: dict[str, Any] = comparing._draw(task, 4)
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    values = load(str(tmp_path / "arrays.npz"))
+    assert set(TASKS[task].names) <= values.keys()
+    usual = TASKS[task].exact(values, USUAL)
+    other = TASKS[task].exact(values, smooth(lambda x, bound: np.maximum(x, 0.0) + 0.01, 1.0, 1.0, 1))
+    assert np.isfinite(usual).all()
+    assert (np.abs(usual - other).max() > 0.0) == (task in ("activation", "attention", "layer"))
+
+
+def test_ours_is_measured_and_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    kept: list[int] = []
+    first = compare(["comet"], ["layer_norm"], 4, tmp_path, keep=lambda records: kept.append(len(records)))
+    assert first[0].right
+    assert first[0].online_bytes > 0
+    again = compare(["comet"], ["layer_norm"], 4, tmp_path, first, keep=lambda records: kept.append(len(records)))
+    assert again == first
+    assert kept == [1]
+    assert msgspec.json.decode(msgspec.json.encode(first), type=list[PeerRecord]) == first
+
+
+def test_a_peer_that_fails_says_so() -> None:
+    with pytest.raises(CometError, match="no such luck"):
+        comparing._record_of(comparing._start([sys.executable, "-c", "raise SystemExit('no such luck')"], {}))
+
+
+def test_an_unknown_system_is_refused() -> None:
+    done = CliRunner().invoke(app, ["bench", "peers", "--system", "nobody"])
+    assert done.exit_code == 2
+    assert all(name in done.output.replace("\n", "") for name in ("nobody", "spu"))
+    assert SYSTEMS.keys() > {"comet", "crypten", "spu-cheetah"}
