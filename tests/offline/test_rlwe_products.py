@@ -16,7 +16,7 @@ from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.ot.extension import set_up_transfers
 from comet_mpc.offline.pair.arrangement import packing_pays
 from comet_mpc.offline.rlwe.packing import PackingKeys
-from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
+from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products, together
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Tiling, centred, choose_tiling
@@ -68,9 +68,18 @@ def test_matrix_products_are_exact_and_cost_what_was_said(
     assert not equal(client, expected, width)
     tiling = choose_tiling(rows, inputs, outputs, width, bits)
     traffic = ends[CLIENT].traffic
-    assert traffic.sent == KEYS + batch * (tiling.upload_bytes + FRAME_HEADER)
-    assert traffic.received == SEED + batch * (tiling.response_bytes + FRAME_HEADER)
-    assert traffic.rounds == batch + 3
+    messages = len(together([tiling.upload_bytes] * batch))
+    assert traffic.sent == KEYS + batch * tiling.upload_bytes + messages * FRAME_HEADER
+    assert traffic.received == SEED + batch * tiling.response_bytes + messages * FRAME_HEADER
+    assert traffic.rounds == messages + 3
+
+
+def test_small_uploads_travel_together_and_none_is_left_out() -> None:
+    for sizes in ([], [5], [3_000_000] * 3, [1_000_000] * 7, [1, 4_000_000, 1, 1]):
+        parts = together(sizes)
+        assert [place for part in parts for place in range(part.start, part.stop)] == list(range(len(sizes)))
+        assert all(sum(sizes[part]) <= 2**21 or part.stop - part.start == 1 for part in parts)
+    assert len(together([1_000_000] * 7)) == 4
 
 
 def test_every_tiling_is_exact() -> None:

@@ -22,8 +22,8 @@ from comet_mpc.offline.pair.arrangement import (
     terms_per_sum,
 )
 from comet_mpc.offline.pair.elements import units
-from comet_mpc.offline.rlwe.odd_slots import OddPlan
 from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.products import together
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import SlotPlan
 
@@ -63,7 +63,7 @@ def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
         padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
         add("bits of truncation", bit_products_traffic(CLIENT, padded, width, modulus))
     for unit in units(program):
-        add("products in odd rings", _run(unit.jobs))
+        add("products in odd rings", _run([(job.upload_bytes, job.response_bytes) for job in unit.jobs]))
     for correlation in program:
         if isinstance(correlation, TableTransfers):
             add("look-ups", table_traffic(correlation.count, correlation.entries))
@@ -81,15 +81,15 @@ def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
 
 
 def _jobs(count: int, upload: int, response: int) -> Traffic:
-    """`Homomorphic.run`."""
-    return Traffic(count * (upload + FRAME_HEADER), count * (response + FRAME_HEADER), count + 1)
+    """`Homomorphic.run` of jobs of one size."""
+    return _run([(upload, response)] * count)
 
 
-def _run(jobs: Sequence[OddPlan]) -> Traffic:
-    """The same for jobs of different sizes."""
-    sent = sum(job.upload_bytes + FRAME_HEADER for job in jobs)
-    received = sum(job.response_bytes + FRAME_HEADER for job in jobs)
-    return Traffic(sent, received, len(jobs) + 1 if jobs else 0)
+def _run(sizes: Sequence[tuple[int, int]]) -> Traffic:
+    """`Homomorphic.run` of jobs with these uploads and responses."""
+    messages = len(together([upload for upload, _ in sizes]))
+    sent, received = (sum(size[side] for size in sizes) + messages * FRAME_HEADER for side in (0, 1))
+    return Traffic(sent, received, messages + 1 if messages else 0)
 
 
 def _slots(plan: SlotPlan, count: int, width: int) -> Traffic:

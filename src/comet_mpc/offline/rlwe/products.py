@@ -39,11 +39,22 @@ from comet_mpc.offline.rlwe.scheme import (
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
 
-__all__ = ["Homomorphic", "Job", "MatrixJob", "check_bits", "check_lengths", "matrix_products", "run_products"]
+__all__ = [
+    "Homomorphic",
+    "Job",
+    "MatrixJob",
+    "check_bits",
+    "check_lengths",
+    "matrix_products",
+    "run_products",
+    "together",
+]
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
+_MESSAGE = 1 << 21
+"""Bytes of small uploads that travel together: a round for each would take longer than they do."""
 _CHUNK = 8
 """Output blocks that a thread works on at a time, unless it packs them: about 4 MB of sums."""
 
@@ -124,10 +135,14 @@ class Homomorphic:
         with ThreadPoolExecutor(self.threads) as pool:
             return list(pool.map(function, items))
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """All jobs, one after the other; the next upload travels along with an answer. len(jobs) + 1 rounds."""
-        if not jobs:
+    def run(self, given: Sequence[Job]) -> None:
+        """All jobs, small ones in one message; the next upload travels along with an answer.
+
+        Rounds: one more than messages (`together`).
+        """
+        if not given:
             return
+        jobs = [_Together(given[part]) for part in together([job.upload_bytes for job in given])]
         if self.party == CLIENT:
             self.channel.exchange(jobs[0].upload(self), 0)
             for job, after in zip(jobs, [*jobs[1:], None], strict=True):
@@ -141,6 +156,41 @@ class Homomorphic:
                 with closing_on_fault(self.channel):
                     answer = job.answer(self, data)
                 data = self.channel.exchange(answer, after.upload_bytes if after else 0)
+
+
+def together(sizes: Sequence[int]) -> list[slice]:
+    """Which uploads of these sizes travel in one message: as many as make up a few megabytes."""
+    parts: list[slice] = []
+    start = size = 0
+    for place, more in enumerate(sizes):
+        if place > start and size + more > _MESSAGE:
+            parts.append(slice(start, place))
+            start, size = place, 0
+        size += more
+    return [*parts, slice(start, len(sizes))] if sizes else []
+
+
+class _Together(Job):
+    """Several jobs in one message each way."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self.upload_bytes = sum(job.upload_bytes for job in jobs)
+        self.response_bytes = sum(job.response_bytes for job in jobs)
+
+    def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
+        return [part for job in self._jobs for part in job.upload(engine)]
+
+    def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
+        answers, start = [], 0
+        for job in self._jobs:
+            answers += job.answer(engine, data[start : (start := start + job.upload_bytes)])
+        return answers
+
+    def finish(self, engine: Homomorphic, data: memoryview) -> None:
+        start = 0
+        for job in self._jobs:
+            job.finish(engine, data[start : (start := start + job.response_bytes)])
 
 
 class closing_on_fault:  # noqa: N801 (a statement, like contextlib's)
@@ -299,7 +349,7 @@ def matrix_products(
     """Shares of x·yᵀ mod 2^width, (batch, rows, outputs), for shape = (rows, inputs, outputs).
 
     The client gives x (batch, rows, inputs), the server integers y (batch, outputs, inputs) with |y| <= 2^(bits-1), a
-    public bound. batch + 1 rounds. Reveals nothing.
+    public bound. As many rounds as `Homomorphic.run`. Reveals nothing.
     """
     if engine.party == SERVER and y is not None:
         check_bits(y, bits)
@@ -319,7 +369,7 @@ def run_products(
 ) -> list[MatrixJob]:
     """The jobs of a batch of products as the tiling says, done. The server's factors are within its public bounds.
 
-    batch + 1 rounds. Reveals nothing.
+    As many rounds as `Homomorphic.run`. Reveals nothing.
     """
     rows, inputs, outputs = tiling.rows, tiling.inputs, tiling.outputs
     if engine.party == CLIENT:
