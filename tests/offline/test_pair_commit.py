@@ -191,7 +191,7 @@ def test_a_dealers_bundle_is_none_of_a_pairs(tmp_path: Path) -> None:
         paired.take(name, PLAN.digest, PROGRAM)
 
 
-MESSAGES = 30
+MESSAGES = 28
 """Digest, seeds, keys, base transfers, what the program needs, and two to commit."""
 
 
