@@ -12,8 +12,9 @@ import pytest
 
 from comet_mpc.engine import Weight
 from comet_mpc.errors import CheckpointError
+from comet_mpc.functions.root_rule import root_rule
 from comet_mpc.models.certify import certify, check_ranges
-from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import CometConfig, Site, Tensors, load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import check_fixed
 from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.transformer import encode_weights
@@ -51,6 +52,31 @@ def test_a_rule_that_does_not_keep_its_bounds_is_refused(loaded: tuple[CometConf
     ):
         with pytest.raises(CheckpointError):
             check_ranges(with_rule(config, site, **changes), tensors)
+
+
+@pytest.mark.parametrize("site", ["norms", "denominators", "layers.0.output_norm", "pooler"])
+def test_a_rule_for_the_root_where_one_for_its_inverse_belongs_is_refused(
+    loaded: tuple[CometConfig, Tensors], site: str
+) -> None:
+    config, tensors = loaded
+    rule = config.sites[site].minimax
+    wrong = Site.of(root_rule(rule.high / 200.0, rule.high, 2), certified_high=True, certified_low=True)
+    with pytest.raises(CheckpointError, match="root"):
+        check_ranges(msgspec.structs.replace(config, sites=config.sites | {site: wrong}), tensors)
+
+
+def test_a_root_rule_from_a_file_is_checked(loaded: tuple[CometConfig, Tensors]) -> None:
+    config, tensors = loaded
+    config = certify(msgspec.structs.replace(config, rule="quadratic"), tensors)
+    check_ranges(config, tensors)
+    assert msgspec.convert(msgspec.to_builtins(config), CometConfig) == config
+    for site in ("activation", "scores"):
+        root = config.sites[site].root
+        assert root is not None
+        for changes in ({"bound": 0.1}, {"high": root.high / 2.0}, {"coefficients": (0.0, *root.coefficients)}):
+            changed = msgspec.structs.replace(config.sites[site], root=dataclasses.replace(root, **changes))
+            with pytest.raises(CheckpointError):
+                check_ranges(msgspec.structs.replace(config, sites=config.sites | {site: changed}), tensors)
 
 
 @pytest.mark.parametrize("row_steps", [1, 3, 4])

@@ -17,8 +17,10 @@ pytest.importorskip("safetensors", reason="reading checkpoints needs the package
 pytest.importorskip("tokenizers", reason="the extra [train] is not installed (tokenizers)")
 
 from comet_mpc.errors import CheckpointError, ConfigurationError, NotFinite  # noqa: E402
+from comet_mpc.functions.activation import Smu  # noqa: E402
 from comet_mpc.functions.attention import certified_form, plain_attention  # noqa: E402
 from comet_mpc.functions.minimax import minimax_rule  # noqa: E402
+from comet_mpc.functions.root_rule import DEGREES  # noqa: E402
 from comet_mpc.models.bounds import activation_bounds  # noqa: E402
 from comet_mpc.models.certify import calibrated, certify, check_ranges, in_form, universal_rules  # noqa: E402
 from comet_mpc.models.checkpoint import (  # noqa: E402
@@ -108,6 +110,18 @@ def test_the_activation_and_its_derivative_are_those_of_the_steps(steps: int) ->
     expected = 0.5 * (x.detach().numpy() + rule.root(t))
     np.testing.assert_allclose(smu(x, 0.0625, 0.0, rule).detach().numpy(), expected, rtol=1e-10)
     assert torch.autograd.gradcheck(lambda z: smu(z, 0.0625, 0.1, rule), x)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_the_activation_and_its_derivative_are_those_of_the_roots_polynomial(degree: str) -> None:
+    config, _ = small_model()
+    rule = universal_rules(msgspec.structs.replace(config, rule=degree))["activation"]
+    x = torch.linspace(-1, 1, 101, dtype=torch.float64, requires_grad=True)
+    expected = Smu(0.0625)(x.detach().numpy(), rule)
+    np.testing.assert_allclose(smu(x, 0.0625, 0.0, rule).detach().numpy(), expected, rtol=1e-10)
+    assert torch.autograd.gradcheck(lambda z: smu(z, 0.0625, 0.1, rule), x)
+    mu = torch.tensor(0.0625, dtype=torch.float64)
+    np.testing.assert_allclose(smu(x, mu, 0.0, rule).detach().numpy(), expected, rtol=1e-10)
 
 
 def replace_steps(config: Any, steps: int) -> Any:

@@ -328,6 +328,8 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
     if expected != config.sites.keys():
         raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
     for name, site in config.sites.items():
+        if site.inverse is None and name not in ("activation", "scores"):
+            raise CheckpointError(f"{name}: a rule for the root stands where one for 1/sqrt is needed")
         try:
             site.rule.check()
         except RuleError as error:
