@@ -187,8 +187,8 @@ def _attention(
             for name in ("q", "k"):
                 values[name] /= 1.001 * np.max(np.linalg.norm(values[name], axis=-1))
         values = {name: _rounded(array, fractions[name]) for name, array in values.items()}
-        values["mask"] = (np.arange(case.tokens) < math.ceil(0.75 * case.tokens)).astype(np.float64)
-        return values
+        mask = (np.arange(case.tokens) < math.ceil(0.75 * case.tokens)).astype(np.float64)
+        return {**values, "v": values["v"] * mask[:, None], "mask": mask}  # values of padding are zero
 
     def share(session: Session, values: Values) -> list[Share]:
         shares = [session.private(CLIENT, shape, fractions[n], bounds[n], values.get(n)) for n in fractions]
