@@ -185,7 +185,7 @@ def peers(
 
 @bench.command()
 def paper(
-    table: Annotated[str, typer.Argument(help="3, 4 or appendix. Tables 1, 2 and 5: benchmarks/paper_accuracy.py.")],
+    table: Annotated[str, typer.Argument(help="3, 4 or appendix.")],
     tokens: Annotated[int, typer.Option(min=4, max=256, help="Tokens; other sizes are those of BERT-base.")] = 128,
     json: JsonFile = None,
 ) -> None:
