@@ -69,9 +69,9 @@ void py_multiply_plain(const Basis &basis, const std::vector<Array<const u32>> &
     multiply_plain(basis, spans(x), spans(y), out, isa);
 }
 
-void py_pack(const Basis &basis, u32 special, span<u32> ciphertexts, unsigned levels, span<const u32> keys,
-             size_t key_digits, span<u32> out, Isa isa) {
-    pack(basis, prime(special), ciphertexts, levels, {keys, key_digits}, out, isa);
+void py_pack(const Basis &from, const Basis &to, u32 special, span<u32> ciphertexts, unsigned levels,
+             span<const u32> keys, size_t key_digits, span<u32> out, Isa isa) {
+    pack(from, to, prime(special), ciphertexts, levels, {keys, key_digits}, out, isa);
 }
 
 void py_respond(const Basis &basis, span<u32> ciphertext, span<const u32> public_key, span<const i8> ephemeral,

@@ -7,105 +7,172 @@ namespace comet::rlwe {
 
 namespace {
 
+// divisor^-1 mod p, in Montgomery form.
+u32 inverse_of(const Prime &p, u32 divisor) {
+    if (divisor >= p.q) throw std::invalid_argument("a prime that is divided out must be smaller than those that stay");
+    return p.times(p.invert(divisor), p.montgomery);
+}
+
+// Two ciphertexts [c0, c1][prime][8192] in order that become one, in the place of p; q may be missing.
+struct Pair {
+    span<u32> p;
+    span<const u32> q;
+};
+
 class Packer {
 public:
     Packer(const Basis &basis, const Prime &special, PackingKeys keys, Isa isa)
-        : basis_(basis), special_(special), keys_(keys), isa_(isa), limbs_(basis.size()), one_(limbs_ * degree),
-          difference_(degree), turned_(2 * one_), digits_(limbs_ * degree), products_(2 * degree),
-          sums_(2 * (limbs_ + 1) * degree) {
-        for (size_t i = 0; i < limbs_; ++i) {
-            const Prime &p = basis[i];
-            if (special.q >= p.q) throw std::invalid_argument("the special prime must be the smallest");
-            inverse_.push_back(p.times(p.invert(special.q), p.montgomery));
-        }
+        : basis_(basis), special_(special), keys_(keys), isa_(isa), limbs_(basis.size()), difference_(degree),
+          turned_(wide * limbs_ * degree), digits_(wide * limbs_ * degree), products_(wide * 2 * degree),
+          rests_(wide * 2 * degree), sum_(degree), more_(degree) {
+        for (size_t i = 0; i < limbs_; ++i) inverse_.push_back(inverse_of(basis[i], special.q));
     }
 
-    // p = (p + X^t·q) + s(p - X^t·q), ciphertexts in order; q may be missing. At the first level c0 is zero.
-    void merge(span<u32> p, span<const u32> q, unsigned level, unsigned levels) {
+    // p = (p + X^t·q) + s(p - X^t·q), for one pair or `wide` pairs, which share the loads of the keys. At the first
+    // level c0 counts as zero.
+    void merge(span<const Pair> pairs, unsigned level, unsigned levels) {
         const size_t distance = size_t{1} << (levels - 1 - level);
         const size_t step = (degree >> (levels - 1)) << level;
-        const Polynomial difference = polynomial(difference_, 0);
-        for (size_t k = level == 0 ? limbs_ : 0; k < 2 * limbs_; ++k) {
-            const Prime &prime = basis_[k % limbs_];
-            const Polynomial own = polynomial(p, k);
-            if (!q.empty()) shift(prime, own, polynomial(q, k), distance, own, difference, isa_);
-            turn(prime, q.empty() ? own : difference, step, polynomial(turned_, k), isa_);
-        }
-        switch_key(span(turned_).subspan(one_), level);
-        for (size_t k = 0; k < 2 * limbs_; ++k) {
-            const size_t component = k / limbs_, i = k % limbs_, first = component * (limbs_ + 1);
-            span<const u32> more;
-            if (component == 0 && level > 0) more = polynomial(turned_, i);
-            divide(basis_[i], special_.q, inverse_[i], polynomial(sums_, first + i), polynomial(sums_, first + limbs_),
-                   more, polynomial(p, k), isa_);
+        for (size_t s = 0; s < pairs.size(); ++s)
+            for (size_t i = 0; i < limbs_; ++i)
+                add_and_turn(pairs[s], limbs_ + i, distance, step, polynomial(turned_, s * limbs_ + i));
+        switch_key(special_, keys_.digits, level, pairs.size());
+        for (size_t k = 0; k < pairs.size() * 2; ++k)
+            backward(special_, polynomial(products_, k), polynomial(rests_, k), isa_);
+        for (size_t i = 0; i < limbs_; ++i) {
+            const Prime &prime = basis_[i];
+            switch_key(prime, i, level, pairs.size());
+            for (size_t k = 0; k < pairs.size() * 2; ++k) {
+                const Pair &pair = pairs[k / 2];
+                const bool first = k % 2 == 0; // component
+                span<const u32> more;
+                if (first && level == 0) std::ranges::fill(polynomial(pair.p, i), u32{0});
+                if (first && level > 0) {
+                    add_and_turn(pair, i, distance, step, polynomial(more_, 0));
+                    more = more_;
+                }
+                backward(prime, polynomial(products_, k), polynomial(sum_, 0), isa_);
+                divide(prime, special_.q, inverse_[i], polynomial(sum_, 0), polynomial(rests_, k), more,
+                       polynomial(pair.p, first ? i : limbs_ + i), isa_);
+            }
         }
     }
 
 private:
-    // sums_ = Σ_i digit_i(c1)·key_i for every prime and the special one, in order. Digit i is c1 mod prime i,
+    // Polynomial k of the pair: p becomes p + X^t·q, and turned = s(p - X^t·q).
+    void add_and_turn(const Pair &pair, size_t k, size_t distance, size_t step, Polynomial turned) {
+        const Prime &prime = basis_[k % limbs_];
+        const Polynomial own = polynomial(pair.p, k), difference = polynomial(difference_, 0);
+        if (!pair.q.empty()) shift(prime, own, polynomial(pair.q, k), distance, own, difference, isa_);
+        turn(prime, pair.q.empty() ? own : difference, step, turned, isa_);
+    }
+
+    // products_ = Σ_i digit_i(turned)·key_i for one prime of the keys, [set][c0, c1][8192]. Digit i is c1 mod prime i,
     // centred: what all digits have in common would add up from one merge to the next.
-    void switch_key(span<const u32> c1, unsigned level) {
-        const size_t key_row = keys_.digits * 2 * lanes;
-        for (size_t target = 0; target <= limbs_; ++target) {
-            const Prime &prime = target == limbs_ ? special_ : basis_[target];
-            const size_t key_limb = target == limbs_ ? keys_.digits : target;
-            for (size_t i = 0; i < limbs_; ++i)
-                forward_foreign(prime, basis_[i].q, polynomial(c1, i), polynomial(difference_, 0),
-                                span(digits_).subspan(i * lanes), limbs_ * lanes, isa_);
-            const u32 *key = &keys_.data[(level * (keys_.digits + 1) + key_limb) * rows * key_row];
-            u32 *const products[] = {products_.data()};
-            multiply_add(prime, {key, key_row, 2 * lanes, lanes}, {digits_.data(), limbs_ * lanes}, limbs_, rows,
-                         products, degree, true, isa_);
-            for (size_t component = 0; component < 2; ++component)
-                backward(prime, polynomial(products_, component), polynomial(sums_, component * (limbs_ + 1) + target),
-                         isa_);
-        }
+    void switch_key(const Prime &prime, size_t key_limb, unsigned level, size_t sets) {
+        const size_t key_row = keys_.digits * 2 * lanes, width = limbs_ * sets * lanes;
+        for (size_t i = 0; i < limbs_; ++i)
+            for (size_t s = 0; s < sets; ++s)
+                forward_foreign(prime, basis_[i].q, polynomial(turned_, s * limbs_ + i), polynomial(difference_, 0),
+                                span(digits_).subspan((i * sets + s) * lanes), width, isa_);
+        const u32 *key = &keys_.data[(level * (keys_.digits + 1) + key_limb) * rows * key_row];
+        u32 *acc[wide];
+        for (size_t s = 0; s < sets; ++s) acc[s] = &products_[s * 2 * degree];
+        multiply_add(prime, {key, key_row, 2 * lanes, lanes}, {digits_.data(), width}, limbs_, rows,
+                     span(acc).first(sets), degree, true, isa_);
     }
 
     const Basis &basis_;
     const Prime &special_;
     PackingKeys keys_;
     Isa isa_;
-    size_t limbs_, one_;
-    std::vector<u32> difference_, turned_, digits_, products_, sums_, inverse_;
+    size_t limbs_;
+    std::vector<u32> difference_, turned_, digits_, products_, rests_, sum_, more_, inverse_;
+};
+
+// Takes the ciphertexts to a smaller modulus: x becomes (x - centred x mod prime) / prime for every prime that goes,
+// the last one first.
+class Starter {
+public:
+    Starter(const Basis &from, const Basis &to, Isa isa)
+        : from_(from), limbs_(from.size()), kept_(to.size()), isa_(isa), ordered_(limbs_ * degree),
+          rounded_(limbs_ * degree) {}
+
+    // c1 in order, [prime][8192].
+    span<const u32> whole(span<u32> transformed) {
+        for (size_t i = 0; i < limbs_; ++i)
+            backward(from_[i], polynomial(transformed, i), polynomial(ordered_, i), isa_);
+        for (size_t last = limbs_; last-- > kept_;) {
+            std::ranges::fill(rounded_, u32{0});
+            for (size_t i = 0; i < last; ++i)
+                divide(from_[i], from_[last].q, inverse_of(from_[i], from_[last].q), polynomial(ordered_, i),
+                       polynomial(ordered_, last), {}, polynomial(rounded_, i), isa_);
+            ordered_.swap(rounded_);
+        }
+        return span(ordered_).first(kept_ * degree);
+    }
+
+    // Of c0 the coefficients at multiples of `step`, [prime][8192/step].
+    span<const u32> wanted(span<u32> transformed, size_t step) {
+        const size_t few = degree / step;
+        for (size_t i = 0; i < limbs_; ++i)
+            backward_sparse(from_[i], polynomial(transformed, i), step, span(ordered_).subspan(i * few, few), isa_);
+        for (size_t last = limbs_; last-- > kept_;)
+            for (size_t i = 0; i < last; ++i) {
+                const Prime &p = from_[i];
+                const u32 q = from_[last].q, inverse = inverse_of(p, q);
+                for (size_t k = 0; k < few; ++k) {
+                    const u32 rest = ordered_[last * few + k];
+                    u32 &x = ordered_[i * few + k];
+                    x = p.times_montgomery(p.minus(x, rest > q / 2 ? rest + (p.q - q) : rest), inverse);
+                }
+            }
+        return span(ordered_).first(kept_ * few);
+    }
+
+private:
+    const Basis &from_;
+    size_t limbs_, kept_;
+    Isa isa_;
+    std::vector<u32> ordered_, rounded_;
 };
 
 } // namespace
 
-void pack(const Basis &basis, const Prime &special, span<u32> ciphertexts, unsigned levels, PackingKeys keys,
-          span<u32> out, Isa isa) {
-    const size_t limbs = basis.size(), both = 2 * limbs * degree, count = ciphertexts.size() / both;
+void pack(const Basis &from, const Basis &to, const Prime &special, span<u32> ciphertexts, unsigned levels,
+          PackingKeys keys, span<u32> out, Isa isa) {
+    const size_t limbs = from.size(), kept = to.size(), both = 2 * limbs * degree, count = ciphertexts.size() / both;
     const size_t step = size_t{1} << levels, few = degree >> levels;
-    std::vector<u32> wanted(count * limbs * few), ordered(degree);
-    for (size_t k = 0; k < count * 2 * limbs; ++k) {
-        const Prime &p = basis[k % limbs];
-        const Polynomial in = polynomial(ciphertexts, k);
-        if (k / limbs % 2 == 0) {
-            const size_t place = k / (2 * limbs) * limbs + k % limbs;
-            backward_sparse(p, in, step, span(wanted).subspan(place * few, few), isa);
-            std::ranges::fill(in, u32{0});
-        } else {
-            backward(p, in, polynomial(ordered, 0), isa);
-            std::ranges::copy(ordered, in.begin());
-        }
+    // [c0, c1][prime][8192] of the primes that are kept, in order, at the beginning of where a ciphertext was.
+    const auto ciphertext = [&](size_t k) { return ciphertexts.subspan(k * both, 2 * kept * degree); };
+    std::vector<u32> wanted(count * kept * few);
+    Starter starter(from, to, isa);
+    for (size_t k = 0; k < count; ++k) {
+        const span<u32> one = ciphertexts.subspan(k * both, both);
+        std::ranges::copy(starter.wanted(one.first(limbs * degree), step), wanted.begin() + k * kept * few);
+        std::ranges::copy(starter.whole(one.last(limbs * degree)), ciphertext(k).begin() + kept * degree);
     }
-    Packer packer(basis, special, keys, isa);
+    Packer packer(to, special, keys, isa);
     for (unsigned level = 0; level < levels; ++level) {
-        const size_t half = size_t{1} << (levels - 1 - level);
-        for (size_t k = 0; k < std::min(half, count); ++k) {
-            span<const u32> other;
-            if (k + half < count) other = ciphertexts.subspan((k + half) * both, both);
-            packer.merge(ciphertexts.subspan(k * both, both), other, level, levels);
+        const size_t half = size_t{1} << (levels - 1 - level), merges = std::min(half, count);
+        for (size_t k = 0, sets = 0; k < merges; k += sets) {
+            sets = merges - k >= wide ? wide : 1;
+            Pair pairs[wide];
+            for (size_t s = 0; s < sets; ++s) {
+                pairs[s].p = ciphertext(k + s);
+                if (k + s + half < count) pairs[s].q = ciphertext(k + s + half);
+            }
+            packer.merge(span(pairs).first(sets), level, levels);
         }
     }
     for (size_t i = 0; i < count; ++i)
-        for (size_t l = 0; l < limbs; ++l)
+        for (size_t l = 0; l < kept; ++l)
             for (size_t k = 0; k < few; ++k) {
                 u32 &place = ciphertexts[l * degree + k * step + i];
-                place = basis[l].plus(place, basis[l].times(wanted[(i * limbs + l) * few + k], static_cast<u32>(step)));
+                place = to[l].plus(place, to[l].times(wanted[(i * kept + l) * few + k], static_cast<u32>(step)));
             }
-    for (size_t k = 0; k < 2 * limbs; ++k)
-        forward(basis[k % limbs], polynomial(ciphertexts, k), polynomial(out, k), isa);
+    for (size_t k = 0; k < 2 * kept; ++k)
+        forward(to[k % kept], polynomial(ciphertexts, k), polynomial(out, k), isa);
 }
 
 } // namespace comet::rlwe

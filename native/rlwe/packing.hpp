@@ -12,6 +12,9 @@
 // divided out beforehand, mod q. Of the inputs' c0 only what is wanted ever enters the result, so c0 starts with
 // nothing but the changes of keys, and what is wanted is put in its place in the end. An automorphism changes the
 // secret to s_j(s); keys that encrypt special·s_j(s) change it back.
+//
+// A merge takes L·(L + 1) + 2·(L + 1) transforms with L primes. The products' noise needs a large modulus, that of
+// packing a smaller one: primes that are not needed any more are divided out first.
 
 #include "rlwe/basis.hpp"
 #include "rlwe/transform.hpp"
@@ -26,8 +29,10 @@ struct PackingKeys {
 };
 
 /// out = one ciphertext from `count` <= 2^levels, that is [count][c0, c1][prime][8192]; missing ones count as zero. All
-/// transformed; the inputs are destroyed. The basis is a prefix of the keys' digits.
-void pack(const Basis &basis, const Prime &special, span<u32> ciphertexts, unsigned levels, PackingKeys keys,
-          span<u32> out, Isa isa);
+/// transformed; the inputs are destroyed. They are taken from the modulus of `from` to that of `to` before they are
+/// merged, so `out` is modulo `to`. Its primes are the first ones of `from` and of the keys' digits; all are in falling
+/// order.
+void pack(const Basis &from, const Basis &to, const Prime &special, span<u32> ciphertexts, unsigned levels,
+          PackingKeys keys, span<u32> out, Isa isa);
 
 } // namespace comet::rlwe

@@ -164,7 +164,8 @@ def lattice_multiply_short(
     /,
 ) -> None: ...
 def lattice_pack(
-    basis: Basis,
+    from_: Basis,
+    to: Basis,
     special: int,
     ciphertexts: Residues,
     levels: int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 from comet_mpc import _native
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
-from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys, packing_noise
+from comet_mpc.offline.rlwe.packing import PackingKeys, packed_scheme, packing_keys, packing_noise
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     ERROR_VARIANCE,
+    FAILURE_BITS,
     MAX_LOG_Q,
     PRIMES,
     PublicKey,
@@ -324,10 +326,14 @@ def test_a_number_modulo_many_primes_is_split_exactly(count: int) -> None:
     assert [bool(v) for v in upper] == [2 * number >= product for number in numbers]
 
 
-@pytest.mark.parametrize(("count", "levels"), [(2, 1), (3, 2), (1, 3), (5, 3), (8, 3), (9, 4), (17, 5), (3, 6), (5, 7)])
+@pytest.mark.parametrize(
+    ("count", "levels", "limbs"),
+    [(2, 1, 5), (3, 2, 6), (1, 3, 5), (5, 3, 7), (8, 3, 5), (9, 4, 6), (17, 5, 5), (3, 6, 6), (5, 7, 5), (8, 7, 6)],
+)
 @every_isa
-def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, levels: int, isa: str) -> None:
-    scheme = Scheme(5, 32)
+def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, levels: int, limbs: int, isa: str) -> None:
+    """From as many primes as are kept, or from more."""
+    scheme, kept = Scheme(limbs, 32), Scheme(5, 32)
     key, seed = SecretKey(), new_seed()
     words = [random_words(DEGREE, 32) for _ in range(count)]
     data = seed + b"".join(
@@ -337,14 +343,26 @@ def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, level
     one[0, 0, 0] = 1
     uploads = read_uploads([scheme] * count, data)
     divided = [multiply_short(scheme, by_rows(x[None, None]), one, 2**levels, isa)[0, 0] for x in uploads]
-    packed = PackingKeys(b"".join(packing_keys(key))).pack(scheme, np.stack(divided), levels, isa)
+    packed = PackingKeys(b"".join(packing_keys(key))).pack(scheme, kept, np.stack(divided), levels, isa)
     expected = np.zeros(DEGREE, np.uint64)
     for place, word in enumerate(words):
         expected[place :: 2**levels] = word[:: 2**levels]
-    message = lift(scale_words(scheme, expected, 32), scheme.primes)
-    rest = np.array(noise(packed.reshape(2, 5, DEGREE), secret_of(key), scheme, message), np.float64)
+    message = lift(scale_words(kept, expected, 32), kept.primes)
+    rest = np.array(noise(packed.reshape(2, 5, DEGREE), secret_of(key), kept, message), np.float64)
     assert np.mean(rest**2) <= packing_noise(5, levels) + 2 * ERROR_VARIANCE
     assert np.mean(rest**2) > packing_noise(5, levels) / 100
+
+
+def test_packing_needs_fewer_primes_than_products_but_never_too_few() -> None:
+    for width, levels, norm in itertools.product((32, 48, 56, 64), (1, 6, 7), (1.0, 2.0**20, 2.0**28)):
+        scheme = choose_scheme(width, norm, packing_noise(len(PRIMES), levels))
+        kept = packed_scheme(scheme, norm, levels)
+        noise = math.sqrt(
+            (ERROR_VARIANCE + 1) * (norm * 2 ** (kept.log_q - scheme.log_q)) ** 2 + packing_noise(kept.limbs, levels)
+        )
+        assert kept.limbs <= scheme.limbs
+        assert math.log2(noise) + width + FAILURE_BITS <= kept.log_q + 1
+    assert packed_scheme(Scheme(6, 56), 2.0**28, 6).limbs == 5
 
 
 def test_a_response_is_uniform_whatever_was_uploaded_unless_the_client_chose_the_key() -> None:

@@ -8,6 +8,11 @@ of s under s itself tell nothing is an assumption (circular security), made by e
 Noise: a change of keys adds Σ_i (c1 mod q_i)·e_i/p, centred, and a rounding: variance L·N·(21/2)/12 + N/18 + 1 with L
 primes in q. A merge adds up at most four of what its two ciphertexts had, from places that have nothing to do with each
 other. So 2^l ciphertexts end up with at most 4^l times as much.
+
+That is far less than a product has, so packing needs fewer primes than products do: `packed_scheme` says how many. The
+others are divided out first, which scales the products' noise down with the modulus and adds a rounding to every
+ciphertext, variance N/18 + 1/6. With 4·v + V for the noise of a merge, 4^l·V covers that too: the changes of keys alone
+make up a third of it.
 """
 
 from __future__ import annotations
@@ -25,10 +30,11 @@ from comet_mpc.offline.rlwe.scheme import (
     SecretKey,
     basis,
     by_rows,
+    choose_scheme,
     read_uploads,
 )
 
-__all__ = ["MAX_LEVELS", "PackingKeys", "packing_keys", "packing_noise"]
+__all__ = ["MAX_LEVELS", "PackingKeys", "packed_scheme", "packing_keys", "packing_noise"]
 
 MAX_LEVELS = 7
 _DIGITS = len(PRIMES) - 1
@@ -39,6 +45,16 @@ _SCHEME = Scheme(len(PRIMES), 0)
 def packing_noise(limbs: int, levels: int) -> float:
     """Variance of what packing adds to every output."""
     return float(4**levels * (limbs * DEGREE * ERROR_VARIANCE / 12 + DEGREE / 18 + 1)) if levels else 0.0
+
+
+def packed_scheme(scheme: Scheme, norm: float, levels: int) -> Scheme:
+    """The fewest primes that responses of this scheme can be packed with; plaintexts are of length `norm`."""
+    for limbs in range(1, scheme.limbs):
+        fewer = Scheme(limbs, scheme.plain_bits)
+        scaled = norm * 2.0 ** (fewer.log_q - scheme.log_q)
+        if choose_scheme(scheme.plain_bits, scaled, packing_noise(limbs, levels)).limbs <= limbs:
+            return fewer
+    return scheme
 
 
 def packing_keys(secret: SecretKey) -> list[bytes]:
@@ -67,14 +83,15 @@ class PackingKeys:
                 _native.lattice_to_montgomery(basis(PRIMES), flat, flat)
         self._keys = by_rows(keys.reshape(MAX_LEVELS, _DIGITS, *keys.shape[1:])).reshape(MAX_LEVELS, -1)
 
-    def pack(self, scheme: Scheme, ciphertexts: Residues, levels: int, isa: str = "") -> Residues:
-        """One ciphertext from up to 2^levels (count, 2, limbs, 8192), which are destroyed.
+    def pack(self, scheme: Scheme, packed: Scheme, ciphertexts: Residues, levels: int, isa: str = "") -> Residues:
+        """One ciphertext of `packed` from up to 2^levels of `scheme` (count, 2, limbs, 8192), which are destroyed.
 
         Coefficient k·2^levels of ciphertext i, times 2^levels mod q, becomes coefficient k·2^levels + i.
         """
-        out = np.empty(2 * scheme.limbs * DEGREE, np.uint32)
+        out = np.empty(2 * packed.limbs * DEGREE, np.uint32)
         _native.lattice_pack(
             basis(scheme.primes),
+            basis(packed.primes),
             _SPECIAL,
             ciphertexts.reshape(-1),
             levels,

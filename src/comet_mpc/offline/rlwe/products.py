@@ -275,7 +275,7 @@ class MatrixJob(Job):
             sums = multiply_short(scheme, np.ascontiguousarray(left[:, :, :, met]), right, group)
             if tiling.levels:
                 rows = (np.ascontiguousarray(sums[:, r]) for r in range(row_blocks))
-                whole = [engine.packing.pack(scheme, row, tiling.levels) for row in rows]
+                whole = [engine.packing.pack(scheme, tiling.answer_scheme, row, tiling.levels) for row in rows]
                 return [self._respond(engine, row, number, part, r, first // group) for r, row in enumerate(whole)]
             return [
                 self._respond(engine, sums[o - first, r], number, part, r, o)
@@ -295,7 +295,7 @@ class MatrixJob(Job):
 
     def _respond(self, engine: Homomorphic, ciphertext: Residues, number: int, part: int, r: int, g: int) -> Bytes:
         positions = self.tiling.sections()[number].positions(r, g)
-        sent, kept = respond(self.tiling.scheme, ciphertext, engine.public, positions, engine.stream)
+        sent, kept = respond(self.tiling.answer_scheme, ciphertext, engine.public, positions, engine.stream)
         self._add(number, part, r, g, round_words(kept, self.width))
         return sent
 
@@ -306,7 +306,7 @@ class MatrixJob(Job):
             self.shares[number][section.place(r, g)] += shifted
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
-        scheme = self.tiling.scheme
+        scheme = self.tiling.answer_scheme
         responses = np.frombuffer(data, np.uint8).reshape(-1, scheme.response_bytes)
         answers = [
             (number, part, g, r)

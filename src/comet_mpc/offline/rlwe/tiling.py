@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.offline.rlwe.packing import MAX_LEVELS, packing_noise
+from comet_mpc.offline.rlwe.packing import MAX_LEVELS, packed_scheme, packing_noise
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme
 
 __all__ = ["Integers", "Tiling", "centred", "choose_tiling"]
@@ -73,11 +73,18 @@ class Tiling:
     """The client's factor is what its ciphertexts say."""
     diagonal: bool = False
     """The server's factor is a diagonal matrix."""
+    packed_limbs: int | None = None
+    """Primes of the modulus that responses are packed with, if fewer than the scheme's."""
 
     def sections(self) -> list[Tiling]:
         """The product, and every scaling as a product of its own, in the order of their answers."""
         alone = replace(self, diagonals=0)
         return [alone] + self.diagonals * [replace(alone, outputs=self.inputs, diagonal=True)]
+
+    @property
+    def answer_scheme(self) -> Scheme:
+        """Of responses: what the server keeps and sends is modulo its primes."""
+        return self.scheme if self.packed_limbs is None else replace(self.scheme, limbs=self.packed_limbs)
 
     @property
     def block_rows(self) -> int:
@@ -227,7 +234,10 @@ def choose_tiling(
             if levels and scheme.limbs == len(PRIMES):
                 continue
             cut = (parts, part_bits, diagonals, free and stride == block_inputs)
-            options.append(Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut))
+            fewer = packed_scheme(scheme, norm, levels).limbs if levels else None
+            options.append(
+                Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut, packed_limbs=fewer)
+            )
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
     return min(options, key=_cost)
