@@ -35,6 +35,16 @@ def test_a_line_every_ten_seconds_with_the_time_left(clock: Clock, capsys: pytes
     assert lines == ["training 2/4, loss 2, 0:00:12, 0:00:12 left", "training 4/4, loss 4, 0:00:24"]
 
 
+def test_a_program_with_a_log_is_given_the_lines(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    with bar("loading", say=lines.append) as tick:
+        for done in range(3):
+            tick(done, 4)
+            clock.now += 10.0
+    assert lines == ["loading 1/4, 0:00:10, 0:00:30 left", "loading 2/4, 0:00:20, 0:00:20 left"]
+    assert capsys.readouterr().err == ""
+
+
 def test_what_is_done_soon_is_not_mentioned(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with bar("evaluating") as tick:
         tick(0, 2)

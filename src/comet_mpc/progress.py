@@ -24,15 +24,19 @@ class Tick(Protocol):
 
 
 @contextlib.contextmanager
-def bar(what: str, *, every: float = 10.0, shown: Callable[[int], str] = str) -> Iterator[Tick]:
+def bar(
+    what: str, *, every: float = 10.0, shown: Callable[[int], str] = str, say: Callable[[str], None] | None = None
+) -> Iterator[Tick]:
     """On standard error, since results go to standard output. It may run full and begin again.
 
     every  seconds from line to line, where there is no terminal
     shown  how an amount is written, such as `human_bytes`
+    say    is given the lines instead, on a terminal too: for a program that writes a log
     """
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines(what, every, shown)
+    if say is not None or not console.is_terminal:
+        plain = Console(stderr=True, width=200, highlight=False)
+        yield _lines(what, every, shown, say or (lambda line: plain.print(line, markup=False)))
         return
     columns = (
         TextColumn("{task.description}"),
@@ -63,9 +67,8 @@ class _TimeLeft(TimeRemainingColumn):
         return Text() if early or task.total is None else super().render(task) + Text(" left")
 
 
-def _lines(what: str, every: float, shown: Callable[[int], str]) -> Tick:
+def _lines(what: str, every: float, shown: Callable[[int], str], say: Callable[[str], None]) -> Tick:
     """A line after every so many seconds, and one at the end of what took longer."""
-    console = Console(stderr=True, width=200, highlight=False)
     began, first, last, printed = 0.0, 0, -1, 0.0
 
     def tick(done: int, total: int, note: str = "") -> None:
@@ -80,7 +83,7 @@ def _lines(what: str, every: float, shown: Callable[[int], str]) -> Tick:
         parts = [f"{what} {shown(done)}/{shown(total)}" if total else what, *([note] if note else []), _clock(spent)]
         if done < total:
             parts.append(f"{_clock(spent / max(1, done - first) * (total - done))} left")
-        console.print(", ".join(parts), markup=False)
+        say(", ".join(parts))
 
     return tick
 

@@ -194,7 +194,6 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
 ) -> None:
     """In the messages before a preparation, at its beginning, halfway, and when both commit."""
     step = 2 * PATIENCE
-    monkeypatch.setattr("comet_mpc.offline.pair.source._STALL_SECONDS", step)
     share_base_transfers(monkeypatch)
     service = local_service(
         tiny_model, PAIR, identities["server"], tmp_path / "state", stall_seconds=PATIENCE, step_seconds=step
@@ -217,9 +216,9 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
             assert not list(store.directory.glob(".*"))
             for name in names:
                 store.discard(name)
-        if fault == "stall" and at == messages // 2:  # whoever waits within a preparation waits for a step at most
+        if fault == "stall" and at == messages // 2:  # a server waits for a step at most, a client as it was told
             other = (client.far if side == "client" else client.near)[1]
-            assert set(other.patience) == {step}
+            assert set(other.patience) == {step if side == "client" else PATIENCE}
         return end, client.near[1].messages
 
     end, messages = attempt()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from comet_mpc.cli.asking.answers import AnswerFile, CsvFile, entry
-from comet_mpc.cli.asking.query import _show
+from comet_mpc.cli.asking.query import _answer, _Printed, _Shown
 from comet_mpc.cli.asking.texts import Texts, read_texts
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import ConfigurationError, PeerClosed
 from comet_mpc.service.prediction import Cost, Prediction, prediction
 
 COST = Cost(
@@ -41,15 +42,34 @@ def test_a_regression_has_a_score_and_no_probability(capsys: pytest.CaptureFixtu
     assert entry("good", found)["score"] == 3.25
     assert not {"probability", "probabilities"} & entry("good", found).keys()
     assert "score" not in entry("good", answer(1.0, 2.0))
-    _show(["good"], [found])
+    _Printed(["good"]).add("good", found)
     shown = capsys.readouterr().out
     assert "3.250" in shown
     assert "score" in shown
     assert "1.000" not in shown
 
 
+def test_answers_are_printed_as_they_come(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+
+    class Client:
+        def ask(self, texts: Sequence[str], *, told: Callable[[int, Prediction], None]) -> None:
+            assert list(texts) == list(TEXTS.values())
+            for place in (2, 0):
+                told(place, answer(1.0, 2.0))
+                shown.append(capsys.readouterr().out.splitlines())
+            raise PeerClosed("gone")
+
+    with pytest.raises(PeerClosed):
+        _answer(Client(), Texts(TEXTS), None, None, _Shown())  # type: ignore[arg-type]
+    assert [line.split()[0] for lines in shown for line in lines] == ["text", "long", "good"]
+    ended = capsys.readouterr()
+    assert ended.out.startswith("online: ")
+    assert "2 of 3 texts were answered" in ended.err
+
+
 def test_a_cut_text_says_how_many_tokens_were_read(capsys: pytest.CaptureFixture[str]) -> None:
-    _show(["good"], [answer(1.0, 2.0, cut=True)])
+    _Printed(["good"]).add("good", answer(1.0, 2.0, cut=True))
     assert "(cut: 64 of 103 tokens)" in " ".join(capsys.readouterr().out.split())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.settings import Settings
+from support.toy_model import TINY, make_checkpoint
 
 
 def comet(*arguments: str, **environment: str) -> Result:
@@ -83,3 +85,21 @@ def test_with_a_server_in_the_settings_the_first_word_is_a_text(tmp_path: Path) 
     assert "is not an address" in comet("query", "a text", "--keys", str(tmp_path / "keys")).stderr
     found = comet("query", "a text", "--keys", str(tmp_path / "keys"), COMET_SERVER="127.0.0.1:1")
     assert "nobody listens at 127.0.0.1:1" in found.stderr
+
+
+def test_what_clients_may_take_is_what_the_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def server(*_: object, **options: Any) -> None:
+        given.update(options)
+        raise ConfigurationError("seen")
+
+    monkeypatch.setattr("comet_mpc.cli.operating.service.Server", server)
+    assert comet("keys", "make", str(tmp_path / "keys")).exit_code == 0
+    checkpoint = make_checkpoint(tmp_path / "model", **TINY)
+    file = written(tmp_path, "[serve]\nstore_gb = 2.5\nclient_gb = 0.5\npreparations = 3\nclient_connections = 7\n")
+    words = ("--client-queries", "9", "--untrained", "--keys", str(tmp_path / "keys"))
+    assert "seen" in comet("--config", file, "serve", str(checkpoint), *words).stderr
+    limits = given["limits"]
+    assert (limits.store_bytes, limits.client_bytes, limits.client_bundles) == (2_500_000_000, 500_000_000, 9)
+    assert (limits.preparations, given["per_client"]) == (3, 7)

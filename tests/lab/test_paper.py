@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from comet_mpc.lab.paper import Parties, UncertifiedModel, evaluate_uncertified
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import TASKS, Example
-from support.dealer_service import hasty_dealer
 from support.toy_model import make_checkpoint, some_texts
 
 S_GELU = ActivationChoice(mu=1 / math.sqrt(2), normalised=False)
@@ -112,10 +110,8 @@ def test_the_flooded_guess_runs_and_says_that_it_leaks(tmp_path: Path) -> None:
     assert report["rounds"] > minimax.plan(minimax.texts.encode(TEXTS[:1])).rounds
 
 
-def test_the_parties_are_processes_and_end_with_their_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parties_are_processes_and_end_with_their_user(tmp_path: Path) -> None:
     parties = Parties(make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4))
-    # The usual dealer waits a minute for a server that is dead.
-    monkeypatch.setattr(sys.modules[type(parties._crew).__module__], "_deal", hasty_dealer)
     with parties:
         workers = [worker.process for worker in parties._crew._workers]
         assert [worker.name for worker in workers] == ["comet dealer", "comet server"]

@@ -74,14 +74,20 @@ def test_private_answers_are_the_models(world: World, cache: Path) -> None:
 
 
 def test_set_up_happens_once_and_a_damaged_cache_is_not_used(world: World, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
     def downloaded() -> int:
-        with world.client(tmp_path) as client:
+        with world.client(tmp_path, downloading=lambda done, total: told.append((done, total))) as client:
             return set_up_bytes(client)
 
     weights = world.programs.weights()
     first = downloaded()
     assert first > 8 * sum(int(np.prod(weight.shape)) for weight in weights)
+    assert sum(total for done, total in told if done == total) <= first
+    assert {total for _, total in told} == {done for done, total in told if done == total}
+    told.clear()
     assert downloaded() == 0
+    assert not told
     (stored,) = tmp_path.glob("*/weights")
     content = bytearray(stored.read_bytes())
     content[len(content) // 2] ^= 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from comet_mpc.engine.correlations import BitProducts, Correlation
 from comet_mpc.engine.share import CLIENT, SERVER
@@ -16,7 +14,7 @@ from comet_mpc.net.sockets import connect
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.admission import ProgramLimits
 from comet_mpc.offline.dealer.fetch import fetch_to_memory
-from comet_mpc.offline.dealer.server import Dealer, DealerLimits, run_dealer
+from comet_mpc.offline.dealer.server import Dealer, DealerLimits
 from comet_mpc.offline.store import new_bundle_id
 from support.certificates import Identities
 from support.two_parties import both
@@ -56,11 +54,6 @@ def running_dealer(
     identities: Identities, limits: DealerLimits = IMPATIENT
 ) -> contextlib.AbstractContextManager[Dealer]:
     return running(Dealer("127.0.0.1", 0, identities["dealer"], limits))
-
-
-def hasty_dealer(link: Any, keys: Path) -> None:
-    """The dealer of a measurement, which does not wait long for the second party."""
-    run_dealer("127.0.0.1", 0, TlsIdentity.find(keys, "dealer"), DealerLimits(partner_seconds=0.5), started=link.tell)
 
 
 def waiting_parties(dealer: Dealer) -> int:

@@ -66,6 +66,7 @@ ResearchRule = Literal["own", "paper"]
 _BIAS = 64.0
 """|relative position bias|."""
 _TIMEOUT = 600.0
+_COMING = b"coming"
 _ORDER_BYTES = 256
 
 
@@ -292,8 +293,9 @@ class Parties:
         order = _Order(new_bundle_id(), *query.mask.shape)
         try:
             self._channel.send(msgspec.json.encode(order))
+            self._channel.receive(len(_COMING))  # the dealer would wait for a server that is gone
             start = time.monotonic()
-            logits, online = _take_part(self._seat, self._channel, self.model, query, order, self._weights)
+            logits, online = _take_part(self._seat, self._channel, self.model, query, order, self._weights, plan)
         except PeerError:
             self._crew.results([self._server])  # raises what ended the server
             raise
@@ -323,7 +325,9 @@ def _serve(link: Link, seat: Seat, directory: Path, rule: ResearchRule) -> None:
             order = msgspec.json.decode(channel.receive(_ORDER_BYTES), type=_Order)
             size = (order.batch, order.tokens)
             query = Query(np.zeros((*size, model.texts.shape.hidden)), np.ones(size), ())
-            _take_part(seat, channel, model, query, order, model.fixed)
+            plan = model.plan(query)
+            channel.send(_COMING)
+            _take_part(seat, channel, model, query, order, model.fixed, plan)
 
 
 def _take_part(
@@ -333,9 +337,10 @@ def _take_part(
     query: Query,
     order: _Order,
     weights: Mapping[str, Weight],
+    plan: Plan,
 ) -> tuple[Reals | None, Traffic]:
     """One party's run of a query: the client's logits, and what it sent and received online."""
-    bundle, _ = seat.fetch(order.bundle_id, model.plan(query))
+    bundle, _ = seat.fetch(order.bundle_id, plan)
     before = channel.traffic
     session = PartySession(seat.party, channel, DealtRandomness(bundle, weights), permits_leaks=model.leaks)
     logits = model.answer(query)(session, weights)

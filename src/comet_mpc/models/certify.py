@@ -18,7 +18,7 @@ bounds (`normalised_queries`), costs nothing and publishes nothing: the scales a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -67,6 +67,7 @@ __all__ = [
 ]
 
 Reals = npt.NDArray[np.float64]
+Told = Callable[[int, int], None]
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
 _RATIO = 2.0**-12
@@ -165,8 +166,12 @@ class Weights:
         return self.pair(f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm")
 
 
+def _silent(done: int, total: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
 def variance_tops(
-    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule
+    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule, told: Told = _silent
 ) -> dict[str, float]:
     """The largest variance before every LayerNorm, for every input, by these rules."""
     e, weights = config.encoder, Weights(tensors)
@@ -176,6 +181,7 @@ def variance_tops(
     error = 0.5 * (_root_error(activation) + activation.root_rounding * math.sqrt(activation.high)) + 2.0**-11
     form = Smu(config.activation.mu, config.activation.alpha)
     for i in range(e.layers):
+        told(i, e.layers)
         layer = f"layers.{i}"
         value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
         gamma, beta = weights.before(i)
@@ -187,19 +193,20 @@ def variance_tops(
         scale = activation_bounds(*up, gamma, beta)
         middle = scale * form((up[0] @ beta + up[1]) / scale)
         tops[f"{layer}.output_norm"] = output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error)
+    told(e.layers, e.layers)
     if config.head.unit:  # a mean of a text's states is no longer than the longest of them
         tops["output.norm"] = state_top(*weights.before(e.layers))
     return tops
 
 
 def _interval_tops(
-    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule
+    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule, told: Told = _silent
 ) -> dict[str, float]:
     """Tops of the LayerNorms' intervals, with room for weights that are rounded to fixed point, and for the rounding of
     a row's coordinates."""
     return {
         name: max(power_of_two_above(_MARGIN * (top + config.encoder.epsilon)), _SMALLEST_TOP)
-        for name, top in variance_tops(config, tensors, activation, denominators).items()
+        for name, top in variance_tops(config, tensors, activation, denominators, told).items()
     }
 
 
@@ -311,10 +318,11 @@ def _calibrated_rule(
     return None
 
 
-def check_ranges(config: CometConfig, tensors: Tensors) -> None:
+def check_ranges(config: CometConfig, tensors: Tensors, told: Told = _silent) -> None:
     """Proves again, from the weights and the very rules of the file, what the configuration claims. Fits nothing.
 
     Raises CheckpointError where it does not hold. The rules need not be those that `certify` would make today.
+    told: how many layers are done, of how many
     """
     if not config.certified:
         raise CheckpointError(
@@ -336,7 +344,7 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
             raise CheckpointError(f"{name}: {error}") from error
         if name.endswith("norm"):
             _check_length(name, site.minimax)
-    for name, (low, high) in _intervals_in_force(config, tensors).items():
+    for name, (low, high) in _intervals_in_force(config, tensors, told).items():
         rule = config.sites[name].rule
         if rule.high < high * (1.0 - 1e-9):
             raise CheckpointError(
@@ -351,12 +359,12 @@ def check_ranges(config: CometConfig, tensors: Tensors) -> None:
             raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
 
 
-def _intervals_in_force(config: CometConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
+def _intervals_in_force(config: CometConfig, tensors: Tensors, told: Told) -> dict[str, tuple[float, float]]:
     """What every t can be, given the weights and what the configuration's own rules can give. Low ends that depend on
     the data are ∞: below their interval a value only costs accuracy."""
     sites = config.sites
     activation, scores = (argument_interval(form, _UNIT) for form in _smus(config))
-    tops = _interval_tops(config, tensors, sites["activation"].rule, sites["denominators"].minimax)
+    tops = _interval_tops(config, tensors, sites["activation"].rule, sites["denominators"].minimax, told)
     tops = {name: top * shrink_factor(config.encoder.hidden) ** 3 for name, top in tops.items()}
     tops |= {
         "norms": _NORMS[1],

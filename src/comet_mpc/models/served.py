@@ -368,14 +368,21 @@ class ServedModel(PublicModel):
     fixed: Mapping[str, Weight]
 
     @staticmethod
-    def load(directory: Path, *, private_embeddings: bool = False, answer_bits: int = ANSWER_BITS) -> ServedModel:
+    def load(
+        directory: Path,
+        *,
+        private_embeddings: bool = False,
+        answer_bits: int = ANSWER_BITS,
+        told: Callable[[int, int], None] = lambda done, total: None,
+    ) -> ServedModel:
         """A Comet checkpoint in the certified form, its ranges proved again from the weights.
 
         private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
         answer_bits         fraction bits of the logits that a client gets: fewer tell it less about the weights
+        told                how many layers are proved, which takes most of the time, and of how many
         """
         config, tensors = load_checkpoint(directory)
-        check_ranges(config, tensors)
+        check_ranges(config, tensors, told)
         folded, value_bounds, logit_bound = fold(config, tensors)
         public = public_part(directory, config, tensors, value_bounds, logit_bound)
         public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits)

@@ -67,6 +67,7 @@ class ClientDesk(Protocol):
     """What a client has for preparing bundles."""
 
     timeout: float
+    """Seconds without progress, on every connection, after which it is given up."""
     progress: Progress | None
 
     @property
@@ -79,7 +80,7 @@ class ClientDesk(Protocol):
     def another_line(self) -> Line:
         """A connection of its own."""
 
-    def dial(self, address: Address, stall_seconds: float) -> Channel:
+    def dial(self, address: Address) -> Channel:
         """A connection to somebody else, by TLS."""
 
 

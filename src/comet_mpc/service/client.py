@@ -22,7 +22,7 @@ from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, PeerGaveUp, RandomnessError
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.served import PublicModel, Query
-from comet_mpc.net.channel import DEFAULT_TIMEOUT, Channel, Traffic
+from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.bundle import OpenBundle
@@ -43,6 +43,7 @@ Told = Callable[[int, A], None]
 _CALLS: dict[Kind, str] = {"label": "classify", "tokens": "tag", "embedding": "embed"}
 
 _LARGEST_BATCH = 8
+_TIMEOUT = 120.0  # between two messages of a preparation the server computes for a while
 _BUNDLE_SECONDS = 300.0  # to wait for a bundle that is being prepared already
 _MOST_STALE = 16
 
@@ -61,6 +62,7 @@ class ClientOptions(TypedDict, total=False):
     model: str
     fingerprint: str
     progress: Progress | None
+    downloading: Progress | None
     wrap: Wrap
 
 
@@ -70,14 +72,16 @@ class Client:
     address      HOST:PORT
     keys         directory with authority.pem, client.pem and client.key; or pass `identity`
     cache        directory for downloads and prepared randomness (default: the user's cache). Do not copy it
-    timeout      seconds without any progress after which `PeerTimeout` is raised; also for a free worker
+    timeout      seconds without any progress, in whatever phase, after which `PeerTimeout` is raised; also for a place
     ready        queries whose randomness is kept ready for each size in use; None: as many as the server suggests
     batch        most texts in one run
     source       pair or dealer: refuse a server with another source of randomness; None takes what the server has
     dealer       HOST:PORT if the dealer has another address here than at the server
     model        the name of a model, if the server has several
     fingerprint  refuse any other model than this one
-    progress     is told bytes so far and of how many while a bundle is prepared without a dealer; from any thread
+    progress     is told bytes so far and of how many while a bundle is prepared; from any thread. A dealer does not say
+                 how far it is: 0 of 0 bytes, again and again while it is waited for
+    downloading  is told the same of what is downloaded to set up a model
     wrap         is given every connection to the server and returns what is used instead, for example to record it
     """
 
@@ -88,7 +92,7 @@ class Client:
         keys: Path | str | None = None,
         identity: TlsIdentity | None = None,
         cache: Path | str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = _TIMEOUT,
         ready: int | None = None,
         batch: int = _LARGEST_BATCH,
         source: str | None = None,
@@ -96,6 +100,7 @@ class Client:
         model: str = "",
         fingerprint: str = "",
         progress: Progress | None = None,
+        downloading: Progress | None = None,
         wrap: Wrap = lambda channel: channel,
     ) -> None:
         if (keys is None) == (identity is None):
@@ -106,7 +111,7 @@ class Client:
         if batch < 1 or not timeout > 0:
             raise ConfigurationError(f"batch and timeout must be positive, got {batch} and {timeout}")
         self._cache = Path(cache) if cache is not None else default_cache()
-        self._ready, self._batch = ready, batch
+        self._ready, self._batch, self._downloading = ready, batch, downloading
         self._connection = Connection(
             parse_address(address),
             identity or TlsIdentity.find(keys or "", "client"),
@@ -157,7 +162,7 @@ class Client:
         if self._model is not None:
             return
         start, before = time.monotonic(), channel.traffic
-        model = obtain_model(channel, source, welcome, self._cache)
+        model = obtain_model(channel, source, welcome, self._cache, self._downloading)
         traffic = channel.traffic - before
         self._setup = traffic.sent + traffic.received, time.monotonic() - start
         self._batch = min(self._batch, welcome.largest_batch)

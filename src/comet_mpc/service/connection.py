@@ -130,13 +130,12 @@ class Connection:
     def another_line(self) -> Line:
         return _Line(self._greeted())
 
-    def dial(self, address: Address, stall_seconds: float) -> Channel:
-        stall = max(self.timeout, stall_seconds)
-        return connect(*address, self._tls, stall, connect_timeout=self.timeout)
+    def dial(self, address: Address) -> Channel:
+        return connect(*address, self._tls, self.timeout, connect_timeout=self.timeout)
 
     def reach(self) -> Channel:
         """A new connection to the server, not greeted yet."""
-        return self.dial(self._address, 0.0)
+        return self.dial(self._address)
 
     def _greeted(self) -> Channel:
         """A connection after the greeting. While the server has no room for it, tries again, until the timeout."""

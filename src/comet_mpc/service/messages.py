@@ -39,7 +39,7 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import UNREADABLE, Channel, agree, greet, greeting_frame
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
-from comet_mpc.offline.source import Source
+from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import SOURCES
 
 __all__ = [
@@ -229,8 +229,8 @@ def send_blob(channel: Channel, pieces: Iterable[memoryview]) -> int:
     return total
 
 
-def receive_blob(channel: Channel, size: int, digest: str, target: Writer) -> None:
-    """Exactly `size` bytes, as they come, whose SHA-256 must be `digest`."""
+def receive_blob(channel: Channel, size: int, digest: str, target: Writer, told: Progress | None = None) -> None:
+    """Exactly `size` bytes, as they come, whose SHA-256 must be `digest`. `told` is told how many there are so far."""
     hasher = hashlib.sha256()
     rest = size
     while rest:
@@ -240,5 +240,7 @@ def receive_blob(channel: Channel, size: int, digest: str, target: Writer) -> No
         hasher.update(frame)
         target.write(frame)
         rest -= len(frame)
+        if told is not None:
+            told(size - rest, size)
     if hasher.hexdigest() != digest:
         raise PeerError("a download does not have the digest that the server told")

@@ -26,7 +26,7 @@ from comet_mpc.errors import CometError, ConfigurationError, PeerError, Protocol
 from comet_mpc.files import atomic_write
 from comet_mpc.models.served import PublicModel
 from comet_mpc.net.channel import Channel
-from comet_mpc.offline.source import Source
+from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import GetPackage, GetWeights, Welcome, receive_blob, say
 from comet_mpc.service.programs import Programs
@@ -55,8 +55,13 @@ class ClientModel:
     store: BundleStore
 
 
-def obtain_model(channel: Channel, source: Source, welcome: Welcome, cache: Path) -> ClientModel:
-    """The model that the server has, from the cache or by download. What comes is checked before it is used."""
+def obtain_model(
+    channel: Channel, source: Source, welcome: Welcome, cache: Path, told: Progress | None = None
+) -> ClientModel:
+    """The model that the server has, from the cache or by download. What comes is checked before it is used.
+
+    told: bytes so far of each download, and of how many
+    """
     if welcome.package_bytes > _LARGEST_PACKAGE:
         raise PeerError(f"a public package of {welcome.package_bytes} bytes is more than this client takes")
     directory = cache / f"{welcome.fingerprint[:32]}-{welcome.state[:32]}"
@@ -65,7 +70,7 @@ def obtain_model(channel: Channel, source: Source, welcome: Welcome, cache: Path
     except OSError as error:
         raise ConfigurationError(f"cannot use {cache} as the cache: {error.strerror}") from error
     package, weights = directory / "package", directory / "weights"
-    _obtain(package, welcome.package_bytes, welcome.package_digest, channel, lambda: say(channel, GetPackage()))
+    _obtain(package, welcome.package_bytes, welcome.package_digest, channel, lambda: say(channel, GetPackage()), told)
     try:
         model = PublicModel.unpack(package.read_bytes())
         programs = Programs(model, source)
@@ -83,7 +88,7 @@ def obtain_model(channel: Channel, source: Source, welcome: Welcome, cache: Path
     size, digest = welcome.weights or (0, "")
     if size != expected:
         raise ProtocolMismatch("the bytes of masked weights", got=size, expected=expected)
-    _obtain(weights, expected, digest, channel, lambda: say(channel, GetWeights()))
+    _obtain(weights, expected, digest, channel, lambda: say(channel, GetWeights()), told)
     return ClientModel(model, source, programs, model.weights() | _masked(weights, public), store)
 
 
@@ -114,10 +119,12 @@ def _intact(path: Path, size: int, digest: str) -> bool:
     return hasher.hexdigest() == digest
 
 
-def _obtain(path: Path, size: int, digest: str, channel: Channel, ask: Callable[[], None]) -> None:
+def _obtain(
+    path: Path, size: int, digest: str, channel: Channel, ask: Callable[[], None], told: Progress | None
+) -> None:
     """Downloads a file unless it is there, whole. Several clients may do so at once; each moves a whole file."""
     if _intact(path, size, digest):
         return
     with atomic_write(path, mode=0o600, durable=True) as file:
         ask()
-        receive_blob(channel, size, digest, file)
+        receive_blob(channel, size, digest, file, told)

@@ -69,6 +69,7 @@ class Server:
     require_client  refuse clients without a certificate (the dealer refuses them always)
     metrics         (host, port) for Prometheus, and for health, or None
     connections     clients connected at a time; each costs a process of a few megabytes. Further ones wait
+    per_client      of them, for one certificate; 0: a quarter
     queue_seconds   a client that there was no process or no place for is told so after this time
     stop_seconds    for running queries to finish at the end
     handshakes      for connections that have not shown a certificate yet
@@ -87,6 +88,7 @@ class Server:
         metrics: tuple[str, int] | None = None,
         limits: ServiceLimits | None = None,
         connections: int = 96,
+        per_client: int = 0,
         queue_seconds: float = 30.0,
         stop_seconds: float = 30.0,
         handshakes: ReceptionLimits | None = None,
@@ -115,7 +117,7 @@ class Server:
         self._front = FrontLimits(
             self._places(),
             connections=connections,
-            per_client=max(2, connections // 4),
+            per_client=per_client or max(2, connections // 4),
             queue_seconds=queue_seconds,
             stop_seconds=stop_seconds,
             reception=handshakes or ReceptionLimits(),

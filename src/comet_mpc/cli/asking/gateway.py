@@ -59,7 +59,7 @@ def gateway(
     ] = 2,
     model: WantedModel = "",
     batch: MostTexts = 8,
-    timeout: Timeout = 60.0,
+    timeout: Timeout = 120.0,
 ) -> None:
     """Answer HTTP requests of programs on this machine, and show a page, until SIGINT or SIGTERM.
 

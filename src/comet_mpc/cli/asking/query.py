@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +34,7 @@ from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, bar
 from comet_mpc.service.client import Client, Text
-from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
+from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging
 from comet_mpc.units import counted, human_bytes
 
 __all__ = ["query"]
@@ -108,7 +108,7 @@ def query(
     ] = None,
     model: WantedModel = "",
     batch: MostTexts = 8,
-    timeout: Timeout = 60.0,
+    timeout: Timeout = 120.0,
     json: JsonFile = None,
 ) -> None:
     """Ask about texts privately: the server learns neither the texts nor the answers.
@@ -131,22 +131,25 @@ def query(
     texts = Texts({}) if nothing else read_texts(text, file, csv, column or (), pairs=pairs)
     with contextlib.ExitStack() as stack:
         answers = stack.enter_context(_answer_file(out, texts)) if out is not None else None
-        show = stack.enter_context(_progress())
-        client = stack.enter_context(
-            Client(
-                server,
-                identity=TlsIdentity.find(keys, name),
-                cache=cache,
-                timeout=timeout,
-                ready=0,
-                batch=batch,
-                source=source,
-                dealer=dealer,
-                model=wanted,
-                fingerprint=fingerprint,
-                progress=show.bytes,
+        show = _Shown()
+        with bar("set-up: download", shown=human_bytes) as downloading:
+            client = stack.enter_context(
+                Client(
+                    server,
+                    identity=TlsIdentity.find(keys, name),
+                    cache=cache,
+                    timeout=timeout,
+                    ready=0,
+                    batch=batch,
+                    source=source,
+                    dealer=dealer,
+                    model=wanted,
+                    fingerprint=fingerprint,
+                    progress=show.bytes,
+                    downloading=downloading,
+                )
             )
-        )
+        show.tick = stack.enter_context(bar("texts"))
         left = texts.by_number if answers is None else answers.left
         if spare is None:
             _prepare(client, client.sizes(list(left.values())) if left else {}, show, str(json) == "-")
@@ -185,27 +188,27 @@ def _answer_file(path: Path, texts: Texts) -> AnswerFile:
 class _Shown:
     """One bar for all: how many of how many are done, and beside it the bytes of the bundle that is being prepared."""
 
-    def __init__(self, tick: Tick) -> None:
-        self._tick = tick
+    def __init__(self) -> None:
+        self.tick: Tick | None = None
+        """Nothing is shown before there is one."""
         self._done = self._total = 0
 
     def begin(self, total: int, done: int = 0) -> None:
-        self._done, self._total = done, total
-        self._tick(done, total)
+        self._total = total
+        self.done(done)
 
     def done(self, count: int) -> None:
         self._done = count
-        self._tick(count, self._total)
+        self._show("")
 
     def bytes(self, done: int, total: int) -> None:
         """From whichever thread prepares."""
-        self._tick(self._done, self._total, f"preparing randomness {human_bytes(done)}/{human_bytes(total)}")
+        amount = f"preparing randomness {human_bytes(done)}/{human_bytes(total)}"
+        self._show(amount if total else "waiting for the dealer")
 
-
-@contextlib.contextmanager
-def _progress() -> Iterator[_Shown]:
-    with bar("texts") as tick:
-        yield _Shown(tick)
+    def _show(self, note: str) -> None:
+        if self.tick is not None:
+            self.tick(self._done, self._total, note)
 
 
 def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
@@ -231,16 +234,20 @@ def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
 
 
 def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> list[Answer]:
-    """Asks, and prints what was answered; after an error, what was answered before it."""
+    """Asks, and prints each answer as it comes; after an error, too, those before it are kept."""
     left = texts.by_number if file is None else file.left
     numbers, answered = list(left), dict[int, Answer]()
     before = len(texts.by_number) - len(left)
+    printed = _Printed(left.values()) if left and file is None and str(json) != "-" else None
     show.begin(len(texts.by_number), before)
 
     def told(place: int, found: Answer) -> None:
-        answered[numbers[place]] = found
+        number = numbers[place]
+        answered[number] = found
         if file is not None:
-            file.add(numbers[place], found)
+            file.add(number, found)
+        if printed is not None:
+            printed.add(left[number], found)
         show.done(before + len(answered))
 
     try:
@@ -253,49 +260,64 @@ def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | 
         if file is not None:
             typer.echo(f"{file.path}: {counted(len(found), 'new answer')}, {before} from before", err=True)
         else:
-            _report({number: texts.by_number[number] for number in found}, found, json)
+            write_json(json, [entry(texts.by_number[number], one) for number, one in found.items()])
+        if printed is not None:
+            printed.finish()
         if len(found) < len(left):
             again = "; the same command goes on from there" if file is not None else ""
             typer.echo(f"{len(found)} of {len(left)} texts were answered{again}", err=True)
     return list(found.values())
 
 
-def _report(texts: Mapping[int, Text], found: Mapping[int, Answer], json: Path | None) -> None:
-    if found and str(json) != "-":
-        _show(list(texts.values()), list(found.values()))
-    write_json(json, [entry(texts[number], one) for number, one in found.items()])
+def _shown(text: Text) -> str:
+    """On one line, not too long."""
+    whole = " ".join((text if isinstance(text, str) else " / ".join(text)).split())
+    return whole if len(whole) <= _LONGEST else whole[: _LONGEST - 1] + "…"
 
 
 def _in_words(found: Answer) -> tuple[str, ...]:
     """An answer in the columns of a table."""
     if isinstance(found, Prediction):
-        return found.label, f"{found.probability if found.score is None else found.score:.3f}"
+        return f"{found.probability if found.score is None else found.score:.3f}", found.label
     if isinstance(found, Tagging):
         return (", ".join(f"{part.text} ({part.label})" for part in found.entities) or "none",)
     assert isinstance(found, Embedding)
     return (" ".join(f"{value:.3f}" for value in found.vector[:4]) + " …",)
 
 
-def _show(texts: Sequence[Text], answers: Sequence[Answer]) -> None:
-    rows = []
-    for text, found in zip(texts, answers, strict=True):
-        whole = text if isinstance(text, str) else " / ".join(text)
-        shown = whole if len(whole) <= _LONGEST else whole[: _LONGEST - 1] + "…"
+def _header(found: Answer) -> tuple[str, ...]:
+    if isinstance(found, Prediction):
+        return "probability" if found.score is None else "score", "label"
+    return ("entities",) if isinstance(found, Tagging) else ("embedding (--json has all of it)",)
+
+
+class _Printed:
+    """A table that grows: a line for every answer as it comes, and in the end what they cost."""
+
+    def __init__(self, texts: Iterable[Text]) -> None:
+        self._width = max(len(_shown(text)) for text in texts)
+        self._costs: dict[int, Cost] = {}  # texts of one run share their cost
+
+    def add(self, text: Text, found: Answer) -> None:
+        if not self._costs:
+            self._line("text", *_header(found))
+        self._costs[id(found.cost)] = found.cost
         cut = f" (cut: {found.tokens_used} of {found.tokens} tokens)" if found.truncated else ""
-        rows.append((shown + cut, *_in_words(found)))
-    first = answers[0]
-    header = ("label", "probability" if first.score is None else "score") if isinstance(first, Prediction) else (
-        ("entities",) if isinstance(first, Tagging) else ("embedding (--json has all of it)",)
-    )  # fmt: skip
-    Console().print(table("The answers", ("text", *header), rows, left=2))
-    runs = list({id(found.cost): found.cost for found in answers}.values())  # texts of one run share their cost
-    online, offline = (
-        f"{human_bytes(sum(getattr(run, f'{phase}_bytes') for run in runs))}, "
-        f"{sum(getattr(run, f'{phase}_seconds') for run in runs):.2f} s"
-        for phase in ("online", "offline")
-    )
-    typer.echo(
-        f"online: {online}, {sum(run.rounds for run in runs)} rounds\noffline: {offline}\n"
-        f"set-up: {human_bytes(runs[0].setup_bytes)}, {runs[0].setup_seconds:.2f} s\n"
-        f"source of randomness: {runs[0].source}"
-    )
+        self._line(_shown(text) + cut, *_in_words(found))
+
+    def _line(self, text: str, value: str, *more: str) -> None:
+        typer.echo("  ".join((text.ljust(self._width), value.ljust(11) if more else value, *more)))
+
+    def finish(self) -> None:
+        if not (runs := list(self._costs.values())):
+            return
+        online, offline = (
+            f"{human_bytes(sum(getattr(run, f'{phase}_bytes') for run in runs))}, "
+            f"{sum(getattr(run, f'{phase}_seconds') for run in runs):.2f} s"
+            for phase in ("online", "offline")
+        )
+        typer.echo(
+            f"online: {online}, {sum(run.rounds for run in runs)} rounds\noffline: {offline}\n"
+            f"set-up: {human_bytes(runs[0].setup_bytes)}, {runs[0].setup_seconds:.2f} s\n"
+            f"source of randomness: {runs[0].source}"
+        )

@@ -18,6 +18,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.dealer.server import run_dealer
 from comet_mpc.offline.sources import DealerSource, PairSource, find_source
+from comet_mpc.progress import bar
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.metrics import log_as_json
 from comet_mpc.service.server import Server
@@ -97,6 +98,21 @@ def serve(
     queries_per_day: Annotated[
         int, typer.Option(min=0, help="The most texts per day (UTC) and client certificate. 0: no limit.")
     ] = 0,
+    store_gb: Annotated[
+        float, typer.Option(min=0.001, help="Disk for prepared randomness, in GB; the oldest of whoever has most goes.")
+    ] = 16.0,
+    client_gb: Annotated[
+        float, typer.Option(min=0.001, help="Of it, for one client's certificate; then its own oldest goes.")
+    ] = 4.0,
+    client_queries: Annotated[
+        int, typer.Option(min=1, help="Queries that are prepared for one client's certificate; then its oldest goes.")
+    ] = 128,
+    preparations: Annotated[
+        int, typer.Option(min=0, help="Places to prepare randomness with clients in. 0: one less than the workers.")
+    ] = 0,
+    client_connections: Annotated[
+        int, typer.Option(min=0, help="Connections of one client's certificate. 0: a quarter of all.")
+    ] = 0,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics and health, by plain HTTP.")
     ] = None,
@@ -135,13 +151,16 @@ def serve(
     def load() -> dict[str, ServedModel]:
         for directory in places.values():
             _check_fine_tuned(directory, untrained)
-        return {
-            name: ServedModel.load(directory, private_embeddings=private_embeddings, answer_bits=answer_bits)
-            for name, directory in places.items()
-        }
+        found = {}
+        for name, directory in places.items():
+            with bar(f"loading {directory}: layers", say=_log.info) as tick:
+                found[name] = ServedModel.load(
+                    directory, private_embeddings=private_embeddings, answer_bits=answer_bits, told=tick
+                )
+        return found
 
-    models = load()
     log_as_json()
+    models = load()
     server = Server(
         models,
         parse_address(listen),
@@ -150,9 +169,18 @@ def serve(
         state,
         workers=workers,
         connections=connections,
+        per_client=client_connections,
         require_client=require_client_certificate,
         metrics=parse_address(metrics) if metrics is not None else None,
-        limits=ServiceLimits(batch=batch, ready=ready, queries_per_day=queries_per_day),
+        limits=ServiceLimits(
+            batch=batch,
+            ready=ready,
+            queries_per_day=queries_per_day,
+            store_bytes=round(store_gb * 1e9),
+            client_bytes=round(client_gb * 1e9),
+            client_bundles=client_queries,
+            preparations=preparations,
+        ),
         reload=load,
     )
     if dealer is not None:

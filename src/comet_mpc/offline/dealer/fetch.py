@@ -113,8 +113,9 @@ class BundleSink(Protocol):
 class _FromDealer:
     """What comes from the dealer: messages, corrections, signs of life in between."""
 
-    def __init__(self, channel: Channel, patience: float) -> None:
+    def __init__(self, channel: Channel, patience: float, waiting: Callable[[], None] = lambda: None) -> None:
         self._channel = channel
+        self._waiting = waiting
         self._patience = patience
         self._until = time.monotonic() + patience
 
@@ -150,6 +151,7 @@ class _FromDealer:
                 raise_refusal(message, "the dealer")
             if not isinstance(message, Wait):
                 return message
+            self._waiting()
 
 
 def fetch_bundle(
@@ -161,6 +163,7 @@ def fetch_bundle(
     *,
     key: bytes | None = None,
     patience: float = 3600.0,
+    waiting: Callable[[], None] = lambda: None,
 ) -> None:
     """One party's part of a bundle, from a dealer that it is connected to by TLS. Closes the channel.
 
@@ -170,6 +173,7 @@ def fetch_bundle(
                 It is committed once the dealer says that both parties have their parts, discarded on any error
     key         at the server, `dealing.weight_key`
     patience    seconds for all of it
+    waiting     is called whenever the dealer says that it is still at work, or waits for the other party
 
     The peer must have a dealer's certificate: whoever deals knows every mask. A dealer that the other party runs
     gives no privacy at all; a certificate cannot show that, so it must be arranged.
@@ -185,7 +189,7 @@ def fetch_bundle(
                 f"the peer is no dealer: its certificate says {channel.peer_role!r}, expected 'dealer'"
             )
         greet(channel, {"role": PARTY_ROLES[party]})
-        dealer = _FromDealer(channel, patience)
+        dealer = _FromDealer(channel, patience, waiting)
         program = encode_correlations(correlations) if party == SERVER else b""
         ask = Ask(bundle_id, program_digest(correlations), len(program), key or b"")
         channel.send(msgspec.json.encode(ask))

@@ -84,7 +84,7 @@ class DealerLimits:
     partner_seconds: float = 60.0
     stall_seconds: float = 60.0
     deal_seconds: float = 3600.0
-    heartbeat_seconds: float = 5.0
+    heartbeat_seconds: float = 1.0
 
 
 def _frames(chunks: Iterable[memoryview]) -> Iterator[bytearray]:

@@ -27,7 +27,6 @@ __all__ = ["DealerSource"]
 
 _log = logging.getLogger(__name__)
 
-_STALL_SECONDS = 30.0  # the dealer shows every few seconds that it is alive
 _RETRY_SECONDS = 5.0
 
 
@@ -75,17 +74,21 @@ class _Supplier(Supplier):
         address = self._desk.third_party
         if address is None:
             raise PeerError("the server does not say where its dealer is")
-        channel = self._desk.dial(address, _STALL_SECONDS)
+        channel = self._desk.dial(address)
         self._under_way.add(channel)
         try:
             if self._closed:
                 raise PeerClosed("this client is closed")
             spent = order.plan.correction_bytes + 2 * SEED_BYTES
             sink = partial(store.add, order.bundle_id, order.plan.digest, spent=spent)
-            fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink)
+            fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink, waiting=self._waiting)
         finally:
             channel.close()
             self._under_way.discard(channel)
+
+    def _waiting(self) -> None:
+        if self._desk.progress is not None:
+            self._desk.progress(0, 0)
 
     def close(self) -> None:
         self._closed = True

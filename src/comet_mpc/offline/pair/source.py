@@ -26,7 +26,6 @@ from comet_mpc.offline.store import BundleStore
 
 __all__ = ["PairSource"]
 
-_STALL_SECONDS = 120.0  # between two messages of a preparation the server computes for a while
 _BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
 
 
@@ -97,7 +96,6 @@ class _Supplier(Supplier):
             fits = kept is not None and kept.correlations == order.plan.correlations
             try:
                 line, preparer = self._kept() if fits else self._new(order.plan)
-                line.channel.timeout = self._desk.timeout
                 line.ask(order)
             except PeerClosed:
                 self._hang_up()
@@ -108,7 +106,6 @@ class _Supplier(Supplier):
                     raise
                 time.sleep(_BUSY_PAUSE)
             else:
-                line.channel.timeout = max(self._desk.timeout, _STALL_SECONDS)
                 return preparer
 
     def _kept(self) -> tuple[Line, Preparer]:
