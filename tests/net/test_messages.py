@@ -17,6 +17,7 @@ TOLD_AS = {
     "CometError": "PeerError",
     "ConfigurationError": "ConfigurationError",
     "ForeignRandomness": "ForeignRandomness",
+    "ImpossibleAnswer": "PeerError",
     "LeakError": "PeerError",
     "NobodyConnected": "PeerTimeout",
     "NotAuthenticated": "NotAuthenticated",

@@ -280,7 +280,7 @@ def _divide(
 ) -> Share:
     """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's.
 
-    y is squared once per row, which takes a round and saves a monomial of every element.
+    Two parties alone square y once per row, which takes a round and saves a monomial of every element.
     """
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
@@ -296,7 +296,8 @@ def _divide(
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
         mean = mean.bounded(rule.high)
         y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
-        square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
-        squared = session.open(square if ring.modulus else square.narrow(ring.width))
-        value = session.evaluate(N * Y, {"n": opened.result(), "y": squared}, fraction=whole, bound=limit)
+        factor = Y**2
+        if ring.modulus:  # two parties alone: a round more, and a monomial less of every element
+            factor, y = Y, session.open(session.evaluate(Y**2, {"y": y}, bound=y.bound**2))
+        value = session.evaluate(N * factor, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)
