@@ -26,10 +26,10 @@ from comet_mpc.service.programs import Programs
 from support.processes import ServerProcess, World, dealer_process, server_process
 from support.siege import TEXT, Outcome, main, median
 from support.toy_model import TINY, make_checkpoint
-from support.waiting import within
+from support.waiting import PATIENCE, within
 
 _CLIENT = """
-import json, sys
+import json, sys, time
 from comet_mpc.errors import CometError
 from comet_mpc.service import connection
 from comet_mpc.service.client import Client
@@ -49,6 +49,7 @@ while True:
                 file.write(json.dumps({"logits": found.logits}) + chr(10))
     except CometError as error:
         file.write(json.dumps({"error": type(error).__name__}) + chr(10))
+        time.sleep(0.1)
 """
 _TARGETS = ("server", "front desk", "connection", "dealer", "client")
 
@@ -82,6 +83,8 @@ class _Field:
         self.checkpoint = make_checkpoint(directory / "model", **TINY)
         self.restarts: list[float] = []
         self.logs: list[ServerProcess] = []
+        self._notes: list[dict[str, object]] = []
+        self._read = 0
         self._dealer, self._server = contextlib.ExitStack(), contextlib.ExitStack()
         self.start_dealer()
         self.server = self.start_server()
@@ -112,16 +115,25 @@ class _Field:
             self.server.process.terminate()  # the dealer has another port now
             target = "server"
         if target == "server":
-            self.server.process.wait(30)
+            self.server.process.wait(PATIENCE)
             self.server = self.start_server(self.server.port)
         if target == "client":
-            self.client.wait(30)
+            self.client.wait(PATIENCE)
             self.client = self.start_client()
 
     def notes(self) -> list[dict[str, object]]:
+        """All that the clients have written down; what was killed in the middle of a line is none."""
         path = self.directory / "notes"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._read)
+                lines = file.read().splitlines(keepends=True)
+            for line in lines:
+                if line.endswith(b"\n"):
+                    self._read += len(line)
+                    with contextlib.suppress(ValueError):
+                        self._notes.append(json.loads(line))
+        return self._notes
 
     def close(self) -> None:
         self.client.kill()
@@ -130,9 +142,12 @@ class _Field:
         self._dealer.close()
 
 
-def kills(kills: int, seed: int) -> Outcome:
-    """A client asks again and again, with a server and a dealer; any of their processes is killed, kills in all."""
-    dice, done = random.Random(seed), Counter[str]()
+def kills(kills: int, seed: int, seconds: int = 3600) -> Outcome:
+    """A client asks again and again, with a server and a dealer; any of their processes is killed, kills in all.
+
+    seconds: no further kills after that
+    """
+    dice, done, until = random.Random(seed), Counter[str](), time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="comet-") as name:
         field = _Field(Path(name))
         model = ServedModel.load(field.checkpoint)
@@ -142,7 +157,7 @@ def kills(kills: int, seed: int) -> Outcome:
             return sum("logits" in note for note in field.notes())
 
         try:
-            for _ in range(kills):
+            while done.total() < kills and time.monotonic() < until:
                 seen, target = answers(), dice.choice(_TARGETS)
                 within(30.0, lambda seen=seen: answers() > seen)  # type: ignore[misc]
                 time.sleep(dice.uniform(0.0, 0.5))
@@ -177,4 +192,4 @@ def kills(kills: int, seed: int) -> Outcome:
 
 
 if __name__ == "__main__":
-    main(kills, kills=100, seed=1)
+    main(kills, kills=100, seed=1, seconds=3600)

@@ -76,7 +76,9 @@ def test_a_server_that_is_stopped_while_it_fetches_from_a_dealer_leaves_no_files
 ) -> None:
     """The client has asked, and does not come to the dealer: the server's half waits there."""
     state = tmp_path / "state"
-    with running_world(keys, tiny_checkpoint, state, with_dealer=True, limits={}, workers=2, stop_seconds=0.2) as world:
+    with running_world(
+        keys, tiny_checkpoint, state, with_dealer=True, limits={}, workers=2, stop_seconds=10 * PATIENCE
+    ) as world:
         with world.welcomed() as channel:
             say(channel, Prepare(new_bundle_id(), 1, 16, world.programs.plan(1, 16).digest))
             expect(channel, Accepted)

@@ -151,6 +151,12 @@ class FrontDesk:
         self._guests.clear()
         for worker in self._workers.values():
             self._ask_to_leave(worker)
+        if not self._succeeded:  # what is being prepared would not be run any more, and may wait for a client that left
+            self._await_workers(_GRACE_SECONDS)
+            runs = self._turns.connections("run")
+            for worker in self._workers.values():
+                if worker.number not in runs:
+                    self._say(worker, Said.ABORT)
         self._await_workers(self._limits.stop_seconds)
         if self._workers:
             _log.warning("queries are still running: they are cut off")

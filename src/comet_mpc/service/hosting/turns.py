@@ -122,6 +122,11 @@ class Turns:
     def waiting(self, kind: Kind) -> int:
         return sum(request.kind == kind for request in self._waiting.values())
 
+    def connections(self, kind: Kind) -> set[int]:
+        """Those that have a place of this kind, or wait for one."""
+        requests = (*self._waiting.values(), *self._holding.values())
+        return {request.ticket[0] for request in requests if request.kind == kind}
+
     def working(self, kind: Kind) -> int:
         """Places in use, those apart that are lent."""
         return sum(request.kind == kind and not request.resting for request in self._holding.values())
