@@ -113,6 +113,12 @@ class ServerProcess:
         assert self.process.stderr is not None
         self.log.extend(self.process.stderr)
 
+    def end(self) -> None:
+        """In an orderly way if it can be; the log is whole then."""
+        self.process.terminate()
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+
     def events(self) -> list[dict[str, Any]]:
         """Every line of the log is a JSON object."""
         return [json.loads(line) for line in list(self.log)]
@@ -144,7 +150,11 @@ def server_process(
     options = {"keys": str(keys), "model": str(model), "dealer": dealer, "state": str(state), "port": port}
     argument = json.dumps({**options, "limits": limits or {}, **more})
     with _process(_SERVER, argument, stderr=subprocess.PIPE) as process:
-        yield ServerProcess(process)
+        server = ServerProcess(process)
+        try:
+            yield server
+        finally:
+            server.end()
 
 
 @dataclass(frozen=True)
