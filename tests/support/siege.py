@@ -49,7 +49,7 @@ def besieged(
         yield stack.enter_context(running_world(directory / "keys", checkpoint, directory / "state", **options))
 
 
-def ask(world: World, number: int, cache: Path, timeout: float = 60.0) -> Outcome:
+def ask(world: World, number: int, cache: Path, timeout: float = 120.0) -> Outcome:
     """One client with its own certificate, from nothing to its answer."""
     begun = time.monotonic()
     try:
