@@ -13,8 +13,9 @@ from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.pair.arrangement import masks_by_ciphertext
 from comet_mpc.offline.pair.costs import preparation_traffic
-from comet_mpc.offline.pair.elements import Flat, Wide, units
+from comet_mpc.offline.pair.elements import Flat, Wide
 from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.pair.units import units
 from comet_mpc.offline.rlwe.scheme import DEGREE
 from support.two_parties import as_parties
 

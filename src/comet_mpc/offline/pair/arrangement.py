@@ -20,7 +20,7 @@ from comet_mpc.engine.correlations import (
 from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import ShapeError
 from comet_mpc.offline.pair.crossed import Powers, crossed
-from comet_mpc.offline.pair.elements import defined_masks
+from comet_mpc.offline.pair.units import defined_masks
 from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.products import check_bits, check_lengths
 from comet_mpc.offline.rlwe.scheme import DEGREE

@@ -21,7 +21,7 @@ from comet_mpc.offline.pair.arrangement import (
     square_plan,
     terms_per_sum,
 )
-from comet_mpc.offline.pair.elements import units
+from comet_mpc.offline.pair.units import units
 from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.products import together
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey

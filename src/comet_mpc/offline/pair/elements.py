@@ -1,4 +1,4 @@
-"""Products of masks in odd rings, element by element: how a program's are put together, and each party's part in them.
+"""Products of masks in odd rings, element by element: what they send, and each party's part in them.
 
 Two shapes of work, each of which shares its uploads between all that it makes:
 
@@ -8,21 +8,18 @@ Two shapes of work, each of which shares its uploads between all that it makes:
            a ciphertext holds so many columns as fit beside each other, b once for all of them, and a sum over columns
            is a sum of ciphertexts.
 
-Correlations of like shape are prepared together, so that small tensors share ciphertexts. The order follows from the
-program alone. `units` says what is done; the plan adds up its bytes, and `prepare_units` carries it out.
+`units` puts a program's correlations together in these; here is what each of them sends, and how it is carried out.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
-from comet_mpc.engine.correlations import Correlation, Mask, Monomials, SquareSums
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
@@ -30,10 +27,7 @@ from comet_mpc.offline.rlwe.odd_slots import OddJob, OddPlan, Term, odd_plan
 from comet_mpc.offline.rlwe.products import Homomorphic
 from comet_mpc.offline.rlwe.scheme import DEGREE
 
-__all__ = ["Flat", "Unit", "Wide", "defined_masks", "prepare_units", "units"]
-
-BATCH = 1 << 19
-"""Elements of tensors that are prepared together."""
+__all__ = ["Flat", "FlatMember", "Keep", "Own", "Unit", "Wide", "WideMember", "unit_power"]
 
 Own = Callable[[int, tuple[int, ...]], Words]
 """This party's part of a mask, spread to a shape; of those that ciphertexts define, once they are."""
@@ -42,7 +36,7 @@ Keep = Callable[[int, tuple[Words, ...]], None]
 
 
 @dataclass(frozen=True)
-class _FlatMember:
+class FlatMember:
     """Correlations on the same masks."""
 
     masks: tuple[int, ...]
@@ -64,7 +58,7 @@ class Flat:
     """How many of the terms belong to each of a member's correlations, in order."""
     defines: tuple[bool, ...]
     """Which of the masks are defined here."""
-    members: tuple[_FlatMember, ...] = ()
+    members: tuple[FlatMember, ...] = ()
 
     @property
     def count(self) -> int:
@@ -103,7 +97,7 @@ class Flat:
 
     @property
     def _defining(self) -> list[Powers]:
-        return [_unit(i, len(self.defines)) for i, defined in enumerate(self.defines) if defined]
+        return [unit_power(i, len(self.defines)) for i, defined in enumerate(self.defines) if defined]
 
     def _crossed(self) -> list[tuple[Powers, list[Powers]]]:
         """The terms that are crossed, each with the client's factors in it."""
@@ -174,7 +168,7 @@ class _FlatJob(OddJob):
 
 
 @dataclass(frozen=True)
-class _WideMember:
+class WideMember:
     mask: int
     rows: int
     squares: int | None
@@ -191,7 +185,7 @@ class Wide:
     columns: int
     squares: bool
     products: int
-    members: tuple[_WideMember, ...] = ()
+    members: tuple[WideMember, ...] = ()
 
     @property
     def count(self) -> int:
@@ -262,7 +256,7 @@ class Wide:
         if self.squares:
             self._keep_squares(made, whole, keep)
 
-    def _rows(self, own: Own, member: _WideMember) -> Words:
+    def _rows(self, own: Own, member: WideMember) -> Words:
         return own(member.mask, (member.rows, self.columns))
 
     def _keep_squares(self, made: list[_WideJob], whole: Words, keep: Keep) -> None:
@@ -330,121 +324,11 @@ def monomial(ring: Ring, values: Sequence[Words | None], powers: Powers) -> Word
     return out
 
 
-def _unit(place: int, size: int) -> Powers:
+def unit_power(place: int, size: int) -> Powers:
+    """The powers of one of so many masks alone."""
     return tuple(int(i == place) for i in range(size))
 
 
 def _filled(words: Words) -> Words:
     """8,192 elements; what is beyond the last is not used."""
     return words if words.size == DEGREE else np.concatenate([words, np.zeros(DEGREE - words.size, np.uint64)])
-
-
-# Which unit does what ---------------------------------------------------------------------------------------------
-
-
-def units(program: Sequence[Correlation]) -> list[Unit]:
-    """All products of masks in odd rings, in the order in which they are prepared: masks are defined, then used."""
-    wide, rest = _wide(program)
-    waiting: list[Unit] = [*wide, *_flat(program, rest, {mask for unit in wide for mask in unit.defined})]
-    due = {mask for unit in waiting for mask in unit.defined}
-    ordered: list[Unit] = []
-    while waiting:
-        ready = [unit for unit in waiting if not unit.used & due]
-        ordered += _batched(ready)
-        due -= {mask for unit in ready for mask in unit.defined}
-        waiting = [unit for unit in waiting if unit not in ready]
-    return ordered
-
-
-def defined_masks(program: Sequence[Correlation]) -> frozenset[int]:
-    """Places of masks whose words at the client are what ciphertexts of `units` say."""
-    return frozenset(mask for unit in units(program) for mask in unit.defined)
-
-
-def _mask(program: Sequence[Correlation], place: int) -> Mask:
-    mask = program[place]
-    assert isinstance(mask, Mask)
-    return mask
-
-
-def _wide(program: Sequence[Correlation]) -> tuple[list[Wide], list[tuple[int, Monomials]]]:
-    """Units of one member each; and the monomials that are in none of them."""
-    squares: dict[int, int] = {}
-    products: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    rest = []
-    for place, entry in enumerate(program):
-        if isinstance(entry, SquareSums) and entry.modulus:
-            squares[entry.mask] = place
-        elif isinstance(entry, Monomials) and entry.modulus:
-            if (sides := _by_rows(program, entry)) is not None:
-                products[sides[0]].append((place, sides[1]))
-            else:
-                rest.append((place, entry))
-    found = []
-    for mask in sorted({*squares, *products}):
-        described, beside = _mask(program, mask), tuple(products.get(mask, ()))
-        rows, columns = math.prod(described.shape[:-1]), described.shape[-1]
-        member = _WideMember(mask, rows, squares.get(mask), beside)
-        found.append(Wide(described.ring, columns, mask in squares, len(beside), (member,)))
-    return found, rest
-
-
-def _by_rows(program: Sequence[Correlation], entry: Monomials) -> tuple[int, int] | None:
-    """(the mask of many columns, the one of a single column) of a product along rows; None if it is something else."""
-    if len(entry.masks) != 2 or [term.powers for term in entry.terms] != [(1, 1)]:
-        return None
-    shapes = [_mask(program, mask).shape for mask in entry.masks]
-    for wide in (0, 1):
-        if shapes[wide] == entry.shape and shapes[1 - wide] == (*entry.shape[:-1], 1) and entry.shape[-1] > 1:
-            return entry.masks[wide], entry.masks[1 - wide]
-    return None
-
-
-def _flat(program: Sequence[Correlation], entries: list[tuple[int, Monomials]], defined: set[int]) -> list[Flat]:
-    """Units of one member each. Powers of one mask go along with the first monomials of it and others."""
-    alone = [(place, entry) for place, entry in entries if len(entry.masks) == 1]
-    hosts = []
-    for place, entry in entries:
-        if len(entry.masks) > 1:
-            riding = [each for each in alone if each[1].masks[0] in entry.masks and each[1].shape == entry.shape]
-            alone = [each for each in alone if each not in riding]
-            hosts.append([(place, entry), *riding])
-    found, met = [], set(defined)
-    for together in [*hosts, *([each] for each in alone)]:
-        entry = together[0][1]
-        terms = [
-            tuple(term.powers[each.masks.index(mask)] if mask in each.masks else 0 for mask in entry.masks)
-            for _, each in together
-            for term in each.terms
-        ]
-        needed = crossed(terms)[0]
-        defines = tuple(
-            mask not in met and _unit(i, len(entry.masks)) in needed and _mask(program, mask).shape == entry.shape
-            for i, mask in enumerate(entry.masks)
-        )
-        met |= {mask for mask, here in zip(entry.masks, defines, strict=True) if here}
-        member = _FlatMember(entry.masks, entry.shape, tuple(each for each, _ in together))
-        parts = tuple(len(each.terms) for _, each in together)
-        found.append(Flat(Ring(entry.terms[0].width, entry.modulus), tuple(terms), parts, defines, (member,)))
-    return found
-
-
-def _batched(found: Sequence[Unit]) -> Iterator[Unit]:
-    """Units that differ in their members only, put together, up to a bounded size."""
-    groups: dict[Unit, list[Unit]] = defaultdict(list)
-    for unit in found:
-        groups[unit.alone].append(unit)
-    for alike, each in groups.items():
-        batch = alike
-        for unit in each:
-            if batch.members and batch.count + unit.count > BATCH:
-                yield batch
-                batch = alike
-            batch = replace(batch, members=(*batch.members, *unit.members))  # type: ignore[arg-type]
-        yield batch
-
-
-def prepare_units(engine: Homomorphic, program: Sequence[Correlation], own: Own, keep: Keep) -> None:
-    """Carries all of them out."""
-    for unit in units(program):
-        unit.run(engine, own, keep)

@@ -58,8 +58,8 @@ from comet_mpc.offline.pair.arrangement import (
     terms_per_sum,
 )
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
-from comet_mpc.offline.pair.elements import prepare_units
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared, mask_words
+from comet_mpc.offline.pair.units import prepare_units
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
