@@ -97,7 +97,9 @@ def test_twin_and_parties_evaluate_the_rule(degree: str, opening: Opening, sourc
     fused = find_source(source).fused
     real = together(run_two_parties(program, fused=fused, source=source))  # type: ignore[arg-type]
     assert np.all(np.abs(twin_value(program) - expected) <= 0.6 * cut + unit)
-    assert np.all(np.abs(real - expected) <= 1.2 * cut + unit)
+    # without a dealer all is in one odd ring: truncations are off by 9/8 units, and x itself is one that was cut
+    limit = 1.2 * cut + unit if fused else 9 / 8 * (1.2 * cut + unit + 2.0 ** -(rule.fraction_t + 1))
+    assert np.all(np.abs(real - expected) <= limit)
 
 
 def test_from_x_alone_there_is_one_opening_and_no_truncation_between() -> None:
