@@ -10,7 +10,6 @@ The first uploads of a job may *define* the client's factors (`defined`): unifor
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -101,7 +100,7 @@ class OddJob(Job):
         own = list(engine.parallel(lambda words: modulus.transform(_residues(words, modulus.primes)), self.factors()))
 
         def one(place: int) -> Bytes:
-            left, right = ([pool[i] for i in side] for pool, side in _sides(plan.sums[place], uploads, own))
+            left, right = zip(*((uploads[i], own[k]) for i, k in plan.sums[place]), strict=True)
             sent, kept = respond(plan.scheme, modulus.multiply(left, right), engine.public, _ALL, engine.stream)
             self._keep(place, modulus.round(kept))
             return sent
@@ -119,12 +118,6 @@ class OddJob(Job):
 
     def _keep(self, place: int, slots: Residues) -> None:
         self.sums[place], _ = split(self.plan.modulus.primes, np.ascontiguousarray(slots).reshape(-1))
-
-
-def _sides(
-    terms: Sequence[Term], uploads: list[Residues], own: list[Residues]
-) -> tuple[tuple[list[Residues], list[int]], tuple[list[Residues], list[int]]]:
-    return (uploads, [left for left, _ in terms]), (own, [right for _, right in terms])
 
 
 def _residues(words: Words, primes: tuple[int, ...]) -> Residues:
