@@ -18,7 +18,7 @@ from comet_mpc.net.channel import Channel, greet, greeting_frame
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect
 from support.processes import World, send_raw
-from support.siege import Outcome, ask, besieged, main, median
+from support.siege import Outcome, ask, besieged, judged, main, median
 
 _AT_ONCE = 50
 _SECONDS = 3.0
@@ -99,7 +99,7 @@ def malformed(connections: int, seed: int) -> Outcome:
         cache, asked = Path(name), []
 
         def good(times: int) -> float:
-            found = [ask(world, 2, cache) for _ in range(times)]
+            found = judged(world, [ask(world, 2, cache) for _ in range(times)])
             asked.extend(found)
             return median([one["seconds"] for one in found])
 

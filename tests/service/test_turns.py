@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
+
+from comet_mpc.service.hosting.cores import Cores
 from comet_mpc.service.hosting.turns import Places, Turns
 
 PAIR = Places(run=4, prepare=3, together=4)
@@ -78,3 +84,67 @@ def test_a_connection_that_ends_gives_back_all_that_it_had_or_wanted() -> None:
     turns.grant(0.0)
     turns.leave(0, 1.0)
     assert (turns.waiting("run"), turns.working("run")) == (0, 0)
+
+
+def test_downloads_begin_one_after_the_other_when_their_client_has_gone_on() -> None:
+    turns = Turns(Places(run=2, prepare=1, together=2))
+    for connection in range(4):
+        turns.ask((connection, 0), f"client {connection}", "download", 0.0)
+    assert granted(turns) == [0]
+    turns.done((0, 0), 0.1)  # sent; but the client works on what it got
+    assert granted(turns, 0.1) == []
+    turns.ask((0, 1), "client 0", "prepare", 0.3)
+    assert granted(turns, 0.3) == [0, 1]
+    assert granted(turns, 2.0) == []
+    assert granted(turns, 2.4) == [2]  # a client that is slow to go on is not waited for
+
+
+def test_nobody_downloads_while_others_wait_to_prepare_for_a_few_seconds() -> None:
+    turns = Turns(Places(run=2, prepare=1, together=2))
+    for connection in range(2):
+        turns.ask((connection, 0), f"client {connection}", "prepare", 0.0)
+    turns.ask((2, 0), "new", "download", 0.0)
+    assert granted(turns) == [0]
+    assert turns.overdue(9.0, 5.0) == [((1, 0), "prepare")]  # a download is never refused
+    turns.ask((1, 1), "client 1", "prepare", 9.5)
+    assert granted(turns, 9.5) == []
+    assert granted(turns, 10.0) == [2]
+
+
+def test_a_download_begins_at_once_where_a_core_is_idle() -> None:
+    turns = Turns(Places(run=2, prepare=1, together=2))
+    for connection in range(2):
+        turns.ask((connection, 0), f"client {connection}", "prepare", 0.0)
+        turns.ask((connection, 1), f"other {connection}", "download", 0.0)
+    assert granted(turns) == [0]
+    assert turns.grant(0.1, idle_core=True) == [(0, 1)]
+    assert turns.grant(0.2, idle_core=True) == [(1, 1)]
+
+
+def test_a_download_takes_nothing_from_the_share_of_its_client() -> None:
+    turns = Turns(Places(run=1, prepare=1, together=1))
+    turns.ask((0, 0), "first", "download", 0.0)
+    turns.grant(0.0)
+    turns.done((0, 0), 5.0)
+    turns.ask((0, 1), "first", "prepare", 5.0)
+    turns.ask((1, 1), "second", "prepare", 6.0)
+    assert granted(turns, 6.0) == [0]
+
+
+def test_a_spare_core_is_one_that_was_idle_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr("comet_mpc.service.hosting.cores._STAT", stat)
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def idle(seconds: float) -> None:
+        stat.write_text(f"cpu  9 0 9 {round(seconds * ticks)} 0 0 0 0 0 0\ncpu0 0 0 0 0\n")
+
+    idle(100.0)
+    cores = Cores(0.0)
+    idle(100.5)
+    assert not cores.spare(0.05)  # it looks now and then only
+    assert not cores.spare(1.0)  # half a core
+    idle(102.5)
+    assert cores.spare(2.0)
+    stat.unlink()
+    assert cores.spare(3.0)  # nobody is held up where nobody can tell

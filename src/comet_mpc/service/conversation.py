@@ -57,8 +57,9 @@ _PARTING_SECONDS = 0.5
 class Places(Protocol):
     """Where the work of all clients is done, in turn."""
 
-    def place(self, kind: Literal["run", "prepare"], channel: Channel) -> AbstractContextManager[None]:
+    def place(self, kind: Literal["run", "prepare", "download"], channel: Channel) -> AbstractContextManager[None]:
         """One of the places, for as long as the block takes; `ServerBusy` if there is none in time.
+        A download gets one in any case.
 
         channel: of the client that waits for it.
         """
@@ -204,14 +205,15 @@ class Conversation:
         self._reserved = False  # not after an error: nothing else can be said then
 
     def _send(self, pieces: Iterable[memoryview]) -> None:
-        latest, limits = time.monotonic() + self._limits.setup_seconds, self._limits
+        limits = self._limits
 
         def timed() -> Iterator[memoryview]:
+            latest = time.monotonic() + limits.setup_seconds
             for piece in pieces:
                 self.deadline = min(latest, time.monotonic() + limits.stall_seconds + piece.nbytes / limits.slowest)
                 yield piece
 
-        with self.reserved():
+        with self._places.place("download", self.channel), self.reserved():
             count = send_blob(self.channel, timed())
         self._counters.add(setup_bytes_total=count)
         _log.info("sent a download", extra={"fields": self._fields(bytes=count)})

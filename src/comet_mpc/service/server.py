@@ -64,8 +64,8 @@ class Server:
                     `DealerSource(address)`. Run by the server's operator a dealer gives no privacy: the two together
                     could read the texts
     state           directory for the secret of the weight masks and prepared randomness. Do not copy it
-    workers         requests that are worked on at a time, runs and preparations together: as many as there are cores,
-                    or a few more
+    workers         requests that are worked on at a time, runs and preparations together; 0: as many as there are
+                    cores, and two at least
     require_client  refuse clients without a certificate (the dealer refuses them always)
     metrics         (host, port) for Prometheus, and for health, or None
     connections     clients connected at a time; each costs a process of a few megabytes. Further ones wait
@@ -83,7 +83,7 @@ class Server:
         identity: TlsIdentity,
         state: Path,
         *,
-        workers: int = 4,
+        workers: int = 0,
         require_client: bool = True,
         metrics: tuple[str, int] | None = None,
         limits: ServiceLimits | None = None,
@@ -94,11 +94,11 @@ class Server:
         handshakes: ReceptionLimits | None = None,
         reload: Callable[[], Mapping[str, ServedModel]] | None = None,
     ) -> None:
-        if workers < 1:
+        if workers < 0:
             raise ConfigurationError(f"a server needs at least one worker, got {workers}")
         if connections < 2:
             raise ConfigurationError(f"a server needs at least two connections, got {connections}")
-        self._workers = workers
+        self._workers = workers = workers or max(2, len(os.sched_getaffinity(0)))
         self._require_client = require_client
         self._stop_seconds = stop_seconds
         self._counters = Counters(_FIRST + 2 * connections)

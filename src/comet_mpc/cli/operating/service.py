@@ -78,8 +78,12 @@ def serve(
     ] = Path("state"),
     workers: Annotated[
         int,
-        typer.Option(min=1, help="Requests that are worked on at the same time. One of them is never a preparation."),
-    ] = 4,
+        typer.Option(
+            min=0,
+            help="Requests that are worked on at the same time. One of them is never a preparation. 0: as many as "
+            "there are cores, and two at least.",
+        ),
+    ] = 0,
     connections: Annotated[
         int, typer.Option(min=2, help="Clients connected at the same time; each costs a few megabytes.")
     ] = 96,

@@ -32,6 +32,7 @@ from comet_mpc.net.messages import refusal
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import Listener, TlsChannel
 from comet_mpc.service.catalogue import Catalogue
+from comet_mpc.service.hosting.cores import Cores
 from comet_mpc.service.hosting.lifeline import end_with_parent
 from comet_mpc.service.hosting.line import Line, Said
 from comet_mpc.service.hosting.turns import Kind, Places, Turns
@@ -46,7 +47,11 @@ _TICK = 0.1
 _ABORT_SECONDS = 3.0  # to remove what was half done
 _GRACE_SECONDS = 1.0  # an idle client keeps its process for so long although others wait
 _FIRST_GRACE_SECONDS = 5.0  # … and for so long before its first request: it may be checking its cache
-_WANTED: dict[Said, Kind] = {Said.WANT_RUN: "run", Said.WANT_PREPARE: "prepare"}
+_WANTED: dict[Said, Kind] = {
+    Said.WANT_RUN: "run",
+    Said.WANT_PREPARE: "prepare",
+    Said.WANT_DOWNLOAD: "download",
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class FrontDesk:
         self._counters = offer.counters
         self._rows = list(range(first_row, first_row + limits.connections))
         self._selector = selectors.DefaultSelector()
-        self._turns = Turns(limits.places)
+        self._turns, self._cores = Turns(limits.places), Cores(time.monotonic())
         self._guests: list[_Guest] = []
         self._workers: dict[int, _Worker] = {}
         self._ended: set[int] = set()
@@ -341,7 +346,7 @@ class FrontDesk:
         now, (what, number) = time.monotonic(), heard
         ticket = worker.number, number
         match what:
-            case Said.WANT_RUN | Said.WANT_PREPARE:
+            case Said.WANT_RUN | Said.WANT_PREPARE | Said.WANT_DOWNLOAD:
                 self._turns.ask(ticket, worker.client, _WANTED[what], now)
             case Said.DONE:
                 self._turns.done(ticket, now)
@@ -360,7 +365,8 @@ class FrontDesk:
     def _give_places(self) -> None:
         now = time.monotonic()
         by_number = {worker.number: worker for worker in self._workers.values()}
-        said = [(ticket, Said.GO) for ticket in self._turns.grant(now)]
+        idle_core = bool(self._turns.waiting("download")) and self._cores.spare(now)
+        said = [(ticket, Said.GO) for ticket in self._turns.grant(now, idle_core=idle_core)]
         for ticket, _ in self._turns.overdue(now, self._limits.queue_seconds):
             said.append((ticket, Said.FULL))
         for (number, request), what in said:

@@ -16,6 +16,7 @@ class Said(IntEnum):
 
     WANT_RUN = 1
     WANT_PREPARE = 2
+    WANT_DOWNLOAD = 9
     DONE = 3
     """With the place that it had or wanted."""
     REST = 4

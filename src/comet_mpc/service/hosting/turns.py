@@ -5,6 +5,11 @@ take longer and are prepared in fewer places, so that one is left for runs. Amon
 goes to the one that has the fewest places now, then to the one that has used the least lately, then to the one that
 has waited longest. A client that comes back after it was told that there is no place has waited since it first asked.
 
+A client that downloads the model wants to prepare next, and has work to do in between. While all cores are busy,
+downloads begin one after the other, in as many lines as there are places to prepare in; and none begins while enough
+clients wait to prepare, for a few seconds at most. So whoever is first in a crowd is not held up by what the others do
+to get in line.
+
 A place whose holder waits for its peer, and computes nothing, is lent to the next one: stalling costs nobody anything.
 
 Nothing here does anything by itself: the front desk tells it what happens and when.
@@ -18,13 +23,17 @@ from typing import Literal
 
 __all__ = ["Kind", "Places", "Turns"]
 
-Kind = Literal["run", "prepare"]
-KINDS: tuple[Kind, Kind] = ("run", "prepare")
+Kind = Literal["run", "prepare", "download"]
+KINDS: tuple[Kind, ...] = ("run", "prepare", "download")
 
 _HALF_LIFE = 60.0
 """Seconds after which use of a place counts half."""
 _REMEMBERED = 10.0
 """Seconds for which a client that was refused keeps its rank."""
+_SETTLED = 2.0
+"""Seconds from the beginning of a download after which its client is not waited for any more."""
+_HELD_BACK = 10.0
+"""Seconds for which a download may wait because others wait to prepare."""
 
 Ticket = tuple[int, int]
 """A connection, and a number that it has chosen."""
@@ -32,7 +41,7 @@ Ticket = tuple[int, int]
 
 @dataclass(frozen=True)
 class Places:
-    """How many requests are worked on at a time: `run`, `prepare`, and both together."""
+    """How many requests are worked on at a time: `run`, `prepare`, and both together. Downloads do not count."""
 
     run: int
     prepare: int
@@ -75,8 +84,11 @@ class Turns:
     _used: dict[str, _Use] = field(default_factory=dict)
     _refused: dict[tuple[str, Kind], tuple[float, float]] = field(default_factory=dict)
     """Since when a client had waited, and when it was told that there is no place."""
+    _settling: dict[str, float] = field(default_factory=dict)
+    """Clients that download, or make ready what they have, and until when they are waited for."""
 
     def ask(self, ticket: Ticket, client: str, kind: Kind, now: float) -> None:
+        self._settling.pop(client, None)
         since, told = self._refused.pop((client, kind), (now, now))
         self._waiting[ticket] = _Request(ticket, client, kind, since if now - told < _REMEMBERED else now, now)
 
@@ -84,7 +96,7 @@ class Turns:
         """It needs no place any more, whether it had one or not."""
         self._waiting.pop(ticket, None)
         request = self._holding.pop(ticket, None)
-        if request is not None and request.begun is not None:
+        if request is not None and request.begun is not None and request.kind != "download":
             use = self._used.setdefault(request.client, _Use())
             use.seconds, use.at = use.now(now) + now - request.begun, now
 
@@ -98,21 +110,21 @@ class Turns:
         if ticket in self._holding:
             self._holding[ticket].resting = resting
 
-    def grant(self, now: float) -> list[Ticket]:
-        """Those that may begin now."""
-        granted = []
+    def grant(self, now: float, *, idle_core: bool = False) -> list[Ticket]:
+        """Those that may begin now. idle_core: there is one that nobody needs, so that a download holds up nobody."""
+        granted: list[Ticket] = []
         for kind in KINDS:
             while (request := self._next(kind, now)) is not None:
-                del self._waiting[request.ticket]
-                request.begun = now
-                self._holding[request.ticket] = request
-                granted.append(request.ticket)
+                granted.append(self._begin(request, now))
+        if idle_core and (request := self._first("download", now)) is not None:
+            granted.append(self._begin(request, now))
         self._used = {client: use for client, use in self._used.items() if use.now(now) > 1e-3}
         return granted
 
     def overdue(self, now: float, seconds: float) -> list[tuple[Ticket, Kind]]:
-        """Those that have waited for so long, and do so no more."""
-        late = [request for request in self._waiting.values() if now - request.asked >= seconds]
+        """Those that have waited for so long, and do so no more. A download comes in any case, and before long."""
+        waiting = (request for request in self._waiting.values() if request.kind != "download")
+        late = [request for request in waiting if now - request.asked >= seconds]
         for request in late:
             del self._waiting[request.ticket]
             self._refused[request.client, request.kind] = request.since, now
@@ -131,18 +143,35 @@ class Turns:
         """Places in use, those apart that are lent."""
         return sum(request.kind == kind and not request.resting for request in self._holding.values())
 
+    def _begin(self, request: _Request, now: float) -> Ticket:
+        del self._waiting[request.ticket]
+        request.begun = now
+        self._holding[request.ticket] = request
+        if request.kind == "download":
+            self._settling[request.client] = now + _SETTLED
+        return request.ticket
+
     def _next(self, kind: Kind, now: float) -> _Request | None:
-        if self.working(kind) >= self.places.most(kind):
+        if not self._room(kind, now):
             return None
-        if sum(map(self.working, KINDS)) >= self.places.together:
-            return None
+        held_back = kind == "download" and self.waiting("prepare") >= self.places.prepare
+        return self._first(kind, now, _HELD_BACK if held_back else 0.0)
+
+    def _first(self, kind: Kind, now: float, held_back: float = 0.0) -> _Request | None:
+        """Of those that have waited for so long."""
         held = Counter(request.client for request in self._holding.values() if request.kind == kind)
-        fitting = [
-            r for r in self._waiting.values() if r.kind == kind and held[r.client] < self.places.per_client(kind)
-        ]
+        waiting = (r for r in self._waiting.values() if r.kind == kind and now - r.asked >= held_back)
+        fitting = (r for r in waiting if kind == "download" or held[r.client] < self.places.per_client(kind))
 
         def rank(request: _Request) -> tuple[float, ...]:
             use = self._used.get(request.client, _Use())
             return held[request.client], use.now(now), request.since, request.asked
 
         return min(fitting, key=rank, default=None)
+
+    def _room(self, kind: Kind, now: float) -> bool:
+        if kind == "download":
+            self._settling = {client: until for client, until in self._settling.items() if now < until}
+            return len(self._settling) < self.places.prepare
+        together = self.working("run") + self.working("prepare")
+        return self.working(kind) < self.places.most(kind) and together < self.places.together

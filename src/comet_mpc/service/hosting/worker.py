@@ -31,7 +31,11 @@ _RESTING_SECONDS = 3.0
 _RESTING_LOAD = 0.05
 """Of a core, over so many seconds: a process that computes less waits for its peer."""
 
-_WANTS: dict[Kind, Said] = {"run": Said.WANT_RUN, "prepare": Said.WANT_PREPARE}
+_WANTS: dict[Kind, Said] = {
+    "run": Said.WANT_RUN,
+    "prepare": Said.WANT_PREPARE,
+    "download": Said.WANT_DOWNLOAD,
+}
 _FULL: dict[Kind, str] = {
     "run": "all workers of the server are busy; try again later",
     "prepare": "the server prepares as many bundles as it can already; try again later",
