@@ -1,28 +1,35 @@
-"""What the unified forms cost in accuracy: one task's whole recipe. `comet report` makes tables of the results.
+"""What other forms cost in accuracy: every row by one recipe. `comet report` makes tables of the results.
 
 python benchmarks/accuracy.py run ENCODER GLUE WORK --task MRPC [--rule quadratic] [--seed 1] [--epochs 3]
-python benchmarks/accuracy.py paper ENCODER GLUE WORK --task CoLA [--attention smu] [--results DIR]
+python benchmarks/accuracy.py table 1 ENCODER GLUE WORK [--task MRPC] [--seed 1 --seed 2] [--estimate]
 
-The recipe of `run`: fine-tune the encoder unmodified; unify that into the certified form and fine-tune it through the
-protocol's own steps (3 by default) or the root's polynomial (--rule), distilled from the unmodified one, or with
---no-distil without it. The epoch is chosen on rows held out of train.tsv (a tenth, 1000 at most, drawn by seed 0),
-and dev.tsv is scored once. Then evaluate the same weights with 0 to 4 steps, by minimax and by plain Newton from the
-paper's constant. That of `paper`: take the unmodified model in the paper's form (s-GeLU with Softmax* or s-Softmax*,
-not certified), fine-tune it with exact functions, which calibrates it, then through its calibrated rules. A stage
-whose result exists is skipped, one that broke off is resumed. Needs the extra [train]. Results are one JSON file per
-stage.
+The recipe: fine-tune the encoder unmodified; put that into another form and fine-tune it, distilled from the unmodified
+one, or with --no-distil without it. The epoch is chosen on rows held out of train.tsv (a tenth, 1000 at most, drawn by
+seed 0), and dev.tsv is scored once. `run` makes the certified form, through the protocol's own steps (3 by default) or
+the root's polynomial (--rule); then it evaluates the same weights with 0 to 4 steps, by minimax and by plain Newton
+from the paper's constant. `table` makes the rows of the paper's tables 1, 2 and 5 (`lab.bench.published_models`), and
+says first how long that takes here. A stage whose result exists is skipped, one that broke off is resumed. Needs the
+extra [train]. Results are one JSON file per stage.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from comet_mpc.cli.inputs import read_rows, read_task
 from comet_mpc.cli.main import app as comet
+from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, unified
+from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row
+from comet_mpc.models.checkpoint import load_checkpoint
+from comet_mpc.models.hugging_face import need
+from comet_mpc.models.tasks import TASKS, find_task
+from comet_mpc.units import human_seconds
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -40,6 +47,25 @@ Encoder = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint.")]
 Glue = Annotated[Path, typer.Argument(help="Directory of GLUE tasks.")]
 Work = Annotated[Path, typer.Argument(help="For checkpoints.")]
 Rows = Annotated[int | None, typer.Option(help="Take only so many training rows.")]
+Passes = Annotated[float | None, typer.Option(help="Of the unmodified model, and of the other form.")]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How long and how fast: of the unmodified model, and of every other form."""
+
+    epochs: float = 3.0
+    unified_epochs: float = 2.0
+    rate: float = 1e-4
+    unified_rate: float = 5e-5
+    batch: int = 32
+    limit: int | None = None
+
+    @staticmethod
+    def of(task: str, **given: Any) -> Rates:
+        """Those of a task, but for what is given. SST-2 has 67,349 rows: some of them do."""
+        usual = Rates(limit=10_000) if task == "SST-2" else Rates()
+        return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass
@@ -51,19 +77,20 @@ class Recipe:
     work: Path
     task: str
     seed: int
-    limit: int | None
+    rates: Rates
     results: Path
-    batch: int = 32
 
     def __post_init__(self) -> None:
         self.label = f"{self.encoder.name}-{self.task.lower()}-seed{self.seed}"
         self.base = self.work / self.label
 
+    def result(self, stage: str) -> Path:
+        return self.results / f"{self.label}-{stage}.json"
+
     def stage(self, name: str, *arguments: object) -> Path:
         """A command whose result is a file; skipped if that exists."""
-        path = self.results / f"{self.label}-{name}.json"
-        if not path.exists():
-            command(*arguments, "--json", path)
+        if not self.result(name).exists():
+            command(*arguments, "--json", self.result(name))
         return self.base / name
 
     def unify(self, name: str, source: Path, *options: object) -> Path:
@@ -71,15 +98,45 @@ class Recipe:
             command("unify", source, self.base / name, *options)
         return self.base / name
 
+    def start(self) -> Path:
+        """The encoder with a new head."""
+        return self.unify("start", self.encoder, "--form", "unmodified", "--task", self.task, "--seed", self.seed)
+
     def finetune(self, name: str, start: Path, epochs: float, rate: float, *options: object) -> Path:
-        common = ["--task", self.task, "--data", self.glue, "--seed", self.seed, "--batch", self.batch]
-        common += [] if self.limit is None else ["--limit", self.limit]
+        rates = self.rates
+        common = ["--task", self.task, "--data", self.glue, "--seed", self.seed, "--batch", rates.batch]
+        common += [] if rates.limit is None else ["--limit", rates.limit]
         rest = ("--epochs", epochs, "--rate", rate)
         return self.stage(name, "finetune", start, self.base / name, *common, *options, *rest)
 
-    def unmodified(self, epochs: float, rate: float) -> Path:
-        start = self.unify("start", self.encoder, "--form", "unmodified", "--task", self.task, "--seed", self.seed)
-        return self.finetune("unmodified", start, epochs, rate)
+    def unmodified(self) -> Path:
+        return self.finetune("unmodified", self.start(), self.rates.epochs, self.rates.rate)
+
+    def another(self, stage: str, unify: tuple[object, ...], options: tuple[object, ...] = (), *, distil: bool) -> Path:
+        """The unmodified model in another form."""
+        plain = self.unmodified()
+        start = self.unify(f"unified-{stage.removeprefix('certified-').removesuffix('-undistilled')}", plain, *unify)
+        teacher = ("--teacher", plain, "--dropout", 0) if distil else ()  # noise would only hide the teacher's states
+        return self.finetune(stage, start, self.rates.unified_epochs, self.rates.unified_rate, *teacher, *options)
+
+    def row(self, row: Row) -> Path:
+        return self.unmodified() if row is UNMODIFIED else self.another(row.stage, row.unify, row.finetune, distil=True)
+
+    def seconds(self) -> float:
+        """About how long a row takes here: a few updates of the certified form, of which nothing is kept."""
+        training, start = need("comet_mpc.train"), self.start()
+        config, tensors = load_checkpoint(start)
+        task = read_task(self.task, self.glue, config)
+        rows, dev = (
+            read_rows(start, config, self.glue, task, split, limit)
+            for split, limit in (("train", self.rates.limit), ("dev", None))
+        )
+        rows, _ = training.hold_out(rows, rows_held_out(rows), HELD_OUT_SEED)
+        recipe = training.Recipe(epochs=self.rates.unified_epochs, batch=self.rates.batch)
+        student, teacher = (
+            training.UnifiedModel.from_tensors(*model) for model in (unified(config, tensors), (config, tensors))
+        )
+        return float(training.estimated_seconds(student, task, rows, dev, recipe, teacher))
 
 
 @app.command()
@@ -89,11 +146,11 @@ def run(
     work: Work,
     task: str = "MRPC",
     seed: int = 1,
-    epochs: float = 3.0,
-    unified_epochs: float = 2.0,
-    rate: float = 1e-4,
-    unified_rate: float = 5e-5,
-    batch: int = 32,
+    epochs: Passes = None,
+    unified_epochs: Passes = None,
+    rate: Annotated[float | None, typer.Option(help="Of the unmodified model.")] = None,
+    unified_rate: Annotated[float | None, typer.Option(help="Of the other form.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows per update.")] = None,
     rule: Annotated[
         str, typer.Option(help="Of activations and scores: minimax, or a polynomial's degree.")
     ] = "minimax",
@@ -103,14 +160,16 @@ def run(
     sweep: Annotated[bool, typer.Option(help="Evaluate with 0 to 4 steps as well.")] = True,
     results: Path = RESULTS,
 ) -> None:
-    """Every stage of one task's recipe."""
-    recipe = Recipe(encoder, glue, work, task, seed, limit, results, batch)
-    plain = recipe.unmodified(epochs, rate)
+    """Every stage of one task's recipe, in the certified form."""
+    task = find_task(task).name
+    rates = Rates.of(
+        task, epochs=epochs, unified_epochs=unified_epochs, rate=rate, unified_rate=unified_rate, batch=batch,
+        limit=limit,
+    )  # fmt: skip
+    recipe = Recipe(encoder, glue, work, task, seed, rates, results)
     by = str(steps) if rule == "minimax" else rule
     name = f"certified-{by}" + ("" if distil else "-undistilled")
-    start = recipe.unify(f"unified-{by}", plain, "--rule", rule, "--steps", steps)
-    teacher = ["--teacher", plain, "--dropout", 0] if distil else []  # noise would only hide the teacher's states
-    model = recipe.finetune(name, start, unified_epochs, unified_rate, *teacher)
+    model = recipe.another(name, ("--rule", rule, "--steps", steps), distil=distil)
     if not sweep:
         return
     for kind in ("minimax", "newton"):
@@ -120,30 +179,51 @@ def run(
 
 
 @app.command()
-def paper(
+def table(
+    number: Annotated[str, typer.Argument(help="1, 2 or 5.")],
     encoder: Encoder,
     glue: Glue,
     work: Work,
-    task: str = "CoLA",
-    seed: int = 1,
-    attention: Annotated[str, typer.Option(help="smu: s-Softmax*; relu: Softmax*.")] = "smu",
-    epochs: float = 4.0,
-    exact_epochs: float = 3.0,
-    steps_epochs: float = 2.0,
-    rate: float = 1e-4,
-    unified_rate: float = 2e-4,
-    steps: Annotated[int, typer.Option(help="Steps of activations and scores.")] = 4,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task. May be given again.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Default: 1. May be given again.")] = None,
+    form: Annotated[list[str] | None, typer.Option(help="Only the row of this stage. May be given again.")] = None,
     limit: Rows = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Only say how long it takes.")] = False,
     results: Path = RESULTS,
 ) -> None:
-    """The paper's form, for research: nothing serves it. `comet eval --secure --research` runs what comes out."""
-    recipe = Recipe(encoder, glue, work, task, seed, limit, results)
-    plain = recipe.unmodified(epochs, rate)
-    form = ("--form", "paper", "--attention", attention, "--pooler", "algebraic", "--steps", steps)
-    start = recipe.unify(f"paper-{attention}", plain, *form)
-    teacher = ("--teacher", plain, "--dropout", 0)
-    exact = recipe.finetune(f"paper-{attention}-exact", start, exact_epochs, unified_rate, "--exact", *teacher)
-    recipe.finetune(f"paper-{attention}-{steps}", exact, steps_epochs, rate, *teacher)
+    """The rows of a table of the paper that are not there yet. Says first how long they take on this machine."""
+    if number not in ACCURACY_TABLES:
+        raise typer.BadParameter(f"unknown table {number!r}: choose from {', '.join(ACCURACY_TABLES)}")
+    rows = ACCURACY_TABLES[number].rows
+    if unknown := set(form or ()) - {row.stage for row in rows}:
+        known = ", ".join(row.stage for row in rows)
+        raise typer.BadParameter(f"unknown row {sorted(unknown)[0]!r}: choose from {known}")
+    rows = tuple(row for row in rows if not form or row.stage in form)
+    wanted = list(_wanted(encoder, glue, work, rows, task, seed, limit, results))
+    seconds, sizes = 0.0, {}
+    for recipe, row in wanted:
+        if recipe.task not in sizes:
+            sizes[recipe.task] = recipe.seconds()
+            typer.echo(f"{recipe.task}: about {human_seconds(sizes[recipe.task])} a row", err=True)
+        factor = recipe.rates.epochs / recipe.rates.unified_epochs if row is UNMODIFIED else 1.0
+        seconds += factor * sizes[recipe.task]
+    typer.echo(f"table {number}: {len(wanted)} rows are missing, which take about {human_seconds(seconds)} here")
+    if estimate:
+        return
+    for recipe, row in wanted:
+        typer.echo(f"{recipe.label}: {row.name}")
+        recipe.row(row)
+
+
+def _wanted(
+    encoder: Path, glue: Path, work: Path, rows: tuple[Row, ...], tasks: list[str] | None, seeds: list[int] | None,
+    limit: int | None, results: Path,
+) -> Iterator[tuple[Recipe, Row]]:  # fmt: skip
+    """What has no result, task by task."""
+    for name in [find_task(task).name for task in tasks or TASKS]:
+        for seed in seeds or [1]:
+            recipe = Recipe(encoder, glue, work, name, seed, Rates.of(name, limit=limit), results)
+            yield from ((recipe, row) for row in rows if not recipe.result(row.stage).exists())
 
 
 if __name__ == "__main__":

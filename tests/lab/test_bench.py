@@ -28,6 +28,7 @@ from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_quer
 from comet_mpc.lab.bench.truncation import check_truncation
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
+from comet_mpc.offline.sources import PAIR
 from comet_mpc.service.clients.seen import glimpse
 from comet_mpc.units import human_bytes, human_seconds
 from support.waiting import PATIENCE, eventually
@@ -74,6 +75,26 @@ def test_measured_is_planned(crew: Crew, operation: str, method: str) -> None:
         assert record.max_twin_error < 0.01
 
 
+@pytest.mark.parametrize(
+    ("operation", "method"),
+    [
+        *((function, "table") for function in ("layer_norm", "activation", "attention")),
+        ("attention", "quadratic"),
+        ("attention", "paper"),
+        ("linear", "server_weights"),
+    ],
+)
+def test_measured_is_planned_without_a_third_party(crew: Crew, operation: str, method: str) -> None:
+    record = measure(crew, Case(operation, method, tokens=4), source=PAIR)
+    assert (record.source, record.setup_bytes) == ("pair", 0)
+    assert record.online_bytes == record.planned_online_bytes
+    assert record.rounds == record.planned_rounds
+    assert record.offline_bytes == record.planned_offline_bytes
+    if method != "paper":
+        assert record.max_twin_error is not None
+        assert record.max_twin_error < 0.01
+
+
 def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
     record = measure(crew, Case("truncation", "exact", tokens=1), repeat=3)
     assert record.repeat == 3
@@ -83,7 +104,7 @@ def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
 def test_an_error_in_a_process_is_raised_by_its_type(crew: Crew) -> None:
     case = Case("inverse_sqrt", "minimax", steps=99)
     seat = Seat(0, Path(), ("", 0))
-    parties = [crew.start(name, operations._party, seat, case, []) for name in ("client", "server")]
+    parties = [crew.start(name, operations._party, seat, case, "dealer", []) for name in ("client", "server")]
     with pytest.raises(RuleError, match="99 steps"):
         crew.results(parties)
     assert not any(party.process.is_alive() for party in parties)
@@ -91,7 +112,8 @@ def test_an_error_in_a_process_is_raised_by_its_type(crew: Crew) -> None:
 
 
 def test_a_process_that_dies_is_noticed(crew: Crew) -> None:
-    worker = crew.start("server", operations._party, Seat(1, crew.keys, ("", 0)), Case("truncation", "exact"), [])
+    seat = Seat(1, crew.keys, ("", 0))
+    worker = crew.start("server", operations._party, seat, Case("truncation", "exact"), "dealer", [])
     worker.process.kill()
     with pytest.raises(CometError, match="server: the process ended with exit code"):
         crew.results([worker])

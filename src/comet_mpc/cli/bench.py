@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +42,7 @@ from comet_mpc.lab.bench import cases
 from comet_mpc.lab.bench.models import ModelCase, measure_model
 from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.bench.profile import ProfileCase, profile_query
-from comet_mpc.lab.bench.published import TABLES, measure_appendix, measure_table
+from comet_mpc.lab.bench.published import TABLES, PublishedRecord, measure_appendix, measure_table
 from comet_mpc.lab.bench.rules import measure_rules
 from comet_mpc.lab.bench.truncation import SHIFTS, check_truncation
 from comet_mpc.lab.peers.compare import SYSTEMS, PeerRecord, compare
@@ -66,12 +66,13 @@ def ops(
     steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt by the minimax method.")] = 3,
     tokens: Annotated[int, typer.Option(min=1, max=256, help="Tokens; other sizes are those of BERT-base.")] = 128,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each. Times are their medians.")] = 1,
+    source: SourceName = DEALER.name,
     json: JsonFile = None,
 ) -> None:
     """Measure single operations, each by several methods.
 
-    A dealer and two parties run in processes of their own. Bytes and rounds are counted on the channels and must equal
-    the plan. Errors are differences to the exact function in float64.
+    Two parties and, with --source dealer, a dealer run in processes of their own. Bytes and rounds are counted on the
+    channels and must equal the plan. Errors are differences to the exact function in float64.
     """
     try:
         chosen = cases.choose(operation or [], method or [], tokens=tokens, steps=steps)
@@ -81,7 +82,7 @@ def ops(
     with bar("measuring") as tick, Crew() as crew:
         for done, case in enumerate(chosen):
             tick(done, len(chosen), f"{case.operation} by {case.method}")
-            records.append(measure(crew, case, repeat))
+            records.append(measure(crew, case, repeat, find_source(source)))
     report(with_origin(records), json, operations_table(records, Console().width))
 
 
@@ -168,19 +169,26 @@ def peers(
     the same file.
     """
     chosen = _among("system", system, SYSTEMS), _among("operation", task, TASKS)
-    kept = []
-    if json is not None and str(json) != "-" and json.exists():
-        kept = msgspec.json.decode(json.read_bytes(), type=list[dict[str, Any]])
+    kept = _kept(json)
     known = msgspec.convert(kept, list[PeerRecord])
-
-    def written(found: list[PeerRecord]) -> list[dict[str, Any]]:
-        return [*kept, *with_origin(found[len(kept) :])]
-
     with bar("measuring") as tick:
         records = compare(
-            *chosen, tokens, place or default_place(), known, tick, lambda found: write_json(json, written(found))
-        )
-    report(written(records), json, *peers_tables(records))
+            *chosen, tokens, place or default_place(), known, tick,
+            lambda found: write_json(json, _added(kept, found)),
+        )  # fmt: skip
+    report(_added(kept, records), json, *peers_tables(records))
+
+
+def _kept(json: Path | None) -> list[dict[str, Any]]:
+    """What a run that broke off has left in its file."""
+    if json is None or str(json) == "-" or not json.exists():
+        return []
+    return msgspec.json.decode(json.read_bytes(), type=list[dict[str, Any]])
+
+
+def _added(kept: list[dict[str, Any]], records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Those with the origin that they have, and the new ones with this one."""
+    return [*kept, *with_origin(records[len(kept) :])]
 
 
 @bench.command()
@@ -191,18 +199,26 @@ def paper(
 ) -> None:
     """Measure a table of the Comet paper again, on this engine: its numbers beside ours.
 
-    Table 3 compares rules for 1/sqrt in the unified model, table 4 with look-up tables and without a third party. With
-    128 tokens each takes two minutes on two free cores.
+    Table 3 compares rules for 1/sqrt in the unified model, with a dealer; table 4 compares with look-up tables, without
+    a third party. With 128 tokens each takes two minutes on two cores. A run that broke off goes on if --json names the
+    same file. Tables 1, 2 and 5 train models: python benchmarks/accuracy.py table.
     """
     if table not in (*TABLES, "appendix"):
-        raise typer.BadParameter(f"unknown table {table!r}: choose from {', '.join(TABLES)}, appendix")
+        raise typer.BadParameter(
+            f"unknown table {table!r}: choose from {', '.join(TABLES)}, appendix. Tables 1, 2 and 5 train models: "
+            "see python benchmarks/accuracy.py table --help"
+        )
     with bar(f"measuring table {table}") as tick, Crew() as crew:
         if table == "appendix":
             stated = measure_appendix(crew, tokens)
             report(with_origin(stated), json, appendix_table(stated))
         else:
-            records = measure_table(crew, table, tokens, tick)
-            report(with_origin(records), json, *published_tables(records))
+            kept = _kept(json)
+            known = msgspec.convert(kept, list[PublishedRecord])
+            records = measure_table(
+                crew, table, tokens, known, tick, lambda found: write_json(json, _added(kept, found))
+            )
+            report(_added(kept, records), json, *published_tables(records))
 
 
 def _among(what: str, names: list[str] | None, known: Iterable[str]) -> list[str]:

@@ -280,10 +280,14 @@ def finetune(
         int, typer.Option(min=0, help="Cut texts after so many tokens (0: as is usual for the task).")
     ] = 0,
     rule: Annotated[
-        RuleName | None, typer.Option(help="Another rule of activations and scores than the model's.")
+        Literal[RuleName, "newton"] | None,
+        typer.Option(
+            help="Another rule of activations and scores than the model's. newton (from the paper's constant) is for "
+            "experiments, like fewer than two steps: what comes out cannot be served."
+        ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Other steps of activations and scores than the model's.")
+        int | None, typer.Option(min=0, help="Other steps of activations and scores than the model's.")
     ] = None,
     dropout: Annotated[float, typer.Option(help="With a teacher, 0 is best.")] = 0.1,
     hidden_weight: Annotated[float, typer.Option(help="How much the teacher's hidden states count.")] = 1.0,
@@ -314,12 +318,15 @@ def finetune(
     held = rows_held_out(train) if held_out is None else held_out
     train, judge = training.hold_out(train, held, HELD_OUT_SEED) if held else (train, dev)
     config = msgspec.structs.replace(config, task=chosen.name, length=length or config.length or chosen.length)
-    if rule is not None or steps is not None:
-        config = msgspec.structs.replace(config, rule=rule or config.rule, steps=steps or config.steps, sites={})
+    kind, count = rule or config.rule, config.steps if steps is None else steps
+    few = kind == "minimax" and count <= (1 if config.certifiable else 0)
+    through = f"{kind}-{count}" if few or kind == "newton" else None
+    if through is None and (rule is not None or steps is not None):
+        config = msgspec.structs.replace(config, rule=kind, steps=count or config.steps, sites={})
     recipe = training.Recipe(
         epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=dropout, hidden_weight=hidden_weight,
         logit_weight=logit_weight, temperature=temperature, embedding_rate=embedding_rate, evaluations=evaluations,
-        mode="exact" if exact else "steps", fit=fit,
+        mode="exact" if exact else "steps", fit=fit, through=through,
     )  # fmt: skip
     tutor = None if teacher is None else _tutor(teacher, config)
 
@@ -339,7 +346,7 @@ def finetune(
         "history": found["history"], "seconds": found["seconds"], "updates": found["steps"], "seed": seed,
         "rows": len(train), "held_out": {"rows": held, "seed": HELD_OUT_SEED}, "rate": rate, "batch": batch,
         "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
-        "rule": config.rule, "steps": config.steps, "distilled": teacher is not None,
+        "rule": kind, "steps": count, "mode": recipe.mode, "distilled": teacher is not None,
     }  # fmt: skip
     where = f"{held} rows held out" if held else "dev.tsv"
     say(f"best on {where}: {found['best']:.2f}, after {found['seconds']:.0f} s; saved in {out}")
@@ -382,7 +389,7 @@ def train_model(
     except KeyboardInterrupt:
         typer.echo(f"stopped: the same command continues from the last evaluation in {out}", err=True)
         raise typer.Exit(130) from None
-    return found, _finish(out, train, dev, task)
+    return found, _finish(out, train, dev, task, recipe)
 
 
 def _next(config: CometConfig, out: Path, data: Path, task: str | None) -> str:
@@ -408,16 +415,20 @@ def _tutor(teacher: Path, config: CometConfig) -> Any:
     return need("comet_mpc.train").UnifiedModel.from_tensors(theirs, tensors)
 
 
-def _finish(out: Path, train: Any, dev: Any, task: Task) -> dict[str, float]:
-    """Calibrates the best checkpoint if it is not yet; its scores as it stands now."""
+def _finish(out: Path, train: Any, dev: Any, task: Task, recipe: Any) -> dict[str, float]:
+    """Calibrates the best checkpoint if it is not yet; its scores as it stands now. A form that is not certified and
+    was trained with exact functions is scored with them; an experiment, by its own rules, and it stays without ranges.
+    """
     training = unified = need("comet_mpc.train")
     config, tensors = load_checkpoint(out)
+    rules = training.through_rules(config, recipe.through)
     smu = "smu" in (config.activation.kind, config.attention.kind)
-    if smu and not any(site.seen for site in config.sites.values()):
+    if smu and not rules and not any(site.seen for site in config.sites.values()):
         count = _CALIBRATION_ROWS if config.certifiable else _MANY_ROWS
         config, _ = _calibrated(config, tensors, training.first_rows(train, count))
     with bar("evaluating") as tick:
-        net = unified.UnifiedModel.from_tensors(config, tensors).use("served")
+        exact = recipe.mode == "exact" and not config.certifiable
+        net = unified.UnifiedModel.from_tensors(config, tensors).use("exact" if exact else "served", rules)
         scores: dict[str, float] = task.score(training.predict(net, dev, tick=tick), dev.labels)
     save_config(out, msgspec.structs.replace(config, scores=scores))
     return scores

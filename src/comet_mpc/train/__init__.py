@@ -28,7 +28,7 @@ try:
     from comet_mpc.train.model import Mode, UnifiedModel
     from comet_mpc.train.pickled import read_pickled
     from comet_mpc.train.plot import draw
-    from comet_mpc.train.steps import other_rules
+    from comet_mpc.train.steps import other_rules, through_rules
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("comet_mpc"):
         raise
@@ -56,4 +56,5 @@ __all__ = [
     "predict",
     "quantiles",
     "read_pickled",
+    "through_rules",
 ]

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ from torch import Tensor
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.files import atomic_write
 from comet_mpc.models.certify import calibrated
-from comet_mpc.models.checkpoint import CometConfig, fingerprint, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import AnyRule, CometConfig, fingerprint, load_checkpoint, save_checkpoint
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick
 from comet_mpc.train.batches import Batch, Encoded, first_rows, observe, predict, quantiles, silent
 from comet_mpc.train.model import Mode, UnifiedModel
+from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
 __all__ = [
@@ -76,6 +77,8 @@ class Recipe:
     """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`warm_start`)."""
     token_dropout: float = 0.0
     """Part of the tokens (never the first) that training hides."""
+    through: str | None = None
+    """An experiment: steps that nothing serves (`steps.through_rules`)."""
 
 
 @dataclass
@@ -201,6 +204,8 @@ class _Run:
     teacher: UnifiedModel | None
     tokenizer: bytes
     settings: dict[str, Any]
+    rules: Mapping[str, AnyRule] = field(default_factory=dict)
+    """Of an experiment. Its checkpoint has no intervals, so that nothing serves it."""
     progress: _Progress = field(default_factory=_Progress)
 
     def __post_init__(self) -> None:
@@ -287,17 +292,19 @@ class _Run:
         certifiable = model.config.certifiable
         config = self._calibrated() if certifiable else model.config
         rules = {name: site.rule for name, site in config.sites.items()} if certifiable else {}
+        rules |= self.rules
         logits = predict(model.use("served" if mode != "exact" else mode, rules), self.judge)
         if not certifiable:  # there a text out of range may give anything: that counts as wrong, and training goes on
             logits = np.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)
         scores = self.task.score(logits, self.judge.labels)
-        model.use(mode)
+        model.use(mode, self.rules)
         main = next(iter(scores.values()))
         self._check_finite(f"{self.task.metric} of the rows that judge", main)
         progress.history.append({"epoch": round(progress.step / self.per_epoch, 2), **scores})
         if main > progress.best:
             progress.best = main
-            config = msgspec.structs.replace(config, scores=scores)
+            sites = {} if self.rules else config.sites
+            config = msgspec.structs.replace(config, scores=scores, sites=sites)
             save_checkpoint(self.out, config, model.tensors(), tokenizer=self.tokenizer or None)
         self._save_state()
         return scores
@@ -346,11 +353,12 @@ def finetune(
     Returns the best score, the history and the time taken.
     """
     torch.manual_seed(recipe.seed)
-    model = UnifiedModel.from_tensors(config, tensors, dropout=recipe.dropout).use(recipe.mode)
+    rules = through_rules(config, recipe.through)
+    model = UnifiedModel.from_tensors(config, tensors, dropout=recipe.dropout).use(recipe.mode, rules)
     if teacher is not None:
         teacher.eval().use("exact")
     settings = _settings(recipe, config, tensors, train, teacher)
-    run = _Run(model, task, train, judge, out, recipe, teacher, tokenizer, settings)
+    run = _Run(model, task, train, judge, out, recipe, teacher, tokenizer, settings, rules)
     before = run.finished()
     if before is not None:
         say(f"{out} holds this run, finished after {before['steps']} steps, best {before['best']:.2f}: nothing to do")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -12,12 +12,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions.attention import SMALLEST_MEAN
 from comet_mpc.functions.minimax import CubicStep, MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.models.certify import smu_rules
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, RuleName
 
-__all__ = ["inverse_sqrt", "newton_rule", "other_rules", "root", "smu"]
+__all__ = ["inverse_sqrt", "newton_rule", "other_rules", "root", "smu", "through_rules"]
 
 _PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
 _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
@@ -32,7 +33,8 @@ def newton_rule(constant: float, iterations: int, low: float, high: float) -> Mi
 def other_rules(config: CometConfig, kind: Literal[RuleName, "newton"], steps: int) -> dict[str, AnyRule]:
     """Rules of activations and scores of another kind or number of steps: an experiment, not certified.
 
-    Quantities of which there is one per row keep their rules.
+    Quantities of which there is one per row keep their rules, but for attention's denominators in the certified form:
+    what they are sums of has another top.
     """
     mus = {"activation": config.activation.mu, "scores": config.attention.mu / 2}
     universal = config.certifiable
@@ -46,21 +48,41 @@ def other_rules(config: CometConfig, kind: Literal[RuleName, "newton"], steps: i
             "another rule or number of steps needs a model with smu whose intervals are known: "
             "this one is unmodified, or needs `comet calibrate` first"
         )
+    rules: dict[str, AnyRule]
     if kind == "newton":
-        return {name: newton_rule(_PAPER_START, steps, *interval) for name, interval in intervals.items()}
-    if steps == 0 and kind == "minimax":
+        rules = {name: newton_rule(_PAPER_START, steps, *interval) for name, interval in intervals.items()}
+    elif steps == 0 and kind == "minimax":
         ends = {name: (math.sqrt(low), math.sqrt(high)) for name, (low, high) in intervals.items()}
-        return {name: newton_rule(2.0 / sum(ends[name]), 0, *interval) for name, interval in intervals.items()}
-    if universal:
+        rules = {name: newton_rule(2.0 / sum(ends[name]), 0, *interval) for name, interval in intervals.items()}
+    elif universal:
         changed = msgspec.structs.replace(config, rule=kind, steps=max(1, steps))
-        return dict(zip(mus, smu_rules(changed), strict=True))
-    if kind in DEGREES:
+        rules = dict(zip(mus, smu_rules(changed), strict=True))
+    elif kind in DEGREES:
         degree = DEGREES[kind]
         return {name: root_rule(*ends, degree, emphasis=config.emphasis) for name, ends in intervals.items()}
-    return {
-        name: minimax_rule(*interval, steps, root=True, emphasis=config.emphasis)
-        for name, interval in intervals.items()
-    }
+    else:
+        return {
+            name: minimax_rule(*interval, steps, root=True, emphasis=config.emphasis)
+            for name, interval in intervals.items()
+        }
+    return rules | _denominators(config, rules) if universal else rules
+
+
+def _denominators(config: CometConfig, rules: Mapping[str, AnyRule]) -> dict[str, AnyRule]:
+    """A rule for means of smu(s)² up to the largest that these rules give, |s| <= 1."""
+    s = torch.linspace(-1.0, 1.0, 4097, dtype=torch.float64)
+    top = float(smu(s, config.attention.mu / 2, 0.0, rules["scores"]).square().max())
+    return {"denominators": minimax_rule(SMALLEST_MEAN, 1.02 * top, config.row_steps + 1)}
+
+
+def through_rules(config: CometConfig, through: str | None) -> dict[str, AnyRule]:
+    """The rules of an experiment, by its name: newton-3."""
+    if through is None:
+        return {}
+    if not config.certifiable:
+        raise ConfigurationError("only the certified form is trained through plain Newton steps, or through none")
+    kind, _, steps = through.rpartition("-")
+    return other_rules(config, "newton" if kind == "newton" else "minimax", int(steps))
 
 
 def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -30,12 +28,9 @@ from comet_mpc.models.transformer import (
     input_rows,
     public_weights,
 )
-from comet_mpc.net.channel import Channel, Traffic
-from comet_mpc.offline.dealer.bundles import DealtRandomness
-from comet_mpc.offline.pair.prepare import prepare_bundle
-from comet_mpc.offline.pair.shares import PairRandomness
+from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.sources import DEALER, find_source
-from comet_mpc.offline.store import BundleStore, new_bundle_id
+from comet_mpc.offline.store import new_bundle_id
 
 __all__ = [
     "ModelCase",
@@ -258,7 +253,7 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
         masked = masked_weights(public) if kind.masks_weights else []
         weights = set_up(channel, public, values, seat.key, masked)
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
-        source, offline_bytes = _prepare(seat, channel, case, plan, weights, bundle_id)
+        source, offline_bytes = seat.prepare(channel, kind, plan, weights, bundle_id)
         offline_seconds, offline_cpu = watch.lap()
         session = PartySession(seat.party, channel, source)
         channel.exchange([b"ready"], 5)
@@ -288,19 +283,3 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
             logits=[] if logits is None else logits.tolist(),
         )
     )
-
-
-def _prepare(
-    seat: Seat, channel: Channel, case: ModelCase, plan: Plan, weights: dict[str, Weight], bundle_id: str
-) -> tuple[DealtRandomness | PairRandomness, int]:
-    """This party's randomness, and the bytes that it cost: what it sent to the other party, or all with the dealer."""
-    if not find_source(case.source).has_third_party:
-        before = channel.traffic
-        pair = prepare_bundle(channel, seat.party, plan.correlations, weights)
-        return pair, (channel.traffic - before).sent
-    with TemporaryDirectory(prefix="comet-store-") as directory:
-        store = BundleStore(Path(directory), seat.party, DEALER)
-        traffic = seat.store(store, bundle_id, plan)
-        dealt = DealtRandomness(store.take(bundle_id, plan.digest, plan.correlations), weights)
-        dealt.compute_ahead()
-    return dealt, traffic.sent + traffic.received

@@ -1,7 +1,7 @@
-"""One operation between real processes (dealer, client, server), measured, and checked against its plan.
+"""One operation between real processes (client, server, perhaps a dealer), measured, and checked against its plan.
 
-The offline phase comes first: each party fetches its bundle from the dealer over TLS, the client downloads masked
-weights, and both compute what does not need the input. The online phase starts when both parties are ready.
+The offline phase comes first: each party fetches its bundle from the dealer over TLS and the client downloads masked
+weights, or the two prepare a bundle between themselves. The online phase starts when both parties are ready.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from comet_mpc.engine import Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, RangeError
@@ -24,10 +23,11 @@ from comet_mpc.lab.bench.cases import Built, Case, Reals, Values, build
 from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.net.channel import Channel
-from comet_mpc.offline.dealer.bundles import DealtRandomness
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
 
-__all__ = ["Record", "measure"]
+__all__ = ["Record", "measure", "plan_case"]
 
 _RELATIVE_FROM = 1 / 64
 
@@ -37,6 +37,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: str
     method: str
+    source: str = DEALER.name
+    """Of randomness."""
     private: bool
     domain: str
     elements: int
@@ -54,6 +56,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The larger of the two parties'."""
     cpu_seconds_by_party: tuple[float, float]
     offline_seconds: float
+    offline_cpu_seconds_by_party: tuple[float, float] = (0.0, 0.0)
     peak_rss: int
     """Bytes, the larger of the two parties'; offline phase and bundle included."""
     peak_rss_by_party: tuple[int, int]
@@ -73,6 +76,7 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     cpu_seconds: float
     offline_seconds: float
+    offline_cpu_seconds: float
     offline_bytes: int
     max_abs_error: float = 0.0
     max_relative_error: float = 0.0
@@ -87,26 +91,31 @@ class _Side(msgspec.Struct, frozen=True):
     peak_rss: int
 
 
-def plan_case(built: Built, *, fused: bool = True) -> Plan:
+def plan_case(built: Built, source: Source = DEALER) -> Plan:
     public = {weight.name: weight for weight in built.weights}
     return plan_program(
         lambda session: built.program(session, built.share(session, {}), public),
         permits_leaks=built.leaks,
-        fused=fused,
+        fused=source.fused,
     )
 
 
-def measure(crew: Crew, case: Case, repeat: int = 1) -> Record:
-    """Runs a case `repeat` times, with a bundle each, between two fresh processes and the crew's dealer."""
+def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) -> Record:
+    """Runs a case `repeat` times, with a bundle each, between two fresh processes and perhaps the crew's dealer."""
     built = build(case)
-    plan = plan_case(built)
+    plan = plan_case(built, source)
     bundles = [new_bundle_id() for _ in range(repeat)]
-    client, server = (msgspec.json.decode(side, type=_Side) for side in run_parties(crew, _party, case, bundles))
+    results = run_parties(crew, _party, case, source.name, bundles)
+    client, server = (msgspec.json.decode(side, type=_Side) for side in results)
     first = client.runs[0], server.runs[0]
-    cpu = tuple(statistics.median(run.cpu_seconds for run in side.runs) for side in (client, server))
+    cpu, offline_cpu = (
+        [statistics.median(getattr(run, name) for run in side.runs) for side in (client, server)]
+        for name in ("cpu_seconds", "offline_cpu_seconds")
+    )
     return Record(
         operation=case.operation,
         method=case.method,
+        source=source.name,
         private=not built.leaks,
         domain=built.domain,
         elements=math.prod(built.shape),
@@ -116,13 +125,14 @@ def measure(crew: Crew, case: Case, repeat: int = 1) -> Record:
         offline_bytes=sum(run.offline_bytes for run in first),
         setup_bytes=server.setup_bytes,
         planned_online_bytes=plan.online_bytes,
-        planned_offline_bytes=plan.correction_bytes + 2 * SEED_BYTES,
+        planned_offline_bytes=source.offline_bytes(plan),
         rounds=first[CLIENT].rounds,
         planned_rounds=plan.rounds,
         seconds=statistics.median(max(pair) for pair in _pairs(client, server, "seconds")),
         cpu_seconds=max(cpu),
         cpu_seconds_by_party=(cpu[0], cpu[1]),
         offline_seconds=statistics.median(max(pair) for pair in _pairs(client, server, "offline_seconds")),
+        offline_cpu_seconds_by_party=(offline_cpu[0], offline_cpu[1]),
         peak_rss=max(client.peak_rss, server.peak_rss),
         peak_rss_by_party=(client.peak_rss, server.peak_rss),
         max_abs_error=max(run.max_abs_error for run in client.runs),
@@ -139,19 +149,20 @@ def _pairs(client: _Side, server: _Side, name: str) -> list[tuple[float, float]]
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, seat: Seat, case: Case, bundles: Sequence[str]) -> bytes:
-    built = build(case)
-    plan = plan_case(built)
+def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[str]) -> bytes:
+    built, kind = build(case), find_source(source)
+    plan = plan_case(built, kind)
     with seat.meet(link, plan.digest) as channel:
         before = channel.traffic
         public = {weight.name: weight for weight in built.weights}
-        weights = set_up(channel, public, _weights(built, case) if seat.party == SERVER else None, seat.key, public)
+        values_of_weights = _weights(built, case) if seat.party == SERVER else None
+        weights = set_up(channel, public, values_of_weights, seat.key, public if kind.masks_weights else ())
         setup = channel.traffic - before
         values = built.draw(np.random.default_rng(case.seed)) if seat.party == CLIENT else {}
         runs = []
         peak = 0
         for bundle_id in bundles:
-            run, share = _run(seat, channel, built, plan, values, weights, bundle_id)
+            run, share = _run(seat, channel, built, kind, plan, values, weights, bundle_id)
             peak = peak_memory()
             result = reveal(seat.party, channel, share)
             runs.append(run if result is None else _with_errors(run, built, case, values, result))
@@ -171,16 +182,15 @@ def _run(
     seat: Seat,
     channel: Channel,
     built: Built,
+    kind: Source,
     plan: Plan,
     values: Values,
     weights: dict[str, Weight],
     bundle_id: str,
 ) -> tuple[_Run, Share]:
     watch = Stopwatch()
-    bundle, offline = seat.fetch(bundle_id, plan)
-    source = DealtRandomness(bundle, weights)
-    source.compute_ahead()
-    offline_seconds, _ = watch.lap()
+    source, offline_bytes = seat.prepare(channel, kind, plan, weights, bundle_id)
+    offline_seconds, offline_cpu = watch.lap()
     session = PartySession(seat.party, channel, source, permits_leaks=built.leaks)
     shares = built.share(session, values)
     channel.exchange([b"ready"], 5)
@@ -197,7 +207,8 @@ def _run(
         seconds=seconds,
         cpu_seconds=cpu,
         offline_seconds=offline_seconds,
-        offline_bytes=offline.sent + offline.received,
+        offline_cpu_seconds=offline_cpu,
+        offline_bytes=offline_bytes,
     )
     return run, share
 

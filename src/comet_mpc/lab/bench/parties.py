@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,12 @@ from comet_mpc.net.channel import Channel, Traffic, agree, greet
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.bundle import Bundle
-from comet_mpc.offline.dealer.bundles import mask_weight
+from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle, fetch_to_memory
+from comet_mpc.offline.pair.prepare import prepare_bundle
+from comet_mpc.offline.pair.shares import PairRandomness
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore
 
 __all__ = ["Seat", "Stopwatch", "check_planned", "peak_memory", "reveal", "run_parties", "set_up"]
@@ -74,6 +79,21 @@ class Seat:
             sink = partial(store.add, bundle_id, plan.digest)
             fetch_bundle(line, self.party, bundle_id, plan.correlations, sink, key=self.key)
             return line.traffic
+
+    def prepare(
+        self, channel: Channel, source: Source, plan: Plan, weights: Mapping[str, Weight], bundle_id: str
+    ) -> tuple[DealtRandomness | PairRandomness, int]:
+        """Randomness for a run, and the bytes that it cost: those sent to the other party, or all with the dealer."""
+        if not source.has_third_party:
+            before = channel.traffic
+            pair = prepare_bundle(channel, self.party, plan.correlations, weights)
+            return pair, (channel.traffic - before).sent
+        with TemporaryDirectory(prefix="comet-store-") as directory:
+            store = BundleStore(Path(directory), self.party, DEALER)
+            traffic = self.store(store, bundle_id, plan)
+            dealt = DealtRandomness(store.take(bundle_id, plan.digest, plan.correlations), weights)
+            dealt.compute_ahead()
+        return dealt, traffic.sent + traffic.received
 
 
 def run_parties(

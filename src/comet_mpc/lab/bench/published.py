@@ -8,22 +8,23 @@ so what the protocol costs is the same for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
 
 from comet_mpc.functions.flooding import Flooding, fast_inverse_sqrt, float_bits, flooded_shares
-from comet_mpc.lab.bench.cases import Case, Reals, build
-from comet_mpc.lab.bench.operations import measure, plan_case
+from comet_mpc.lab.bench.cases import Case, Reals
+from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.processes import Crew
-from comet_mpc.offline.sources import PAIR
+from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.progress import Tick
 
 __all__ = ["TABLES", "AppendixRecord", "PublishedRecord", "measure_appendix", "measure_table"]
 
 LAYERS = 12
 _COUNT = {"layer_norm": 2, "activation": 1, "attention": 1}
+_SOURCES = {"3": DEALER, "4": PAIR}
 _OURS = {"layer_norm": "minimax", "activation": "quadratic", "attention": "quadratic"}
 
 Published = Mapping[str, tuple[float, float]]
@@ -86,41 +87,56 @@ class PublishedRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     online_bytes: int
     offline_bytes: int
-    """From a dealer; in table 4 between the two parties, by plan."""
+    """From a dealer; in table 4 between the two parties."""
     rounds: int
     seconds: float
     """Online, of all layers in a row."""
+    offline_seconds: float = 0.0
     cpu_seconds: float
+    """Online, the busier party's."""
+    offline_cpu_seconds: float = 0.0
+    """Both parties' together."""
     max_abs_error: float
     paper_seconds: float | None
     paper_bytes: float | None
     why: str
 
 
-def measure_table(crew: Crew, table: str, tokens: int, progress: Tick | None = None) -> list[PublishedRecord]:
-    """Every function by every method of a table."""
+def measure_table(
+    crew: Crew,
+    table: str,
+    tokens: int,
+    known: Iterable[PublishedRecord] = (),
+    progress: Tick | None = None,
+    keep: Callable[[list[PublishedRecord]], None] = lambda records: None,
+) -> list[PublishedRecord]:
+    """Every function by every method of a table that is not known yet. `keep` is called after each, so that a run that
+    broke off can go on."""
     methods = list(dict.fromkeys(method for rows in TABLES[table].values() for method in rows))
-    wanted = [(function, method) for function in _COUNT for method in methods]
-    records = []
+    records = list(known)
+    done_before = {(record.function, record.method, record.tokens) for record in records if record.table == table}
+    wanted = [
+        (function, method) for function in _COUNT for method in methods if (function, method, tokens) not in done_before
+    ]
     for done, (function, method) in enumerate(wanted):
         if progress is not None:
             progress(done, len(wanted), f"{function} by {method}")
         case = Case(function, _OURS[function] if method == "ours" else method, tokens)
-        one, times = measure(crew, case), LAYERS * _COUNT[function]
-        offline = one.offline_bytes
-        if table == "4":
-            offline = PAIR.offline_bytes(plan_case(build(case), fused=PAIR.fused))
+        one, times = measure(crew, case, source=_SOURCES[table]), LAYERS * _COUNT[function]
         for model, rows in TABLES[table].items():
             seconds, size = rows[method].get(function, (None, None))
             records.append(
                 PublishedRecord(
                     table=table, model=model, function=function, method=method, private=one.private, tokens=tokens,
-                    online_bytes=times * one.online_bytes, offline_bytes=times * offline, rounds=times * one.rounds,
-                    seconds=times * one.seconds, cpu_seconds=times * one.cpu_seconds,
+                    online_bytes=times * one.online_bytes, offline_bytes=times * one.offline_bytes,
+                    rounds=times * one.rounds, seconds=times * one.seconds, cpu_seconds=times * one.cpu_seconds,
+                    offline_seconds=times * one.offline_seconds,
+                    offline_cpu_seconds=times * sum(one.offline_cpu_seconds_by_party),
                     max_abs_error=one.max_abs_error, paper_seconds=seconds,
                     paper_bytes=None if size is None else size * 1e9, why=_WHY[function],
                 )
             )  # fmt: skip
+        keep(records)
     return records
 
 

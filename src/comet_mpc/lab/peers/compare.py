@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.errors import CometError
 from comet_mpc.lab.bench.cases import OPERATIONS, Case, build
 from comet_mpc.lab.bench.models import ModelCase, input_arrays, measure_model, random_weights
 from comet_mpc.lab.bench.operations import measure
@@ -27,6 +27,7 @@ from comet_mpc.lab.peers.environments import CRYPTEN, SPU
 from comet_mpc.lab.peers.inputs import TASKS, Reals
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import SHAPES
+from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick
 
 __all__ = ["SYSTEMS", "PeerRecord", "compare"]
@@ -101,14 +102,12 @@ def _ours(source: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
     def run(task: str, tokens: int, arrays: Path, place: Path) -> dict[str, object]:
         with Crew() as crew:
             if task != "layer":
-                if source != "dealer":
-                    raise ConfigurationError("single operations are measured with a dealer")
-                one = measure(crew, Case(task, _method(task), tokens, seed=_SEED))
+                one = measure(crew, Case(task, _method(task), tokens, seed=_SEED), source=find_source(source))
                 return {
                     "online_bytes": one.online_bytes, "offline_bytes": one.offline_bytes, "rounds": one.rounds,
                     "seconds": one.seconds, "offline_seconds": one.offline_seconds,
-                    "cpu_seconds": sum(one.cpu_seconds_by_party), "peak_rss": one.peak_rss,
-                    "max_abs_error": one.max_abs_error,
+                    "cpu_seconds": sum(one.cpu_seconds_by_party) + sum(one.offline_cpu_seconds_by_party),
+                    "peak_rss": one.peak_rss, "max_abs_error": one.max_abs_error,
                     "right": one.max_twin_error is not None and one.max_twin_error < _RIGHT,
                 }  # fmt: skip
             whole = measure_model(crew, _layer_case(tokens, source, "quadratic"))
@@ -208,9 +207,7 @@ def compare(
     """Everything that is not known yet. `keep` is called after each, so that a run that broke off can go on."""
     records = list(known)
     done = {(record.system, record.task, record.tokens) for record in records}
-    wanted = [
-        (s, t) for t in tasks for s in systems if (s, t, tokens) not in done and (t == "layer" or s != "comet-pair")
-    ]
+    wanted = [(s, t) for t in tasks for s in systems if (s, t, tokens) not in done]
     for count, (system, task) in enumerate(wanted):
         if progress is not None:
             progress(count, len(wanted), f"{task} by {system}")

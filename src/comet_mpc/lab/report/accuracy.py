@@ -11,22 +11,37 @@ from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Record, Results
 from comet_mpc.models.tasks import TASKS
 
-__all__ = ["Run", "Scores", "form_grids", "protocol_grid", "runs", "step_grid", "summary_grid"]
+__all__ = [
+    "Run",
+    "Scores",
+    "Trained",
+    "form_grids",
+    "protocol_grid",
+    "runs",
+    "shown",
+    "step_grid",
+    "summary_grid",
+    "trained",
+]
 
 _NAME = re.compile(
     rf"(?P<encoder>.+?)-(?P<task>{'|'.join(name.lower() for name in TASKS)})-seed(?P<seed>\d+)"
     r"(?:-(?P<stage>.+?))??(?:-eval-(?P<rule>[a-z][a-z0-9]*)-(?P<count>\d+))?$"
 )
 _UNMODIFIED = "unmodified"
+_OLDER = "dev.tsv chose the epoch"
 _NOTE = "± is the standard deviation over seeds. The mean difference is over the tasks that have both."
 
-Scores = dict[str, dict[int, float]]
-"""By task and seed."""
+Key = tuple[int, object, object]
+"""What two scores must have in common to be compared: the seed, the number of training rows and that of a batch."""
+Scores = dict[str, dict[Key, float]]
+"""By task."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A score and what it is of. rule, steps: those it was evaluated with, if others than it was trained with."""
+    """A score and what it is of. rule, steps: those it was evaluated with, if others than it was trained with.
+    held_out: rows held out of the training set chose the epoch; in older records the dev set did."""
 
     record: Record
     encoder: str
@@ -36,6 +51,11 @@ class Run:
     rule: str | None
     steps: int | None
     score: float
+    held_out: bool
+
+    @property
+    def key(self) -> Key:
+        return self.seed, self.record.get("rows"), self.record.get("batch")
 
 
 def runs(results: Results) -> list[Run]:
@@ -50,32 +70,41 @@ def runs(results: Results) -> list[Run]:
         score = _score(record, task)
         if score is not None:
             where = (parts["encoder"], task, int(parts["seed"]), parts["stage"] or "")
-            found.append(Run(record, *where, parts["rule"], steps, score))
+            found.append(Run(record, *where, parts["rule"], steps, score, _held_out(record)))
     return found
+
+
+def _held_out(record: Record) -> bool:
+    return bool((record.get("held_out") or {}).get("rows"))
 
 
 def _score(record: Record, task: str) -> float | None:
     """On the dev set, by the task's metric. Where rows held out chose the epoch, `best` is theirs."""
     scores = record.get("scores") or {}
     served = scores.get("served", scores)
-    if "best" in record.fields and not (record.get("held_out") or {}).get("rows"):
+    if "best" in record.fields and not _held_out(record):
         return float(record["best"])
     values = [value for value in (served.get(TASKS[task].metric), *served.values()) if isinstance(value, float | int)]
     return float(values[0]) if values else None
 
 
 @dataclass
-class _Encoder:
-    """One encoder's trained stages."""
+class Trained:
+    """One encoder's trained stages, by one recipe."""
 
-    name: str
+    encoder: str
+    held_out: bool
     stages: dict[str, Scores] = field(default_factory=dict)
     sources: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return self.encoder if self.held_out else f"{self.encoder}, {_OLDER}"
+
     def differences(self, stage: str, base: str, task: str) -> list[float]:
-        """stage - base, seed by seed."""
+        """stage - base, seed by seed, where both were trained alike."""
         one, other = (self.stages.get(name, {}).get(task, {}) for name in (stage, base))
-        return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+        return [one[key] - other[key] for key in sorted(one.keys() & other.keys(), key=str)]
 
     def mean_difference(self, stage: str, base: str) -> str:
         means = [mean(found) for task in TASKS if (found := self.differences(stage, base, task))]
@@ -84,10 +113,10 @@ class _Encoder:
     def rows(self, stage: str, base: str, tasks: list[str]) -> list[list[str]]:
         """The scores, and the differences below them."""
         scores = self.stages[stage]
-        first = [stage, *(_shown(scores.get(task, {}).values()) for task in tasks), ""]
+        first = [stage, *(shown(scores.get(task, {}).values()) for task in tasks), ""]
         if stage == base:
             return [first]
-        differences = [_shown(self.differences(stage, base, task), signed=True) for task in tasks]
+        differences = [shown(self.differences(stage, base, task), signed=True) for task in tasks]
         return [first, [f"less {base}", *differences, self.mean_difference(stage, base)]]
 
     def grid(self, title: str, stages: Iterable[str], base: str, note: str) -> Grid:
@@ -98,17 +127,18 @@ class _Encoder:
         return Grid(title, ["form", *tasks, "mean difference"], rows, note, sources=sources)
 
 
-def _encoders(found: Iterable[Run]) -> list[_Encoder]:
-    encoders: dict[str, _Encoder] = {}
-    for run in found:
+def trained(results: Results) -> list[Trained]:
+    """Every encoder; one that was trained by two recipes twice, since their rows do not compare."""
+    encoders: dict[tuple[str, bool], Trained] = {}
+    for run in runs(results):
         if run.rule is None and "best" in run.record.fields:
-            encoder = encoders.setdefault(run.encoder, _Encoder(run.encoder))
-            encoder.stages.setdefault(run.stage, {}).setdefault(run.task, {})[run.seed] = run.score
+            encoder = encoders.setdefault((run.encoder, run.held_out), Trained(run.encoder, run.held_out))
+            encoder.stages.setdefault(run.stage, {}).setdefault(run.task, {})[run.key] = run.score
             encoder.sources.setdefault(run.stage, []).append(run.record.source)
     return list(encoders.values())
 
 
-def _shown(values: Iterable[float], signed: bool = False) -> str:
+def shown(values: Iterable[float], signed: bool = False) -> str:
     """Mean, and standard deviation where there are several."""
     found = list(values)
     if not found:
@@ -124,7 +154,7 @@ _FORMS: Mapping[str, str] = {"smu": "s-GeLU with s-Softmax*", "relu": "s-GeLU wi
 def form_grids(results: Results) -> list[Grid]:
     """For each encoder: certified beside unmodified; the paper's forms; with and without a teacher."""
     grids = []
-    for encoder in _encoders(runs(results)):
+    for encoder in trained(results):
         stages = sorted(encoder.stages)
         certified = [name for name in stages if name.startswith("certified") and not name.endswith("-undistilled")]
         if _UNMODIFIED in stages:
@@ -144,10 +174,10 @@ def form_grids(results: Results) -> list[Grid]:
 def summary_grid(results: Results) -> Grid:
     """Every encoder, unmodified and as it is served."""
     grid = Grid("Scores on GLUE's dev sets", ["encoder", "form", *TASKS, "mean difference"], left=2, note=_NOTE)
-    for encoder in _encoders(runs(results)):
+    for encoder in trained(results):
         for name in sorted(encoder.stages, key=lambda name: (name != _UNMODIFIED, name)):
             if name == _UNMODIFIED or (name.startswith("certified") and not name.endswith("-undistilled")):
-                means = [_shown(encoder.stages[name].get(task, {}).values()) for task in TASKS]
+                means = [shown(encoder.stages[name].get(task, {}).values()) for task in TASKS]
                 difference = "" if name == _UNMODIFIED else encoder.mean_difference(name, _UNMODIFIED)
                 grid.rows.append([encoder.name, name, *means, difference])
                 grid.sources += encoder.sources[name]
@@ -165,7 +195,7 @@ def step_grid(results: Results) -> Grid:
             sources.append(run.record.source)
     counts = sorted({count for by_count in found.values() for count in by_count})
     columns = ["checkpoint", "task", "rule", *(f"{n} step{'' if n == 1 else 's'}" for n in counts)]
-    rows = [[*key, *(_shown(by_count.get(n, [])) for n in counts)] for key, by_count in sorted(found.items())]
+    rows = [[*key, *(shown(by_count.get(n, [])) for n in counts)] for key, by_count in sorted(found.items())]
     note = "newton: plain steps from the paper's constant. Only the number trained with was trained for."
     return Grid("The same weights with other steps of activations and scores", columns, rows, note, 3, sources)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -18,7 +17,6 @@ __all__ = [
     "operation_grid",
     "peer_grids",
     "profile_grid",
-    "published_grids",
     "truncation_grid",
 ]
 
@@ -221,36 +219,3 @@ def peer_grids(results: Results) -> list[Grid]:
         )
         grids.append(grid)
     return grids
-
-
-def published_grids(results: Results) -> list[Grid]:
-    """The paper's tables: its numbers beside ours; and its appendix."""
-    columns = ["function", "method", "paper GB", "GB online", "offline", "rounds", "paper s", "s", "error"]
-    grids = []
-    found = sorted(results.of("published"), key=lambda record: (record["table"], record["model"]))
-    for (table, model), group in groupby(found, key=lambda record: (str(record["table"]), str(record["model"]))):
-        members = list(group)
-        grid = Grid(f"The paper's table {table}, {model}", columns, left=2, sources=_sources(members))
-        for record in members:
-            size, seconds = record["paper_bytes"], record["paper_seconds"]
-            grid.rows.append(
-                [
-                    record["function"],
-                    record["method"] if record["private"] else f"{record['method']} (not private)",
-                    "" if size is None else f"{size / 1e9:.2f}",
-                    f"{record['online_bytes'] / 1e9:.2f}",
-                    human_bytes(record["offline_bytes"]),
-                    str(record["rounds"]),
-                    "" if seconds is None else f"{seconds:.1f}",
-                    f"{record['seconds']:.1f}",
-                    f"{record['max_abs_error']:.1e}",
-                ]
-            )
-        reasons = dict.fromkeys(f"{record['function']}: {record['why']}" for record in members)
-        grid.note = "\n".join(textwrap.wrap(" ".join(reasons), 116))
-        grids.append(grid)
-    stated = results.of("appendix")
-    appendix = Grid("The paper's appendix", ["statement", "setting", "measured"], left=2, sources=_sources(stated))
-    for record in stated:
-        appendix.rows.append([record["statement"], record["setting"], f"{record['measured']:.3g} {record['unit']}"])
-    return [*grids, appendix]

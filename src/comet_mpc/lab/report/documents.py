@@ -11,7 +11,7 @@ from pathlib import Path
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.lab.report import accuracy, costs
+from comet_mpc.lab.report import accuracy, costs, published
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Results
 
@@ -30,7 +30,9 @@ BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {
     "protocol": lambda results: [accuracy.protocol_grid(results)],
     "operations": lambda results: [costs.operation_grid(results)],
     "peers": costs.peer_grids,
-    "paper": costs.published_grids,
+    "paper-accuracy": published.accuracy_grids,
+    "paper": published.cost_grids,
+    "paper-appendix": lambda results: [published.appendix_grid(results)],
     "truncation": lambda results: [costs.truncation_grid(results)],
     "kernels": lambda results: [costs.kernel_grid(results)],
 }

@@ -16,11 +16,11 @@ from comet_mpc.lab.report.costs import (
     operation_grid,
     peer_grids,
     profile_grid,
-    published_grids,
     truncation_grid,
 )
 from comet_mpc.lab.report.drawings import accuracy_drawings, cost_drawings, peer_drawings, rule_drawings
 from comet_mpc.lab.report.grid import Grid
+from comet_mpc.lab.report.published import accuracy_grids, appendix_grid, cost_grids
 from comet_mpc.lab.report.records import Results
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.units import human_bytes, human_seconds
@@ -74,7 +74,7 @@ def sections(results: Results) -> list[Section]:
         (
             "The paper's tables",
             "What the Comet paper reports, and the same functions measured on this engine.",
-            published_grids(results),
+            [*accuracy_grids(results), *cost_grids(results), appendix_grid(results)],
         ),
         (
             "Underneath",
