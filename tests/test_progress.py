@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comet_mpc import progress
-from comet_mpc.progress import bar
+from comet_mpc.progress import Pace, bar
 from comet_mpc.units import counted, human_bytes
 
 
@@ -65,6 +65,16 @@ def test_a_bar_may_begin_again(clock: Clock, capsys: pytest.CaptureFixture[str])
         "preparing randomness 2.00 MB/2.00 MB, 0:00:10",
     ]
     assert capsys.readouterr().err.splitlines() == once * 2
+
+
+def test_the_time_left_is_that_of_the_pace_so_far(clock: Clock) -> None:
+    pace = Pace()
+    assert pace.spent(10) == 0.0  # what was there before took no time of this
+    clock.now += 4.0
+    assert pace.left(20, 100) == "0:00:32 left"
+    assert pace.spent(0) == 0.0  # it begins again
+    clock.now += 2.0
+    assert pace.left(50, 100) == "0:00:02 left"
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

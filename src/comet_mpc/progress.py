@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-__all__ = ["Tick", "bar"]
+__all__ = ["Pace", "Tick", "bar"]
 
 _SOON = 10.0
 """Seconds, or per cent: earlier than both, an estimate of the time left is of no use."""
@@ -69,23 +69,40 @@ class _TimeLeft(TimeRemainingColumn):
 
 def _lines(what: str, every: float, shown: Callable[[int], str], say: Callable[[str], None]) -> Tick:
     """A line after every so many seconds, and one at the end of what took longer."""
-    began, first, last, printed = 0.0, 0, -1, 0.0
+    pace, printed = Pace(), 0.0
 
     def tick(done: int, total: int, note: str = "") -> None:
-        nonlocal began, first, last, printed
-        now = time.monotonic()
-        if last < 0 or done < last:
-            began, first, printed = now, done, now
-        last, spent = done, now - began
+        nonlocal printed
+        now, spent = time.monotonic(), pace.spent(done)
+        if not spent:
+            printed = now
         if now - printed < every and (done < total or spent < every):
             return
         printed = now
         parts = [f"{what} {shown(done)}/{shown(total)}" if total else what, *([note] if note else []), _clock(spent)]
         if done < total:
-            parts.append(f"{_clock(spent / max(1, done - first) * (total - done))} left")
+            parts.append(pace.left(done, total))
         say(", ".join(parts))
 
     return tick
+
+
+class Pace:
+    """How fast something is, and how long the rest will take at that pace. It may begin again."""
+
+    def __init__(self) -> None:
+        self._began, self._first, self._last = 0.0, 0, -1
+
+    def spent(self, done: int) -> float:
+        """Seconds since it began, with so much done by now."""
+        now = time.monotonic()
+        if self._last < 0 or done < self._last:
+            self._began, self._first = now, done
+        self._last = done
+        return now - self._began
+
+    def left(self, done: int, total: int) -> str:
+        return f"{_clock(self.spent(done) / max(1, done - self._first) * (total - done))} left"
 
 
 def _clock(seconds: float) -> str:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -213,11 +214,15 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
 def test_dealer_starts_and_stops(tmp_path: Path) -> None:
     assert comet("keys", "make", str(tmp_path)).exit_code == 0
     command = [sys.executable, "-c", "from comet_mpc.cli.main import app; app()", "deal",
-               "--listen", "127.0.0.1:0", "--keys", str(tmp_path)]  # fmt: skip
+               "--listen", "127.0.0.1:0", "--keys", str(tmp_path), "--metrics", "127.0.0.1:0"]  # fmt: skip
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as dealer:
         assert dealer.stdout is not None
         assert dealer.stdout.readline().startswith("dealing at 127.0.0.1:")
+        metrics = dealer.stdout.readline().removeprefix("metrics at ").strip()
+        for page, text in (("healthz", "ok"), ("readyz", "ok"), ("metrics", "comet_bundles_dealt_total 0")):
+            with urllib.request.urlopen(metrics.replace("metrics", page), timeout=20) as reply:
+                assert text in reply.read().decode()
         dealer.send_signal(signal.SIGINT)
         assert dealer.wait(20) == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ from support.dealer_service import (
 )
 from support.processes import dealer_process
 from support.two_parties import both, masked, opened, outcome
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 LONELY = replace(IMPATIENT, partner_seconds=0.3)
 """Limits of a dealer to whom only one party comes."""
@@ -279,6 +280,69 @@ class _Hashing:
     def seal(self) -> None: ...
     def commit(self) -> None: ...
     def discard(self) -> None: ...
+
+
+class _Waiting(_Hashing):
+    """One that takes nothing more until the client has heard how far the dealer is."""
+
+    def __init__(self, seed: bytes, heard: threading.Event) -> None:
+        super().__init__(seed)
+        self._heard = heard
+
+    def write(self, data: bytearray, /) -> None:
+        assert self._heard.wait(PATIENCE)
+        super().write(data)
+
+
+def test_a_client_that_waits_hears_how_far_the_dealer_is(identities: Identities) -> None:
+    program: tuple[Correlation, ...] = (BitProducts(2_000_000, 64),)
+    name, heard, told = new_bundle_id(), threading.Event(), list[int]()
+
+    def waiting(dealt: int) -> None:
+        told.append(dealt)
+        if dealt:
+            heard.set()
+
+    def run(party: int) -> None:
+        channel = dial(dealer.address, identities["server" if party == SERVER else "client"])
+        key = KEY if party == SERVER else None
+        fetch_bundle(channel, party, name, program, lambda seed: _Waiting(seed, heard), key=key, waiting=waiting)
+
+    with running_dealer(identities, replace(IMPATIENT, stall_seconds=PATIENCE)) as dealer:
+        both(lambda: run(CLIENT), lambda: run(SERVER))
+    assert told == sorted(told)
+    assert 0 < told[-1] <= program[0].correction_bytes
+
+
+def test_refusals_are_counted_by_reason_and_looking_in_is_none(identities: Identities) -> None:
+    with running_dealer(identities, LONELY) as dealer:
+        eventually(lambda: dealer.counters.heartbeat(0))
+        dial(dealer.address, identities["server"]).close()  # as a server does to see whether its dealer is there
+        fetch_both(dealer.address, identities)
+        name = new_bundle_id()
+        for _ in range(2):
+            outcome(lambda: fetch(dealer.address, identities, CLIENT, name))
+        outcome(lambda: fetch_to_memory(dial(dealer.address, identities["dealer"]), CLIENT, new_bundle_id(), SMALL))
+        eventually(lambda: dealer.counters.refusals("role"))
+        counted = {
+            line.split('"')[1]: int(line.split()[1])
+            for line in dealer.counters.text().splitlines()
+            if line.startswith("comet_refusals_total") and not line.endswith(" 0")
+        }
+        assert dealer.counters.total("bundles_dealt_total") == 1
+    assert counted == {"gone": 1, "randomness": 1, "role": 1}
+
+
+def test_a_dealer_without_room_says_so(identities: Identities) -> None:
+    with running_dealer(identities, replace(IMPATIENT, bundles=1)) as dealer:
+        assert list(dealer.troubles()) == []
+
+        def look() -> list[str]:
+            eventually(lambda: waiting_parties(dealer))
+            return list(dealer.troubles())
+
+        _, troubles = both(lambda: outcome(lambda: fetch(dealer.address, identities, CLIENT, new_bundle_id())), look)
+    assert troubles == ["1 bundles are under way, as many as there may be"]
 
 
 def _peak(process_id: int) -> int:

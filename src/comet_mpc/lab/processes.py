@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 from comet_mpc.errors import CometError, PeerError
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.offline.dealer.server import run_dealer
+from comet_mpc.offline.dealer.process import run_dealer
 
 __all__ = ["LOOPBACK", "Crew", "Link", "Worker"]
 
@@ -115,7 +115,7 @@ class Worker:
 
 
 def _deal(link: Link, keys: Path) -> None:
-    run_dealer(LOOPBACK, 0, TlsIdentity.find(keys, "dealer"), started=link.tell)
+    run_dealer(LOOPBACK, 0, TlsIdentity.find(keys, "dealer"), started=lambda address, _: link.tell(address))
 
 
 class Crew:

@@ -6,6 +6,7 @@ tls        TLS 1.3 between bytes in memory
 reception  many connections shake hands, and none holds up another
 identity   certificates of a server, a client, a dealer; `authority` issues and revokes them
 messages   errors that are told to the other side
+metrics    what an operator may see by HTTP; `logs`, in the log
 """
 
 from comet_mpc.net.authority import issue, make_authority, make_test_set

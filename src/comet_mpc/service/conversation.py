@@ -28,6 +28,7 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.messages import refusal
+from comet_mpc.net.metrics import refusal_reason
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.source import Order
 from comet_mpc.service.catalogue import Catalogue
@@ -45,7 +46,6 @@ from comet_mpc.service.messages import (
     say,
     send_blob,
 )
-from comet_mpc.service.metrics import refusal_reason
 
 __all__ = ["Conversation", "Places"]
 

@@ -18,12 +18,13 @@ from comet_mpc.errors import ConfigurationError, ProtocolMismatch, ShapeError
 from comet_mpc.files import atomic_write
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.metrics import Counters
 from comet_mpc.offline.dealer.bundles import weight_key, weights_digest
 from comet_mpc.offline.shelf import Shelf, forget_unused
 from comet_mpc.offline.source import PreparationLimits, ServerDesk, Source
 from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import Prepare, Run, Welcome
-from comet_mpc.service.metrics import Counters
+from comet_mpc.service.metrics import server_counters
 from comet_mpc.service.programs import Programs
 from comet_mpc.service.quota import Quota
 
@@ -76,7 +77,7 @@ class Deployment:
         counters: Counters | None = None,
     ) -> None:
         self.limits = limits or ServiceLimits()
-        self.counters = counters or Counters()
+        self.counters = counters or server_counters()
         self.source = source
         self.model = replace(model, folded={})  # real numbers are for the plaintext model only
         self.programs = Programs(self.model, source)

@@ -29,7 +29,7 @@ from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import end_with_parent
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.turns import Places
-from comet_mpc.service.metrics import Counters
+from comet_mpc.service.metrics import server_counters
 
 __all__ = ["Server"]
 
@@ -101,7 +101,7 @@ class Server:
         self._workers = workers = workers or max(2, len(os.sched_getaffinity(0)))
         self._require_client = require_client
         self._stop_seconds = stop_seconds
-        self._counters = Counters(_FIRST + 2 * connections)
+        self._counters = server_counters(_FIRST + 2 * connections)
         self._context = LiveContext(identity, require_client=require_client)
         self._listener = listen(*listen_at, self._context.current, backlog=1024)
         limits = limits or ServiceLimits()

@@ -32,7 +32,7 @@ from comet_mpc.errors import ConfigurationError, ImpossibleAnswer
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.sources import find_source
-from comet_mpc.progress import Tick, bar
+from comet_mpc.progress import Pace, Tick, bar
 from comet_mpc.service.client import Client, Text
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging
 from comet_mpc.units import counted, human_bytes
@@ -150,6 +150,8 @@ def query(
                 )
             )
         show.tick = stack.enter_context(bar("texts"))
+        if find_source(client.source).has_third_party:
+            show.steady()
         left = texts.by_number if answers is None else answers.left
         if spare is None:
             _prepare(client, client.sizes(list(left.values())) if left else {}, show, str(json) == "-")
@@ -192,6 +194,11 @@ class _Shown:
         self.tick: Tick | None = None
         """Nothing is shown before there is one."""
         self._done = self._total = 0
+        self._pace: Pace | None = None
+
+    def steady(self) -> None:
+        """The bytes of a bundle come at a steady pace, as a dealer's do: then the time left can be told."""
+        self._pace = Pace()
 
     def begin(self, total: int, done: int = 0) -> None:
         self._total = total
@@ -203,8 +210,11 @@ class _Shown:
 
     def bytes(self, done: int, total: int) -> None:
         """From whichever thread prepares."""
-        amount = f"preparing randomness {human_bytes(done)}/{human_bytes(total)}"
-        self._show(amount if total else "waiting for the dealer")
+        if not total:
+            self._show("waiting for the dealer")
+            return
+        left = f", {self._pace.left(done, total)}" if self._pace is not None and self._pace.spent(done) >= 1.0 else ""
+        self._show(f"preparing randomness {human_bytes(done)}/{human_bytes(total)}{left}")
 
     def _show(self, note: str) -> None:
         if self.tick is not None:

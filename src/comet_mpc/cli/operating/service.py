@@ -15,17 +15,21 @@ from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.served import MOST_ANSWER_BITS, ServedModel
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.net.sockets import parse_address
-from comet_mpc.offline.dealer.server import run_dealer
+from comet_mpc.net.logs import log_as_json
+from comet_mpc.net.sockets import Address, parse_address
+from comet_mpc.offline.dealer.process import run_dealer
 from comet_mpc.offline.sources import DealerSource, PairSource, find_source
 from comet_mpc.progress import bar
 from comet_mpc.service.deployment import ServiceLimits
-from comet_mpc.service.metrics import log_as_json
 from comet_mpc.service.server import Server
 
 __all__ = ["deal", "serve"]
 
 _log = logging.getLogger(__name__)
+
+Metrics = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics and health, by plain HTTP.")
+]
 
 
 def _check_fine_tuned(model: Path, untrained: bool) -> None:
@@ -117,9 +121,7 @@ def serve(
     client_connections: Annotated[
         int, typer.Option(min=0, help="Connections of one client's certificate. 0: a quarter of all.")
     ] = 0,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics and health, by plain HTTP.")
-    ] = None,
+    metrics: Metrics = None,
     private_embeddings: Annotated[
         bool,
         typer.Option("--private-embeddings", help="Keep the embedding table at the server. Queries then cost more."),
@@ -192,9 +194,7 @@ def serve(
 
     def started() -> None:
         typer.echo("serving at {}:{}".format(*server.address) + f", source of randomness: {server.source}")
-        if server.metrics_address is not None:
-            typer.echo("metrics at http://{}:{}/metrics".format(*server.metrics_address))
-        sys.stdout.flush()
+        _say_metrics(server.metrics_address)
 
     server.serve_forever(started)
 
@@ -204,6 +204,8 @@ def deal(
         str, typer.Option(metavar="HOST:PORT", help="Where to listen. Port 0: any free port.")
     ] = "127.0.0.1:7000",
     keys: Keys = Path("keys"),
+    name: Annotated[str, typer.Option(help="This dealer's certificate in the directory of keys.")] = "dealer",
+    metrics: Metrics = None,
 ) -> None:
     """Run a dealer, which prepares randomness for clients and servers, until SIGINT or SIGTERM.
 
@@ -213,8 +215,20 @@ def deal(
     neither the server nor the client: a dealer run by the server's operator gives no privacy.
     """
     log_as_json()
+
+    def started(address: Address, pages: Address | None) -> None:
+        typer.echo("dealing at {}:{}".format(*address))
+        _say_metrics(pages)
+
     run_dealer(
         *parse_address(listen),
-        TlsIdentity.find(keys, "dealer"),
-        started=lambda address: typer.echo(f"dealing at {address[0]}:{address[1]}"),
+        TlsIdentity.find(keys, name),
+        metrics=parse_address(metrics) if metrics is not None else None,
+        started=started,
     )
+
+
+def _say_metrics(address: Address | None) -> None:
+    if address is not None:
+        typer.echo("metrics at http://{}:{}/metrics".format(*address))
+    sys.stdout.flush()

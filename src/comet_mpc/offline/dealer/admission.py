@@ -1,17 +1,21 @@
-"""Which programs a dealer deals for: those that it can read, that make sense, and that do not cost too much."""
+"""What a dealer takes on: programs that it can read, that make sense and do not cost too much; so many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from comet_mpc.engine.correlations import AnyMask, Correlation, decode_correlations
-from comet_mpc.errors import ForeignRandomness
+from comet_mpc.errors import ForeignRandomness, ServerBusy
 from comet_mpc.offline.dealer.bundles import CHUNK, Dealing
+from comet_mpc.offline.dealer.fetch import PartyRole
 
-__all__ = ["ProgramLimits", "admit_program"]
+__all__ = ["ProgramLimits", "Slots", "admit_program"]
 
 _MOST_ARRAYS = (1 << 16) - 2  # each array of a correlation has its own stream of the seed: `bundles._stream`
 
@@ -71,3 +75,36 @@ def admit_program(data: bytes | bytearray, key: bytes, limits: ProgramLimits) ->
             f"the program needs {held} words in memory at once, this dealer allows {limits.held_words}"
         )
     return dealing
+
+
+class Slots:
+    """Places for bundles, as many for clients as for servers. One certificate gets three quarters of them at most."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._held: Counter[tuple[PartyRole, str | None]] = Counter()
+
+    @contextlib.contextmanager
+    def taken(self, role: PartyRole, name: str | None) -> Iterator[None]:
+        with self._lock:
+            count = self._count(role)
+            if count >= self._most or self._held[role, name] >= max(1, self._most * 3 // 4):
+                raise ServerBusy(f"the dealer is busy with {count} bundles; try again with another id")
+            self._held[role, name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[role, name] -= 1
+                if not self._held[role, name]:
+                    del self._held[role, name]
+
+    @property
+    def full(self) -> bool:
+        """For one of the roles at least."""
+        with self._lock:
+            return max(self._count("client"), self._count("server")) >= self._most
+
+    def _count(self, role: PartyRole) -> int:
+        return sum(count for (other, _), count in self._held.items() if other == role)

@@ -70,7 +70,9 @@ class Proceed(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """Sign of life."""
+    """Sign of life, and how many bytes of corrections the server has been sent so far."""
+
+    dealt: int = 0
 
 
 class Seed(Message, frozen=True):
@@ -88,6 +90,12 @@ FromDealer = Proceed | Wait | Seed | Done | Refusal | Mismatch
 FromParty = Ask | Received
 
 M = TypeVar("M", bound=Message)
+
+Waiting = Callable[[int], None]
+
+
+def _nothing(dealt: int) -> None:
+    """Nobody wants to know."""
 
 
 def decode_from_party(data: bytes | bytearray, kind: type[M]) -> M:
@@ -113,7 +121,7 @@ class BundleSink(Protocol):
 class _FromDealer:
     """What comes from the dealer: messages, corrections, signs of life in between."""
 
-    def __init__(self, channel: Channel, patience: float, waiting: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, channel: Channel, patience: float, waiting: Waiting = _nothing) -> None:
         self._channel = channel
         self._waiting = waiting
         self._patience = patience
@@ -151,7 +159,7 @@ class _FromDealer:
                 raise_refusal(message, "the dealer")
             if not isinstance(message, Wait):
                 return message
-            self._waiting()
+            self._waiting(message.dealt)
 
 
 def fetch_bundle(
@@ -163,7 +171,7 @@ def fetch_bundle(
     *,
     key: bytes | None = None,
     patience: float = 3600.0,
-    waiting: Callable[[], None] = lambda: None,
+    waiting: Waiting = _nothing,
 ) -> None:
     """One party's part of a bundle, from a dealer that it is connected to by TLS. Closes the channel.
 
@@ -173,7 +181,8 @@ def fetch_bundle(
                 It is committed once the dealer says that both parties have their parts, discarded on any error
     key         at the server, `dealing.weight_key`
     patience    seconds for all of it
-    waiting     is called whenever the dealer says that it is still at work, or waits for the other party
+    waiting     is told how many bytes of corrections the server has, whenever the dealer says that it is still at work,
+                or waits for the other party
 
     The peer must have a dealer's certificate: whoever deals knows every mask. A dealer that the other party runs
     gives no privacy at all; a certificate cannot show that, so it must be arranged.

@@ -22,6 +22,8 @@ class Meeting:
         self.failures: dict[PartyRole, CometError] = {}
         self.client_seed: bytes | None = None
         self.confirmed = False
+        self.dealt = 0
+        """Bytes of corrections that the server has been sent so far."""
 
     def join(self, role: PartyRole, digest: str) -> None:
         with self.changed:

@@ -4,7 +4,7 @@ The dealer never sees an input, an opened value or a weight, but it knows every 
 either party: with the client's messages it could compute the weights, with the server's the text. A dealer run by
 the server's operator gives no privacy.
 
-Every failure voids the bundle and spends its id. The conversation with a party is described in `fetching.py`.
+Every failure voids the bundle and spends its id. The conversation with a party is described in `fetch`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
@@ -38,9 +36,10 @@ from comet_mpc.errors import (
 from comet_mpc.net.channel import Channel, greet
 from comet_mpc.net.identity import LiveContext, TlsIdentity
 from comet_mpc.net.messages import refusal
+from comet_mpc.net.metrics import Counters, refusal_reason
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import TlsChannel, listen
-from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
+from comet_mpc.offline.dealer.admission import ProgramLimits, Slots, admit_program
 from comet_mpc.offline.dealer.fetch import (
     CORRECTIONS,
     FRAME_BYTES,
@@ -60,12 +59,18 @@ from comet_mpc.offline.dealer.fetch import (
 from comet_mpc.offline.dealer.meeting import Meeting, Meetings
 from comet_mpc.offline.store import check_bundle_id, check_digest
 
-__all__ = ["Dealer", "DealerLimits", "run_dealer"]
+__all__ = ["Dealer", "DealerLimits"]
 
 _log = logging.getLogger(__name__)
 
 _TICK = 0.1
 _PARTING_SECONDS = 0.5
+_COUNTERS = {
+    "bundles_dealt_total": "Bundles of which both parties have their parts.",
+    "parts_dealt_total": "Parts of bundles that a party has confirmed.",
+    "offline_bytes_total": "Bytes sent and received for them, frame headers included.",
+    "offline_seconds_total": "Seconds spent on them, those of waiting for the other party too.",
+}
 
 
 @dataclass(frozen=True)
@@ -110,13 +115,15 @@ class Dealer:
 
     def __init__(self, host: str, port: int, identity: TlsIdentity, limits: DealerLimits | None = None) -> None:
         self.limits = limits or DealerLimits()
+        self.counters = Counters(_COUNTERS)
+        self.counters.beat()
         self._context = LiveContext(identity, require_client=True)
         self._listener = listen(host, port, self._context.current, backlog=1024)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._channels: set[TlsChannel] = set()
         self._threads: set[threading.Thread] = set()
-        self._places: Counter[tuple[PartyRole, str | None]] = Counter()
+        self._slots = Slots(self.limits.bundles)
         self._meetings = Meetings(self.limits.remembered)
 
     @property
@@ -132,17 +139,19 @@ class Dealer:
             lambda: self._context.current,
             selector,
             arrived=self._arrived,
-            refused=_lost,
+            refused=self._lost,
             limits=self.limits.handshakes,
             channel_timeout=self.limits.stall_seconds,
         )
         try:
             while not self._stopping.is_set():
+                self.counters.beat()
                 for key, events in selector.select(_TICK):
                     try:
                         key.data(events)
                     except Exception:  # one connection's trouble is not the others'
                         _log.exception("an error while a connection came in")
+                        self.counters.refused("other")
                 reception.tick()
                 if self._context.changed():
                     self._close_revoked()
@@ -185,6 +194,7 @@ class Dealer:
             thread.start()
         except RuntimeError:  # no more threads: to be told again when there are fewer
             _log.error("no thread for a party", extra={"fields": _fields(channel)})
+            self.counters.refused("out_of_processes")
             self._forget(channel, thread)
             channel.close()
 
@@ -203,7 +213,7 @@ class Dealer:
     def _attend(self, channel: TlsChannel) -> None:
         """Serves one connection; whatever happens in it ends here."""
         try:
-            with channel:
+            with channel, self.counters.session():
                 self._serve(channel)
         finally:
             self._forget(channel, threading.current_thread())
@@ -214,10 +224,16 @@ class Dealer:
                 self._check_crowd(channel)
                 self._converse(channel)
         except CometError as error:
+            if isinstance(error, PeerClosed) and not channel.traffic.received:  # it only looked whether we are here
+                return
+            self.counters.error(error)
+            self.counters.refused(refusal_reason(error))
             fields = _fields(channel, error=type(error).__name__, reason=str(error))
             _log.warning("a party was not served to the end", extra={"fields": fields})
             self._refuse(channel, error)
-        except Exception:
+        except Exception as error:
+            self.counters.error(error)
+            self.counters.refused("other")
             _log.exception("an error in the dealer", extra={"fields": _fields(channel)})
             self._refuse(channel, RandomnessError("the dealer failed; nothing was dealt"))
 
@@ -252,31 +268,21 @@ class Dealer:
                 f"server, and none of the client"
             )
         begun = time.monotonic()
-        with self._slot(role, channel.peer_name), self._meetings.joined(role, ask.bundle_id, ask.digest) as meeting:
+        meeting_joined = self._meetings.joined(role, ask.bundle_id, ask.digest)
+        with self._slots.taken(role, channel.peer_name), meeting_joined as meeting:
             if role == "server":
                 self._serve_server(channel, ask, meeting)
             else:
                 self._serve_client(channel, meeting)
-        traffic, seconds = channel.traffic, time.monotonic() - begun
-        fields = _fields(channel, bundle=ask.bundle_id[:8], bytes=traffic.sent + traffic.received)
-        _log.info("dealt", extra={"fields": {**fields, "seconds": round(seconds, 6)}})
-
-    @contextlib.contextmanager
-    def _slot(self, role: PartyRole, name: str | None) -> Iterator[None]:
-        """A place for one bundle: there are as many for clients as for servers."""
-        with self._lock:
-            taken = sum(count for (other, _), count in self._places.items() if other == role)
-            own = self._places[role, name]
-            if taken >= self.limits.bundles or own >= max(1, self.limits.bundles * 3 // 4):
-                raise ServerBusy(f"the dealer is busy with {taken} bundles; try again with another id")
-            self._places[role, name] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._places[role, name] -= 1
-                if not self._places[role, name]:
-                    del self._places[role, name]
+        count, seconds = channel.traffic.sent + channel.traffic.received, time.monotonic() - begun
+        self.counters.add(
+            bundles_dealt_total=role == "server",
+            parts_dealt_total=1,
+            offline_bytes_total=count,
+            offline_seconds_total=seconds,
+        )
+        fields = _fields(channel, bundle=ask.bundle_id[:8], bytes=count, seconds=round(seconds, 6))
+        _log.info("dealt", extra={"fields": fields})
 
     # One bundle ----------------------------------------------------------------------------------------
 
@@ -297,6 +303,7 @@ class Dealer:
                     raise PeerTimeout(f"a bundle must be dealt within {self.limits.deal_seconds:g} s")
                 if frame:
                     channel.send(CORRECTIONS, frame)
+                    meeting.dealt += len(frame)
             decode_from_party(channel.receive(MESSAGE_LIMIT), Received)
         meeting.advance(client_seed=dealing.client_seed)
         self._await(channel, "server", meeting, lambda: meeting.confirmed, 2 * self.limits.stall_seconds)
@@ -330,12 +337,28 @@ class Dealer:
                     return
             if time.monotonic() >= until:
                 raise PeerTimeout(f"the other party did not do its part within {seconds:g} s; nothing was dealt")
-            _say(channel, Wait())
+            _say(channel, Wait(meeting.dealt))
 
+    # For operators -------------------------------------------------------------------------------------
 
-def _lost(reason: str, error: PeerError) -> None:
-    fields = {"error": type(error).__name__, "refused": reason, "reason": str(error)}
-    _log.info("a connection could not be established", extra={"fields": fields})
+    def _lost(self, reason: str, error: PeerError) -> None:
+        self.counters.error(error)
+        self.counters.refused(reason)
+        fields = {"error": type(error).__name__, "refused": reason, "reason": str(error)}
+        _log.info("a connection could not be established", extra={"fields": fields})
+
+    def gauges(self) -> dict[str, float]:
+        """What it has to do now, and what it may have."""
+        return {"bundles_under_way": len(self._meetings), "bundles_most": self.limits.bundles}
+
+    def troubles(self) -> Iterator[str]:
+        """Why a party that came now could not be served."""
+        with self._lock:
+            connections = len(self._channels)
+        if connections >= self.limits.connections:
+            yield f"there are {connections} connections, as many as there may be"
+        if self._slots.full:
+            yield f"{self.limits.bundles} bundles are under way, as many as there may be"
 
 
 def _fields(channel: Channel, **more: object) -> dict[str, object]:
@@ -366,21 +389,3 @@ def _deadline(channel: Channel, seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def run_dealer(
-    host: str,
-    port: int,
-    identity: TlsIdentity,
-    limits: DealerLimits | None = None,
-    *,
-    started: Callable[[tuple[str, int]], None] | None = None,
-) -> None:
-    """Runs a dealer in the main thread until SIGINT or SIGTERM. `started` is told where it listens."""
-    with Dealer(host, port, identity, limits) as dealer:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: dealer.stop())
-        _log.info("dealing", extra={"fields": {"address": "{}:{}".format(*dealer.address)}})
-        if started is not None:
-            started(dealer.address)
-        dealer.serve_forever()

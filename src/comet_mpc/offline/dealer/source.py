@@ -81,14 +81,16 @@ class _Supplier(Supplier):
                 raise PeerClosed("this client is closed")
             spent = order.plan.correction_bytes + 2 * SEED_BYTES
             sink = partial(store.add, order.bundle_id, order.plan.digest, spent=spent)
-            fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink, waiting=self._waiting)
+            waiting = partial(self._waiting, order.plan.correction_bytes)
+            fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink, waiting=waiting)
         finally:
             channel.close()
             self._under_way.discard(channel)
 
-    def _waiting(self) -> None:
+    def _waiting(self, total: int, dealt: int) -> None:
+        """Until the dealer begins, nobody can say how far it is."""
         if self._desk.progress is not None:
-            self._desk.progress(0, 0)
+            self._desk.progress(min(dealt, total), total if dealt > 0 else 0)
 
     def close(self) -> None:
         self._closed = True

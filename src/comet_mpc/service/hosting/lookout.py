@@ -1,23 +1,18 @@
-"""The lookout: a process that answers for the server by HTTP, and tells whether its dealer can be reached.
-
-/metrics    counters, for Prometheus
-/healthz    200 while the front desk is alive, else 503: start the server again
-/readyz     200 if a client that came now could be served, else 503 and the reasons
-"""
+"""The lookout: a process that answers for the server by HTTP, and tells whether its dealer can be reached."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 from comet_mpc.errors import CometError
+from comet_mpc.net.metrics import MetricsEndpoint, pages
 from comet_mpc.service.catalogue import Catalogue
-from comet_mpc.service.metrics import MetricsEndpoint
 
 __all__ = ["Lookout"]
 
-_ALIVE_SECONDS = 5.0
 _LOOK_SECONDS = 10.0
 
 
@@ -25,9 +20,9 @@ class Lookout:
     """Binds its address when it is made; `run` in a process of its own."""
 
     def __init__(self, offer: Catalogue, address: tuple[str, int] | None, *, desk_row: int, workers: int) -> None:
-        self.offer, self._desk_row, self._workers = offer, desk_row, workers
-        pages = {"/metrics": self._metrics, "/healthz": self._healthy, "/readyz": self._ready}
-        self._endpoint = MetricsEndpoint(*address, pages) if address is not None else None
+        self.offer, self._workers = offer, workers
+        answered = pages(offer.counters, desk_row, self._gauges, self._troubles)
+        self._endpoint = MetricsEndpoint(*address, answered) if address is not None else None
         self._third_party = not offer.source.has_third_party
 
     @property
@@ -61,22 +56,14 @@ class Lookout:
                 time.sleep(_LOOK_SECONDS)
             self._third_party = False
 
-    def _metrics(self) -> tuple[int, str]:
+    def _gauges(self) -> dict[str, float]:
         ready = sum(one.store.count() for one in self.offer.all())
-        return 200, self.offer.counters.text(bundles_ready=ready, models=len(self.offer.models), workers=self._workers)
+        return {"bundles_ready": ready, "models": len(self.offer.models), "workers": self._workers}
 
-    def _desk_answers(self) -> bool:
-        return time.monotonic() - self.offer.counters.heartbeat(self._desk_row) < _ALIVE_SECONDS
-
-    def _healthy(self) -> tuple[int, str]:
-        return (200, "ok\n") if self._desk_answers() else (503, "the front desk does not answer\n")
-
-    def _ready(self) -> tuple[int, str]:
-        reasons = [] if self._desk_answers() else ["the front desk does not answer"]
+    def _troubles(self) -> Iterator[str]:
         if not self._third_party:
-            reasons.append("the dealer cannot be reached")
+            yield "the dealer cannot be reached"
         try:
             self.offer.first.store.check_writable()
         except CometError as error:
-            reasons.append(str(error))
-        return (503, "\n".join(reasons) + "\n") if reasons else (200, "ok\n")
+            yield str(error)

@@ -1,0 +1,49 @@
+"""Log lines in JSON, for operators: no text, share, mask or weight; names of certificates and of errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+__all__ = ["JsonFormatter", "log_as_json"]
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, event, and the fields of `extra={"fields": {...}}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            "process": record.process,
+        }
+        fields = getattr(record, "fields", None)
+        if isinstance(fields, dict):
+            entry.update(fields)
+        if record.exc_info and record.exc_info[0] is not None:
+            entry["error"] = record.exc_info[0].__name__
+            entry["where"] = _where(record.exc_info[2])
+        return json.dumps(entry, ensure_ascii=True)
+
+
+def _where(trace: Any) -> str:
+    """Places only: the message of an unforeseen error might quote a value."""
+    places = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return " > ".join(places[-6:])
+
+
+def log_as_json(level: int = logging.INFO) -> None:
+    """Sends this package's log to standard error as JSON lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("comet_mpc")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
