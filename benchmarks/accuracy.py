@@ -2,6 +2,7 @@
 
 python benchmarks/accuracy.py run ENCODER GLUE WORK --task MRPC [--rule quadratic] [--seed 1] [--epochs 3]
 python benchmarks/accuracy.py table 1 ENCODER GLUE WORK [--task MRPC] [--seed 1 --seed 2] [--estimate]
+python benchmarks/accuracy.py distributions MODEL GLUE --task MRPC
 
 The recipe: fine-tune the encoder unmodified; put that into another form and fine-tune it, distilled from the unmodified
 one, or with --no-distil without it. The epoch is chosen on rows held out of train.tsv (a tenth, 1000 at most, drawn by
@@ -9,7 +10,8 @@ seed 0), and dev.tsv is scored once. `run` makes the certified form, through the
 the root's polynomial (--rule); then it evaluates the same weights with 0 to 4 steps, by minimax and by plain Newton
 from the paper's constant. `table` makes the rows of the paper's tables 1, 2 and 5 (`lab.bench.published_models`), and
 says first how long that takes here. A stage whose result exists is skipped, one that broke off is resumed. Needs the
-extra [train]. Results are one JSON file per stage.
+extra [train]. Results are one JSON file per stage. `distributions` records what GeLU and LayerNorm of a trained model
+get, layer by layer, on rows of dev.tsv: takes seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
-from comet_mpc.cli.inputs import read_rows, read_task
+from comet_mpc.cli.inputs import load_any, read_rows, read_task
 from comet_mpc.cli.main import app as comet
+from comet_mpc.cli.tables import with_origin, write_json
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, unified
 from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row
 from comet_mpc.models.checkpoint import load_checkpoint
@@ -224,6 +228,38 @@ def _wanted(
         for seed in seeds or [1]:
             recipe = Recipe(encoder, glue, work, name, seed, Rates.of(name, limit=limit), results)
             yield from ((recipe, row) for row in rows if not recipe.result(row.stage).exists())
+
+
+@app.command()
+def distributions(
+    model: Annotated[Path, typer.Argument(help="A Comet checkpoint, or a Hugging Face classifier.")],
+    glue: Glue,
+    task: str = "MRPC",
+    rows: Annotated[int, typer.Option(min=1, help="Of dev.tsv.")] = 256,
+    name: Annotated[str | None, typer.Option(help="What to call the model. Default: its directory.")] = None,
+    results: Path = RESULTS.parent / "paper",
+) -> None:
+    """What activations and LayerNorms get, as the paper's appendix draws it: histograms, layer by layer."""
+    training, (config, tensors) = need("comet_mpc.train"), load_any(model)
+    chosen = read_task(task, glue, config)
+    data = read_rows(model, config, glue, chosen, "dev", rows)
+    seen = training.inputs_seen(training.UnifiedModel.from_tensors(config, tensors).use("exact"), data)
+    shown = training.quantiles(seen)
+    label = f"{name or model.name}-{chosen.name.lower()}"
+    found = []
+    for site, values in seen.items():
+        low, high = np.quantile(values, (0.0005, 0.9995))
+        density, edges = np.histogram(values, bins=80, range=(float(low), float(high)), density=True)
+        middles = edges[:-1] + np.diff(edges) / 2
+        curve = [(float(f"{x:.4g}"), float(f"{y:.3g}")) for x, y in zip(middles, density, strict=True)]
+        what = "activation" if site.endswith("activation") else "LayerNorm"
+        found.append(
+            {"record": "distribution", "model": name or model.name, "task": chosen.name, "rows": len(data),
+             "site": site, "what": what, "quantiles": shown[site], "curve": curve}
+        )  # fmt: skip
+    command = f"python benchmarks/accuracy.py distributions {model.name} GLUE --task {chosen.name} --rows {rows}"
+    write_json(results / f"distributions-{label}.json", [each | {"command": command} for each in with_origin(found)])
+    typer.echo(f"wrote {results / f'distributions-{label}.json'}: {len(found)} sites, {len(data)} rows")
 
 
 if __name__ == "__main__":

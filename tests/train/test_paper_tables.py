@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 
 from comet_mpc.errors import CheckpointError
 from comet_mpc.lab.bench.published_models import ACCURACY_TABLES
+from comet_mpc.lab.report.drawings import distribution_drawings
 from comet_mpc.lab.report.published import accuracy_grids
 from comet_mpc.lab.report.records import read_results
 from comet_mpc.models.certify import check_ranges
@@ -78,6 +79,23 @@ def test_every_row_of_every_table_by_one_recipe(accuracy: Any, world: tuple[Path
     for table in ACCURACY_TABLES.values():
         assert all(f"| {row.name} | toy | - | - | - | {records[row.stage]['scores']['accuracy']:.2f} |" in text
                    for row in table.rows)  # fmt: skip
+
+
+def test_distributions_are_recorded_and_drawn(accuracy: Any, world: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    encoder, glue, _ = world
+    results = tmp_path / "paper"
+    results.mkdir()
+    run(accuracy, "distributions", encoder, glue, "--task", "SST-2", "--rows", 8, "--results", results)
+    found = read_results(results)
+    sites = {record["site"]: record for record in found.of("distribution")}
+    assert set(sites) == {"layers.0.activation", "layers.0.attention_norm", "layers.0.output_norm"}
+    for record in sites.values():
+        (left, _), (right, _) = record["curve"][0], record["curve"][-1]
+        width = (right - left) / (len(record["curve"]) - 1)
+        assert sum(density for _, density in record["curve"]) * width == pytest.approx(1.0, rel=0.02)
+        assert record["quantiles"][0] <= left + width
+    titles = {drawing.title for drawing in distribution_drawings(found)}
+    assert titles == {f"toy, SST-2: what goes into {what}" for what in ("activations", "LayerNorms")}
 
 
 def test_an_unknown_row_is_answered_with_the_known_ones(accuracy: Any, world: tuple[Path, Path, Path]) -> None:

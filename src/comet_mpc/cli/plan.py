@@ -24,7 +24,7 @@ from comet_mpc.cli.options import (
     Steps,
     find_shape,
 )
-from comet_mpc.cli.tables import report, table
+from comet_mpc.cli.tables import origin, report, table
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.errors import ConfigurationError
@@ -103,7 +103,8 @@ def plan(
         "model": name,
         "tokens": tokens,
         "batch": batch,
-        "steps": steps if model is None else None,
+        "rule": rule if model is None else None,
+        "steps": steps if model is None and rule == "minimax" else None,
         "source": source,
         "rounds": planned.rounds,
         "online_bytes": planned.online_bytes,
@@ -124,7 +125,7 @@ def plan(
         *([_preparation(parts)] if parts else []),
         _in_words(summary, kind, network),
     ]
-    report(summary | records | ({"preparation": parts} if parts else {}), json, *tables)
+    report(summary | records | ({"preparation": parts} if parts else {}) | origin(), json, *tables)
 
 
 def _as_json(cost: Cost, source: Source) -> dict[str, Any]:

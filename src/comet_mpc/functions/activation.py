@@ -31,6 +31,7 @@ __all__ = [
     "Smu",
     "SmuRule",
     "argument_interval",
+    "polynomial_root",
     "smu",
     "smu_rule",
     "tanh_like",
@@ -208,14 +209,19 @@ def _root_of_t(session: Session, x: Share, form: Smu, rule: SmuRule) -> Share:
     t = square + session.constant(np.square(form.mu), square.fraction, square.width)
     match rule:
         case RootRule():
-            check_argument(session, t.bound, rule)
-            tau = session.reopen(t.times_power(-rule.exponent), rule.fraction_t, rule.width)
-            root = session.evaluate(_polynomial(rule, T), {"t": tau}, fraction=rule.fraction, bound=rule.bound)
-            return root.times_power(rule.exponent // 2)
+            return polynomial_root(session, t, rule)
         case MinimaxRule():
             return square_root(session, open_argument(session, t, rule), rule)
     y = session.reopen(inverse_sqrt(session, t, rule), rule.fraction_y)
     return session.evaluate(T * Y, {"t": session.reopen(t, 16), "y": y}, bound=4.0 * np.sqrt(top))
+
+
+def polynomial_root(session: Session, t: Share, rule: RootRule) -> Share:
+    """sqrt(t) by a polynomial, not truncated, from an opening of t. Reveals nothing."""
+    check_argument(session, t.bound, rule)
+    tau = session.reopen(t.times_power(-rule.exponent), rule.fraction_t, rule.width)
+    root = session.evaluate(_polynomial(rule, T), {"t": tau}, fraction=rule.fraction, bound=rule.bound)
+    return root.times_power(rule.exponent // 2)
 
 
 def _root_of_x(session: Session, x: Share, form: Smu, rule: RootRule) -> Share:

@@ -2,11 +2,11 @@
 
 Each is computed as cheaply as the engine allows: a tensor is opened once, polynomials in opened tensors are local,
 truncation is exact, rings are as narrow as the values. So the differences that remain are those of the functions.
-What needs a comparison is left out, because the engine has none: CrypTen subtracts the largest score from a row, and
-clips tanh to ±1. The domain of each function says what takes its place.
+What needs a comparison of large numbers is left out: CrypTen subtracts the largest score from a row, and clips tanh to
+±1. The domain of each function says what takes its place. Which piece of a function x belongs to comes from tables.
 
 Sources: CrypTen, crypten/common/functions/approximations.py (Knott et al., NeurIPS 2021); MPCFormer (Li et al.,
-ICLR 2023), section 3.
+ICLR 2023), section 3; BumbleBee (Lu et al., NDSS 2025), section on GeLU, with PUMA's coefficients as SPU has them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import numpy as np
 from comet_mpc.engine import Opened, Session
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.share import Share, ring_width
+from comet_mpc.engine.tables import Column, Table
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.functions.inverse_sqrt import exponential, inverse_sqrt, make_rule
 
 __all__ = [
     "chebyshev_tanh",
     "gelu_erf",
+    "gelu_piecewise",
     "gelu_tanh",
     "quad",
     "quad2",
@@ -34,10 +36,11 @@ __all__ = [
     "softmax_attention",
 ]
 
-X, Y, H, P, Q, E, M, R, S, V, W = variables("x y h p q e m r s v w")
+X, Y, H, P, Q, E, L, M, R, S, U, V, W = variables("x y h p q e l m r s u v w")
 
 GELU_TANH_BOUND = 4.0
 GELU_ERF_BOUND = 2.0
+GELU_PIECEWISE_BOUND = 7.75
 QUAD2_SHIFT = 5.0
 
 _PROBABILITY = 14
@@ -263,3 +266,42 @@ def gelu_erf(session: Session, x: Share, *, fraction: int = 12) -> Share:
         even = session.evaluate(total, {"v": v, "q": q, "h": h}, fraction=3 * bits + 16, bound=2.0)
         half = x.times_power(-1)
         return session.truncate_to(even + half.lift(even.fraction), fraction)
+
+
+_CUBIC = (-0.5054031199708174, -0.42226581151983866, -0.11807612951181953, -0.011034134030615728)
+"""On [-4, -2), by powers of x."""
+_SEXTIC = (0.008526321541038084, 0.3603292692789629, -0.037688200365904236, 0.0018067462606141187)
+"""On [-2, 3), by powers of x², besides x/2."""
+_DIGIT = 4
+_CELLS = [value % 2**_DIGIT - 8 for value in range(2 ** (_DIGIT + 1))]
+"""What whole numbers [n, n + 1) a sum of two digits stands for."""
+_CARRIES = Table((Column(tuple(value >> _DIGIT for value in range(2 ** (_DIGIT + 1))), 8),))
+_PIECES = Table(
+    tuple(Column(tuple(int(low <= n < high) for n in _CELLS), 16) for low, high in ((-4, -2), (-2, 3), (3, 8)))
+)
+
+
+def gelu_piecewise(session: Session, x: Share, *, fraction: int = 12) -> Share:
+    """GELU by pieces: 0 below -4, a cubic up to -2 (BumbleBee: -1.95), a polynomial of degree 6 up to 3, and x beyond.
+
+    Two look-ups of 32 entries say which piece x belongs to, to 1/16. Off by 0.02 at most, near the ends of pieces.
+    Domain: |x| <= 7.75. Opens x, three bits, what of x belongs to the two polynomials, and a square. Rounds 13.
+    Reveals nothing.
+    """
+    with session.part("gelu_piecewise"):
+        _require(session, "GELU by pieces", x.bound, GELU_PIECEWISE_BOUND)
+        places = session.truncate(session.add_constant(x, 8.0), x.fraction - _DIGIT, 16)
+        (carry,) = session.look_up(places.digit_sum(0, _DIGIT), _CARRIES)
+        digit = places.digit_sum(1, _DIGIT)
+        bits = session.look_up((digit + carry.narrow(digit.width)).bounded(digit.bound), _PIECES)
+        opened = dict(zip("xlmr", session.open(session.truncate_to(x, 11, 16), *bits), strict=True))
+        cubic, sextic = (session.evaluate(each * X, opened, bound=limit) for each, limit in ((L, 4.1), (M, 3.1)))
+        rest = session.evaluate(_CUBIC[0] * L + _SEXTIC[0] * M + R * X, opened, fraction=11, bound=x.bound + 0.1)
+        linear = session.truncate(rest, 1)
+        v, u = session.reopen(cubic, 11), session.reopen(sextic, 11)
+        s = session.reopen(session.evaluate(U**2, {"u": u}, bound=3.1**2), 12)
+        total = 0.5 * U
+        for power in (1, 2, 3):
+            total = total + _CUBIC[power] * V**power + _SEXTIC[power] * S**power
+        value = session.evaluate(total, {"u": u, "s": s, "v": v}, fraction=56, bound=4.0)
+        return session.truncate_to(value + linear.lift(value.fraction), fraction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ __all__ = [
     "evaluate",
     "first_rows",
     "hold_out",
+    "inputs_seen",
     "make_tokenizer",
     "observe",
     "predict",
@@ -188,6 +190,30 @@ def observe(
     model.probe = look
     predict(model, data, tick=tick)
     model.probe = None
+    return {site: np.concatenate(parts) for site, parts in seen.items()}
+
+
+def inputs_seen(model: UnifiedModel, data: Encoded, *, most: int = 100_000) -> dict[str, npt.NDArray[np.float64]]:
+    """What activations and LayerNorms get, in any form of model, by site: a sample per batch, its extremes included."""
+    seen: dict[str, list[npt.NDArray[np.float64]]] = {}
+
+    def keep(site: str, values: Tensor) -> None:
+        flat = values.detach().double().numpy().reshape(-1)
+        kept = flat[:: max(1, len(flat) // most)]
+        seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
+
+    def watch(part: Any, site: str, *, made: bool = False) -> Any:
+        return part.register_forward_hook(lambda _, given, result: keep(site, result if made else given[0]))
+
+    layers: Any = model.layers
+    hooks = [watch(layer.up, f"layers.{i}.activation", made=True) for i, layer in enumerate(layers)]
+    for name in ("attention_norm", "output_norm"):
+        hooks += [watch(getattr(layer, name), f"layers.{i}.{name}") for i, layer in enumerate(layers)]
+    try:
+        predict(model, data)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return {site: np.concatenate(parts) for site, parts in seen.items()}
 
 

@@ -389,6 +389,7 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "taylor7": _smu("taylor7", 2),
         "taylor2": _smu("taylor2", 8),
         "gelu_tanh": _activation(baselines.gelu_tanh, baselines.GELU_TANH_BOUND, _gelu_of_tanh),
+        "gelu_piecewise": _activation(baselines.gelu_piecewise, baselines.GELU_PIECEWISE_BOUND, _gelu),
         "gelu_erf": _activation(baselines.gelu_erf, baselines.GELU_ERF_BOUND, _gelu),
         "quad": _activation(baselines.quad, 4.0, lambda x: np.asarray(0.125 * x**2 + 0.25 * x + 0.5)),
     },

@@ -1,4 +1,9 @@
-"""Every rule for 1/sqrt beside the others: its error over an interval, in fixed point, and what it costs by plan."""
+"""Every rule for 1/sqrt beside the others: its error over an interval, in fixed point, and what it costs by plan.
+
+A polynomial rule gives sqrt(t), which is all that an activation needs: its relative error is compared with that of the
+others, whose root t·(1/sqrt(t)) has the error of 1/sqrt(t). Rules are made for what they are used for: an activation's
+root is to be exact where it is large.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,10 @@ from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, RuleError
-from comet_mpc.functions.inverse_sqrt import RULES, InverseSqrtRule, NewtonRule, inverse_sqrt, make_rule
+from comet_mpc.functions.activation import SmuRule, polynomial_root
+from comet_mpc.functions.inverse_sqrt import RULES, NewtonRule, inverse_sqrt, make_rule
 from comet_mpc.functions.minimax import MinimaxRule
+from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.progress import Tick
 
@@ -47,6 +54,8 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     record: str = "rule"
     rule: str
+    function: str = "1/sqrt"
+    """Or sqrt."""
     steps: int | None
     """None: it has none to count."""
     usual: bool
@@ -64,7 +73,7 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_rules(progress: Tick | None = None) -> list[RuleRecord]:
-    """All rules there are, with their usual number of steps and with 1 to 6 where they take one."""
+    """All rules there are, with their usual number of steps and with 1 to 6 where they take one; and polynomials."""
     chosen = list(_choices())
     records = []
     for done, (name, steps, rule) in enumerate(chosen):
@@ -74,8 +83,8 @@ def measure_rules(progress: Tick | None = None) -> list[RuleRecord]:
     return records
 
 
-def _choices() -> Iterator[tuple[str, int | None, InverseSqrtRule]]:
-    seen: list[InverseSqrtRule] = []
+def _choices() -> Iterator[tuple[str, int | None, SmuRule]]:
+    seen: list[SmuRule] = []
     for name in RULES:
         for steps in (*range(1, _MOST_STEPS + 1), None):
             with contextlib.suppress(RuleError):  # it takes another number of steps
@@ -84,9 +93,10 @@ def _choices() -> Iterator[tuple[str, int | None, InverseSqrtRule]]:
                 if rule not in seen:
                     seen.append(rule)
                     yield name, steps, rule
+    yield from ((name, None, root_rule(*_INTERVALS[0], degree)) for name, degree in DEGREES.items())
 
 
-def _holds(rule: InverseSqrtRule, leaks: bool) -> bool:
+def _holds(rule: SmuRule, leaks: bool) -> bool:
     """Whether no value leaves the ring or the rule's own bounds."""
     try:
         plan_program(lambda session: _program(session, rule, (1,)), permits_leaks=leaks)
@@ -95,19 +105,21 @@ def _holds(rule: InverseSqrtRule, leaks: bool) -> bool:
     return bool(np.isfinite(_errors(rule, leaks)[1]).all())
 
 
-def _steps(rule: InverseSqrtRule) -> int | None:
+def _steps(rule: SmuRule) -> int | None:
     """How many steps a rule has, the start counted; None if it has none to count."""
     if isinstance(rule, NewtonRule):
         return rule.iterations
     return 1 + len(rule.steps) if isinstance(rule, MinimaxRule) else None
 
 
-def _program(session: Session, rule: InverseSqrtRule, shape: tuple[int, ...], t: Reals | None = None) -> Share:
+def _program(session: Session, rule: SmuRule, shape: tuple[int, ...], t: Reals | None = None) -> Share:
     shared = session.private(CLIENT, shape, _FRACTION_T, rule.high, t)
+    if isinstance(rule, RootRule):
+        return session.truncate_to(polynomial_root(session, shared, rule), _FRACTION_Y)
     return session.truncate_to(inverse_sqrt(session, shared, rule), _FRACTION_Y)
 
 
-def _measure(name: str, steps: int | None, rule: InverseSqrtRule) -> RuleRecord:
+def _measure(name: str, steps: int | None, rule: SmuRule) -> RuleRecord:
     leaks = name == "paper"
     costs = {}
     for source in SOURCES.values():
@@ -118,8 +130,9 @@ def _measure(name: str, steps: int | None, rule: InverseSqrtRule) -> RuleRecord:
     curve = [(float(t[part[len(part) // 2]]), float(error[part].max())) for part in bins]
     return RuleRecord(
         rule=name,
+        function="sqrt" if isinstance(rule, RootRule) else "1/sqrt",
         steps=steps if steps is not None else _steps(rule),
-        usual=rule == make_rule(name, rule.low, rule.high),
+        usual=isinstance(rule, RootRule) or rule == make_rule(name, rule.low, rule.high),
         private=not leaks,
         low=rule.low,
         high=rule.high,
@@ -130,7 +143,7 @@ def _measure(name: str, steps: int | None, rule: InverseSqrtRule) -> RuleRecord:
     )
 
 
-def _errors(rule: InverseSqrtRule, leaks: bool) -> tuple[Reals, Reals]:
+def _errors(rule: SmuRule, leaks: bool) -> tuple[Reals, Reals]:
     """By the fixed-point twin, point by point, so that one value out of its range does not hide the others."""
     t = np.exp(np.linspace(math.log(rule.low), math.log(rule.high), _POINTS))
     t = np.clip(np.rint(t * 2.0**_FRACTION_T) * 2.0**-_FRACTION_T, rule.low, rule.high)
@@ -140,7 +153,8 @@ def _errors(rule: InverseSqrtRule, leaks: bool) -> tuple[Reals, Reals]:
         try:
             y = _program(session, rule, piece.shape, piece)
             values = decode(y.flat(), y.fraction, y.width)
-            parts.append(np.abs(values * np.sqrt(piece) - 1.0))
+            root = values if isinstance(rule, RootRule) else values * piece
+            parts.append(np.abs(root / np.sqrt(piece) - 1.0))
         except RangeError:
             parts.append(np.full(piece.shape, np.inf))
     return t, np.concatenate(parts)

@@ -7,6 +7,7 @@ accuracy   tables of scores
 published  the paper's tables, its numbers beside ours
 charts     drawings as SVG, in colours that follow the reader's
 drawings   which drawings there are, and from which records
+trade_off  accuracy against bytes
 page       the page
 documents  the generated blocks of Markdown files
 """

@@ -12,7 +12,7 @@ from comet_mpc.lab.report.grid import came_from
 __all__ = ["Axis", "Bars", "Point", "Scatter", "Series", "figure"]
 
 WIDTH, HEIGHT = 460, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 14, 44
 _COLOURS = 8
 _LETTER = 6.2
 """About the width of a letter of the labels."""
@@ -112,7 +112,7 @@ class Bars:
         return bool(self.rows)
 
     def svg(self) -> str:
-        left = min(215.0, 12 + _LETTER * max(len(name) for name, _ in self.rows))
+        left = min(245.0, 12 + _LETTER * max(len(name) for name, _ in self.rows))
         scale = _Scale(self.axis, [0.0, *(sum(parts.values()) for _, parts in self.rows)], left, WIDTH - 58)
         thick = min(26.0, 290.0 / len(self.rows) * 0.68)
         step = thick / 0.68

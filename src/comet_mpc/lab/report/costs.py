@@ -39,7 +39,12 @@ def _what(record: Record) -> str:
 def model_grid(results: Results, source: str) -> Grid:
     """Whole models with randomness from this source: measured, then planned only."""
     measured = [r for r in results.of("model") if r["source"] == source and not r.get("network")]
-    planned = [record for record in results.of("plan") if record["source"] == source]
+    known = {(r["model"], r["tokens"], r["batch"], r.rule) for r in measured}
+    planned = [
+        r
+        for r in results.of("plan")
+        if r["source"] == source and (r["model"], r["tokens"], r["batch"], r.rule) not in known
+    ]
     columns = ["model, layers", "tokens", "rule", "online", "rounds", "offline", "time", "CPU s", "offline CPU s", "GB"]
     grid = Grid(f"Whole models, randomness from the {source}", columns, left=1)
     for record in sorted(measured, key=_model_order):

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from statistics import mean
 
-from comet_mpc.lab.report.accuracy import Run, runs
 from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
 from comet_mpc.lab.report.records import Record, Results
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["accuracy_drawings", "cost_drawings", "peer_drawings", "rule_drawings"]
+__all__ = [
+    "cost_drawings",
+    "distribution_drawings",
+    "peer_drawings",
+    "readable_size",
+    "rule_drawings",
+    "sources_of",
+]
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _size(value: float) -> str:
+def readable_size(value: float) -> str:
     return human_bytes(value).replace(".00", "").replace(".0 ", " ")
 
 
@@ -26,7 +31,7 @@ def _time(value: float) -> str:
     return human_seconds(value).replace(".00", "").replace(".0 ", " ")
 
 
-def _sources(records: Iterable[Record]) -> list[str]:
+def sources_of(records: Iterable[Record]) -> list[str]:
     return list(dict.fromkeys(record.source for record in records))
 
 
@@ -69,7 +74,8 @@ def _error_against(records: list[Record], what: str, amount: Callable[[Costs], f
             Point(
                 amount(record["costs"]),
                 record["max_relative_error"],
-                f"{record.rule}, {_size(amount(record['costs']))}, error {_percent(record['max_relative_error'])}",
+                f"{record.rule}, {readable_size(amount(record['costs']))}, "
+                f"error {_percent(record['max_relative_error'])}",
                 "" if record.get("steps") is None else str(record["steps"]),
             )
             for record in group
@@ -79,22 +85,27 @@ def _error_against(records: list[Record], what: str, amount: Callable[[Costs], f
     elements = f" for {records[0]['elements']:,} values" if records else ""
     return Scatter(
         f"1/sqrt: error against {what}",
-        Axis(f"{what}{elements}", log=True, show=_size),
+        Axis(f"{what}{elements}", log=True, show=readable_size),
         Axis("largest relative error", log=True, show=_percent),
         series,
         "The number at a point is that of its steps. Left and low is good.",
-        _sources(records),
+        sources_of(records),
     )
 
 
 def _curves(records: list[Record]) -> list[Scatter]:
     """One of all rules with their usual numbers of steps, and one for each that is recorded with several."""
-    drawn, single = [], []
+    drawn, single, polynomials = [], [], []
     for name, group in _grouped(records, _name):
         if len(group) > 1 and group[0]["private"]:
             drawn.append(_curve_drawing(name, [(record.rule.partition(", ")[2], record) for record in group]))
-        single += [(record.rule if record["private"] else name, record) for record in group if record.get("usual")]
-    return [*([_curve_drawing("every rule as it is used", single)] if single else []), *drawn]
+        usual = [(record.rule if record["private"] else name, record) for record in group if record.get("usual")]
+        if group[0].get("function") == "sqrt":
+            polynomials += usual
+        else:
+            single += usual
+    first = [("every rule as it is used", single), ("the root by one polynomial", polynomials)]
+    return [*(_curve_drawing(title, curves) for title, curves in first if curves), *drawn]
 
 
 def _curve_drawing(title: str, curves: list[tuple[str, Record]]) -> Scatter:
@@ -105,10 +116,36 @@ def _curve_drawing(title: str, curves: list[tuple[str, Record]]) -> Scatter:
     return Scatter(
         f"Error along the interval: {title}",
         Axis("t", log=True),
-        Axis("relative error of 1/sqrt(t)", log=True, show=_percent),
+        Axis("relative error of the root", log=True, show=_percent),
         series,
-        sources=_sources(record for _, record in curves),
+        sources=sources_of(record for _, record in curves),
     )
+
+
+def distribution_drawings(results: Results) -> list[Scatter]:
+    """What activations and LayerNorms get, a line per layer."""
+    drawn = []
+    for title, group in _grouped(
+        results.of("distribution"), lambda r: f"{r['model']}, {r['task']}: what goes into {_PLURAL[r['what']]}"
+    ):
+        count = min(len(group), _MOST_LINES)
+        chosen = [group[place * len(group) // count] for place in range(count)]
+        series = [
+            Series(
+                record["site"].removeprefix("layers.").replace(".", ", ").replace("_", " "),
+                [Point(x, y) for x, y in record["curve"] if y > 0],
+                dots=False,
+            )
+            for record in chosen
+        ]
+        note = f"{group[0]['rows']} texts; layers counted from 0. 999 of 1000 values are drawn."
+        axes = Axis("value"), Axis("density", log=True, show=lambda value: f"{value:.0e}")
+        drawn.append(Scatter(title, *axes, series, note, sources_of(group)))
+    return drawn
+
+
+_PLURAL = {"activation": "activations", "LayerNorm": "LayerNorms"}
+_MOST_LINES = 8
 
 
 # Costs -----------------------------------------------------------------------------------------------------
@@ -117,7 +154,8 @@ def _curve_drawing(title: str, curves: list[tuple[str, Record]]) -> Scatter:
 def cost_drawings(results: Results) -> list[Scatter | Bars]:
     """Whole models and single operations."""
     models = results.of("model")
-    return [*_against_length(models), *_by_operation(models), _phases(models), *_methods(results.of("operation"))]
+    drawn: list[Scatter | Bars] = [*_against_length(models), *_by_operation(models), _phases(models)]
+    return [*drawn, *_methods(results.of("operation"), results.of("peer"))]
 
 
 def _whole(record: Record) -> str:
@@ -136,7 +174,7 @@ def _against_length(models: list[Record]) -> list[Scatter]:
     series = [
         Series(
             what if len(lines) == 1 else f"{name}: {what}",
-            [Point(r["tokens"], r[key], f"{r['tokens']} tokens, {_size(r[key])}") for r in group],
+            [Point(r["tokens"], r[key], f"{r['tokens']} tokens, {readable_size(r[key])}") for r in group],
         )
         for name, group in lines
         for key, what in amounts
@@ -146,10 +184,12 @@ def _against_length(models: list[Record]) -> list[Scatter]:
         for name, group in lines
     ]
     title = f": {lines[0][0]}" if len(lines) == 1 else ""
-    sources = _sources(record for _, group in lines for record in group)
+    sources = sources_of(record for _, group in lines for record in group)
     tokens = Axis("tokens", log=True, ticks=sorted({r["tokens"] for _, group in lines for r in group}))
     return [
-        Scatter(f"Bytes against length{title}", tokens, Axis("bytes", log=True, show=_size), series, sources=sources),
+        Scatter(
+            f"Bytes against length{title}", tokens, Axis("bytes", log=True, show=readable_size), series, sources=sources
+        ),
         Scatter(
             f"Time against length{title}", tokens, Axis("online time", log=True, show=_time), times, sources=sources
         ),
@@ -171,9 +211,9 @@ def _by_operation(models: list[Record]) -> list[Bars]:
     rows = [(_short(record), record) for record in sorted(chosen, key=_order) if record["batch"] == 1]
     sizes = [(name, {c["operation"]: float(c["online_bytes"]) for c in record["operations"]}) for name, record in rows]
     times = [(name, {c["operation"]: sum(c["cpu_seconds"]) for c in record["operations"]}) for name, record in rows]
-    sources = _sources(record for _, record in rows)
+    sources = sources_of(record for _, record in rows)
     return [
-        Bars("Online bytes by operation", Axis("online bytes", show=_size), sizes, sources=sources),
+        Bars("Online bytes by operation", Axis("online bytes", show=readable_size), sizes, sources=sources),
         Bars("Processor time by operation", Axis("CPU, both parties", show=_time), times, sources=sources),
     ]
 
@@ -185,11 +225,11 @@ def _phases(models: list[Record]) -> Bars:
         if not record.get("network")
     ]
     note = "offline: before the text exists, by the dealer or between the two parties."
-    return Bars("Offline against online", Axis("bytes", show=_size), rows, note, _sources(models))
+    return Bars("Offline against online", Axis("bytes", show=readable_size), rows, note, sources_of(models))
 
 
-def _methods(operations: list[Record]) -> list[Scatter]:
-    """For every operation with several methods: its error against its bytes."""
+def _methods(operations: list[Record], peers: list[Record]) -> list[Scatter]:
+    """For every operation with several methods: its error against its bytes; other systems on the same axes."""
     drawn = []
     for operation, group in groupby(
         sorted(operations, key=lambda record: str(record["operation"])), key=lambda record: str(record["operation"])
@@ -205,7 +245,7 @@ def _methods(operations: list[Record]) -> list[Scatter]:
                     Point(
                         record["online_bytes"],
                         record["max_abs_error"],
-                        f"{record.rule} {_size(record['online_bytes'])}, error {record['max_abs_error']:.1e}",
+                        f"{record.rule} {readable_size(record['online_bytes'])}, error {record['max_abs_error']:.1e}",
                         method,
                     )
                     for record in records
@@ -214,11 +254,20 @@ def _methods(operations: list[Record]) -> list[Scatter]:
             )
             for method, records in by_method
         ]
+        others = [peer for peer in peers if peer["task"] == operation and not peer["system"].startswith("comet")]
+        if others:
+            series.append(Series("other systems, measured", [_peer_point(peer) for peer in others], line=False))
         size = "×".join(map(str, members[0]["shape"]))
         note = "Error: the largest, against the function that the method stands for. Training makes up for some."
-        axes = Axis("online bytes", log=True, show=_size), Axis("error", log=True, show=lambda v: f"{v:.0e}")
-        drawn.append(Scatter(f"{operation} {size}: error against bytes", *axes, series, note, _sources(members)))
+        axes = Axis("online bytes", log=True, show=readable_size), Axis("error", log=True, show=lambda v: f"{v:.0e}")
+        sources = sources_of([*members, *others])
+        drawn.append(Scatter(f"{operation} {size}: error against bytes", *axes, series, note, sources))
     return drawn
+
+
+def _peer_point(peer: Record) -> Point:
+    size, error = peer["online_bytes"], peer["max_abs_error"]
+    return Point(size, error, f"{peer['system']} {readable_size(size)}, error {error:.1e}", peer["system"])
 
 
 def peer_drawings(results: Results) -> list[Bars]:
@@ -236,72 +285,8 @@ def peer_drawings(results: Results) -> list[Bars]:
     note = (
         "System and tokens. Offline bytes of CrypTen and SPU SEMI2K are not counted by them; CHEETAH has no such phase."
     )
-    sources = _sources(found)
+    sources = sources_of(found)
     return [
-        Bars("One BERT-base layer: bytes by system", Axis("bytes", show=_size), sizes, note, sources),
+        Bars("One BERT-base layer: bytes by system", Axis("bytes", show=readable_size), sizes, note, sources),
         Bars("One BERT-base layer: processor time by system", Axis("CPU, both", show=_time), times, sources=sources),
     ]
-
-
-# Accuracy --------------------------------------------------------------------------------------------------
-
-
-def accuracy_drawings(results: Results) -> list[Scatter]:
-    """What a model loses against what it costs by plan, where there is a plan for the same rule and steps."""
-    found = runs(results)
-    drawn = []
-    for encoder in dict.fromkeys(run.encoder for run in found):
-        plans = [record for record in results.of("plan") if record["model"] == encoder]
-        mine = [run for run in found if run.encoder == encoder]
-        for what, amount in _AMOUNTS:
-            series = _losses(mine, plans, amount)
-            if series:
-                drawn.append(
-                    Scatter(
-                        f"{encoder}: score, less unmodified, against {what}",
-                        Axis(f"{what} of a text, planned", log=True, show=_size),
-                        Axis("points gained or lost", show=lambda value: f"{value:+g}", low=_LOWEST),
-                        series,
-                        "One point per rule and number of steps; means over seeds. What lost more than "
-                        f"{-_LOWEST:g} points is in the tables only.",
-                        [*_sources(run.record for run in mine), *_sources(plans)],
-                    )
-                )
-    return drawn
-
-
-_LOWEST = -6.0
-_AMOUNTS: tuple[tuple[str, Callable[[Record], int]], ...] = (
-    ("online bytes", lambda plan: int(plan["online_bytes"])),
-    ("bytes in all", lambda plan: int(plan["online_bytes"]) + int(plan["offline_bytes"])),
-)
-
-
-def _losses(found: list[Run], plans: list[Record], amount: Callable[[Record], int]) -> list[Series]:
-    """By task, what was trained through a rule; and the mean over tasks."""
-    cost = {_rule_of(plan): amount(plan) for plan in plans}
-    base = {(run.task, run.seed): run.score for run in found if run.stage == "unmodified" and run.rule is None}
-    differences: dict[str, dict[str, list[float]]] = {}
-    for run in found:
-        trained = run.rule is None and run.stage.startswith("certified") and "undistilled" not in run.stage
-        if trained and (run.task, run.seed) in base and _rule_of(run.record) in cost:
-            by_rule = differences.setdefault(run.task, {}).setdefault(_rule_of(run.record), [])
-            by_rule.append(run.score - base[run.task, run.seed])
-    averages = {task: {rule: mean(values) for rule, values in by.items()} for task, by in differences.items()}
-    everywhere = {
-        rule: mean(by[rule] for by in averages.values())
-        for rule in cost
-        if len(averages) > 1 and all(rule in by for by in averages.values())
-    }
-    if everywhere:
-        averages["mean over tasks"] = everywhere
-    return [
-        Series(
-            task, [Point(cost[rule], value, f"{rule}: {value:+.2f}", rule) for rule, value in by.items()], line=False
-        )
-        for task, by in averages.items()
-    ]
-
-
-def _rule_of(record: Record) -> str:
-    return record.rule.removeprefix("minimax, ")

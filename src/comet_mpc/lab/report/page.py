@@ -18,10 +18,16 @@ from comet_mpc.lab.report.costs import (
     profile_grid,
     truncation_grid,
 )
-from comet_mpc.lab.report.drawings import accuracy_drawings, cost_drawings, peer_drawings, rule_drawings
+from comet_mpc.lab.report.drawings import (
+    cost_drawings,
+    distribution_drawings,
+    peer_drawings,
+    rule_drawings,
+)
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.published import accuracy_grids, appendix_grid, cost_grids
 from comet_mpc.lab.report.records import Results
+from comet_mpc.lab.report.trade_off import trade_offs
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.units import human_bytes, human_seconds
 
@@ -49,7 +55,7 @@ def sections(results: Results) -> list[Section]:
         (
             "Accuracy",
             "What a model loses when its non-linear steps become those that are served.",
-            [*accuracy_drawings(results), summary_grid(results), *form_grids(results), step_grid(results)],
+            [*trade_offs(results), summary_grid(results), *form_grids(results), step_grid(results)],
         ),
         (
             "Inside the protocol",
@@ -74,7 +80,7 @@ def sections(results: Results) -> list[Section]:
         (
             "The paper's tables",
             "What the Comet paper reports, and the same functions measured on this engine.",
-            [*accuracy_grids(results), *cost_grids(results), appendix_grid(results)],
+            [*distribution_drawings(results), *accuracy_grids(results), *cost_grids(results), appendix_grid(results)],
         ),
         (
             "Underneath",

@@ -25,6 +25,8 @@ __all__ = ["accuracy_grids", "appendix_grid", "cost_grids"]
 
 _WIDTH = 116
 _ABSENT = "-"
+_CALLS = 14
+"""Of GeLU, in the paper's comparison with BumbleBee."""
 _ENCODER = "minilm"
 """What is not there yet is of this one."""
 
@@ -116,13 +118,25 @@ def _cost_line(what: str, records: Iterable[Record]) -> list[str]:
 # The appendix ----------------------------------------------------------------------------------------------
 
 
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def appendix_grid(results: Results) -> Grid:
     """Statements, and numbers for them."""
     stated = results.of("appendix")
     columns = ["statement", "setting", "measured"]
     grid = Grid("The paper's appendix", columns, left=2, sources=list(dict.fromkeys(r.source for r in stated)))
     for record in stated:
-        grid.rows.append([record["statement"], record["setting"], f"{record['measured']:.3g} {record['unit']}"])
+        grid.rows.append([record["statement"], record["setting"], f"{_number(record['measured'])} {record['unit']}"])
+    for record in results.of("peer"):
+        if record["task"] == "activation" and record["third_party"] == "none":
+            size = _CALLS * (record["online_bytes"] + (record["offline_bytes"] or 0))
+            what = [f"GeLU by {record['system']}, {_CALLS} calls", f"{record['tokens']} tokens, no third party"]
+            cpu = _number(_CALLS * record["cpu_seconds"])
+            grid.rows.append([*what, f"{_number(size / 1e6)} MB in all, {cpu} CPU s"])
+            grid.sources.append(record.source)
+    grid.sources = list(dict.fromkeys(grid.sources))
     reasons = dict.fromkeys(f"The paper: {record['paper']}. {record['why']}" for record in stated)
     grid.note = "\n\n".join(_wrapped(reason) for reason in reasons)
     return grid

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.models.tasks import TASKS
 
 __all__ = ["Record", "Results", "read_results"]
@@ -39,8 +40,9 @@ class Record:
 
     @property
     def rule(self) -> str:
-        """How 1/sqrt was computed, in words: 3 steps, or the name of a rule with its steps."""
+        """How 1/sqrt was computed, in words: 3 steps, or the name of a rule with its steps, if it has any."""
         steps, name = self.get("steps"), self.get("rule")
+        steps = None if name in DEGREES else steps
         counted = "" if steps is None else f"{steps} step{'' if steps == 1 else 's'}"
         return f"{name}, {counted}" if name and counted else name or counted
 

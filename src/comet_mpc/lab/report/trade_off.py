@@ -1,0 +1,105 @@
+"""Accuracy against bytes, a point for every rule that a model was trained through; other systems on the same axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import mean
+
+from comet_mpc.lab.report.accuracy import Run, runs
+from comet_mpc.lab.report.charts import Axis, Point, Scatter, Series
+from comet_mpc.lab.report.drawings import readable_size, sources_of
+from comet_mpc.lab.report.records import Record, Results
+from comet_mpc.models.transformer import SHAPES
+
+__all__ = ["trade_offs"]
+
+_LOWEST = -6.0
+_LAYER = "bert-base"
+_UNMODIFIED = "unmodified"
+
+Amount = Callable[[Record], int]
+_AMOUNTS: Mapping[str, Amount] = {
+    "online bytes": lambda record: int(record["online_bytes"]),
+    "bytes in all": lambda record: int(record["online_bytes"]) + int(record["offline_bytes"] or 0),
+}
+
+
+def trade_offs(results: Results) -> list[Scatter]:
+    """For every encoder: what it loses against what a layer of BERT-base costs by plan with the same rule, and against
+    what that layer costs other systems; then against what the encoder itself costs, where there is a plan for it."""
+    found = [run for run in runs(results) if run.held_out]
+    plans = [record for record in results.of("plan") if record["source"] == "pair" and record["tokens"] == 128]
+    peers = [record for record in results.of("peer") if record["task"] == "layer" and record["tokens"] == 128]
+    drawn = []
+    for encoder in dict.fromkeys(run.encoder for run in found):
+        mine = [run for run in found if run.encoder == encoder]
+        for what, amount in _AMOUNTS.items():
+            layer = {rule: size / SHAPES[_LAYER].layers for rule, size in _costs(plans, _LAYER, amount).items()}
+            title = f"{encoder}: score, less unmodified, against {what} of a BERT-base layer"
+            drawn.append(_drawing(title, f"{what} of a layer", mine, layer, [*plans, *peers], _others(peers, amount)))
+        for what, amount in _AMOUNTS.items():
+            title = f"{encoder}: score, less unmodified, against {what} of a text"
+            drawn.append(_drawing(title, f"{what} of a text", mine, _costs(plans, encoder, amount), plans))
+    return [each for each in drawn if each]
+
+
+def _costs(plans: Iterable[Record], model: str, amount: Amount) -> dict[str, float]:
+    return {_rule_of(plan): float(amount(plan)) for plan in plans if plan["model"] == model}
+
+
+def _others(peers: Iterable[Record], amount: Amount) -> Series:
+    """They compute GELU and softmax themselves, so a model loses nothing by what they replace."""
+    found = [peer for peer in peers if not peer["system"].startswith("comet") and "-comet" not in peer["system"]]
+    points = [
+        Point(amount(peer), 0.0, f"{peer['system']}: {readable_size(amount(peer))}", peer["system"])
+        for peer in found
+        if peer["right"]
+    ]
+    return Series("other systems, measured", points, line=False)
+
+
+def _drawing(
+    title: str, across: str, found: list[Run], costs: Mapping[str, float], from_: list[Record], *others: Series
+) -> Scatter:
+    losses = _losses(found, costs)
+    note = (
+        "Our costs are planned, without a third party, 128 tokens. A point a rule: steps of minimax, or a polynomial; "
+        f"means over seeds. What lost more than {-_LOWEST:g} points is in the tables only."
+    )
+    if others:
+        note += " CrypTen and SPU SEMI2K do not count what their third party sends."
+    axes = (
+        Axis(f"{across}, 128 tokens", log=True, show=readable_size),
+        Axis("points gained or lost", show=lambda value: f"{value:+g}", low=_LOWEST),
+    )
+    sources = [*sources_of(run.record for run in found), *sources_of(from_)]
+    return Scatter(title, *axes, [*losses, *others] if losses else [], note, sources)
+
+
+def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
+    """By task, what was trained through a rule; and the mean over tasks."""
+    base = {(run.task, run.key): run.score for run in found if run.stage == _UNMODIFIED and run.rule is None}
+    differences: dict[str, dict[str, list[float]]] = {}
+    for run in found:
+        trained = run.rule is None and run.stage.startswith("certified") and "undistilled" not in run.stage
+        if trained and (run.task, run.key) in base and _rule_of(run.record) in costs:
+            by_rule = differences.setdefault(run.task, {}).setdefault(_rule_of(run.record), [])
+            by_rule.append(run.score - base[run.task, run.key])
+    averages = {task: {rule: mean(values) for rule, values in by.items()} for task, by in differences.items()}
+    everywhere = {
+        rule: mean(by[rule] for by in averages.values())
+        for rule in costs
+        if len(averages) > 1 and all(rule in by for by in averages.values())
+    }
+    if everywhere:
+        averages["mean over tasks"] = everywhere
+    return [
+        Series(
+            task, [Point(costs[rule], value, f"{rule}: {value:+.2f}", rule) for rule, value in by.items()], line=False
+        )
+        for task, by in averages.items()
+    ]
+
+
+def _rule_of(record: Record) -> str:
+    return record.rule.removeprefix("minimax, ")
