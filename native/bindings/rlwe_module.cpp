@@ -64,6 +64,19 @@ void py_multiply_short(const Basis &basis, span<const u32> x, span<const i64> y,
     multiply_short(basis, x, y, {row_blocks, inputs, outputs, live, divisor}, out, isa);
 }
 
+void py_turn_all(const Basis &from, const Basis &to, u32 special, span<const u32> ciphertext, unsigned levels,
+                 unsigned turns, span<const u32> keys, size_t key_digits, span<u32> out, size_t start, size_t stride,
+                 size_t apart, Isa isa) {
+    turn_all(from, to, prime(special), ciphertext, levels, turns, {keys, key_digits}, out.subspan(start), stride, apart,
+             isa);
+}
+
+void py_multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, size_t row_blocks, size_t inputs,
+                        size_t outputs, size_t live, unsigned levels, unsigned turns, size_t plain_limbs,
+                        span<u32> out, Isa isa) {
+    multiply_turned(basis, x, y, {row_blocks, inputs, outputs, live, levels, turns, plain_limbs}, out, isa);
+}
+
 void py_multiply_plain(const Basis &basis, const std::vector<Array<const u32>> &x,
                        const std::vector<Array<const u32>> &y, span<u32> out, Isa isa) {
     multiply_plain(basis, spans(x), spans(y), out, isa);
@@ -118,6 +131,8 @@ void bind_rlwe(nb::module_ &m) {
     m.def("lattice_pack_rest", &pack_rest, "basis"_a, "w"_a, "base"_a, "bits"_a, "out"_a, isa, Release());
     m.def("lattice_unpack_rest", &unpack_rest, Release());
     m.def("lattice_multiply_short", &py_multiply_short, Release());
+    m.def("lattice_turn_all", &py_turn_all, Release());
+    m.def("lattice_multiply_turned", &py_multiply_turned, Release());
     m.def("lattice_multiply_plain", &py_multiply_plain, Release());
     m.def("lattice_pack", &py_pack, Release());
     m.def("lattice_respond", &py_respond, Release());

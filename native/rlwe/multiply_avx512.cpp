@@ -101,6 +101,8 @@ COMET_AVX512 void multiply_add_kernel(const Prime &p, Left x, Right y, size_t te
 
 template void multiply_add_kernel<1, false>(const Prime &, Left, Right, size_t, size_t, u32 *const *, size_t);
 template void multiply_add_kernel<1, true>(const Prime &, Left, Right, size_t, size_t, u32 *const *, size_t);
+template void multiply_add_kernel<2, false>(const Prime &, Left, Right, size_t, size_t, u32 *const *, size_t);
+template void multiply_add_kernel<2, true>(const Prime &, Left, Right, size_t, size_t, u32 *const *, size_t);
 template void multiply_add_kernel<wide, false>(const Prime &, Left, Right, size_t, size_t, u32 *const *, size_t);
 template void multiply_add_kernel<wide, true>(const Prime &, Left, Right, size_t, size_t, u32 *const *, size_t);
 

@@ -28,14 +28,41 @@ public:
         for (size_t i = 0; i < limbs_; ++i) inverse_.push_back(inverse_of(basis[i], special.q));
     }
 
-    // p = (p + X^t·q) + s(p - X^t·q), for one pair or `wide` pairs, which share the loads of the keys. At the first
+    // p = (p + X^t·q) + s(p - X^t·q), for a few pairs, which share the loads of the keys. At the first
     // level c0 counts as zero.
     void merge(span<const Pair> pairs, unsigned level, unsigned levels) {
-        const size_t distance = size_t{1} << (levels - 1 - level);
-        const size_t step = (degree >> (levels - 1)) << level;
+        const size_t distance = size_t{1} << (levels - 1 - level), step = turn_step(level, levels);
         for (size_t s = 0; s < pairs.size(); ++s)
             for (size_t i = 0; i < limbs_; ++i)
                 add_and_turn(pairs[s], limbs_ + i, distance, step, polynomial(turned_, s * limbs_ + i));
+        change_keys(pairs, level, [&](const Pair &pair, size_t i) -> span<const u32> {
+            if (level == 0) {
+                std::ranges::fill(polynomial(pair.p, i), u32{0});
+                return {};
+            }
+            add_and_turn(pair, i, distance, step, polynomial(more_, 0));
+            return more_;
+        });
+    }
+
+    // p = s(q), for a few pairs.
+    void turn(span<const Pair> pairs, unsigned level, unsigned levels) {
+        const size_t step = turn_step(level, levels);
+        for (size_t s = 0; s < pairs.size(); ++s) {
+            std::ranges::fill(pairs[s].p, u32{0});
+            for (size_t i = 0; i < limbs_; ++i)
+                rlwe::turn(basis_[i], polynomial(pairs[s].q, limbs_ + i), step, polynomial(turned_, s * limbs_ + i),
+                           isa_);
+        }
+        change_keys(pairs, level, [&](const Pair &pair, size_t i) -> span<const u32> {
+            rlwe::turn(basis_[i], polynomial(pair.q, i), step, polynomial(more_, 0), isa_);
+            return more_;
+        });
+    }
+
+private:
+    // Each p += what `turned_` is under the other key; c0 also += what `more` gives for a pair and a prime.
+    template <class More> void change_keys(span<const Pair> pairs, unsigned level, More more) {
         switch_key(special_, keys_.digits, level, pairs.size());
         for (size_t k = 0; k < pairs.size() * 2; ++k)
             backward(special_, polynomial(products_, k), polynomial(rests_, k), isa_);
@@ -45,26 +72,20 @@ public:
             for (size_t k = 0; k < pairs.size() * 2; ++k) {
                 const Pair &pair = pairs[k / 2];
                 const bool first = k % 2 == 0; // component
-                span<const u32> more;
-                if (first && level == 0) std::ranges::fill(polynomial(pair.p, i), u32{0});
-                if (first && level > 0) {
-                    add_and_turn(pair, i, distance, step, polynomial(more_, 0));
-                    more = more_;
-                }
+                const span<const u32> beside = first ? more(pair, i) : span<const u32>{};
                 backward(prime, polynomial(products_, k), polynomial(sum_, 0), isa_);
-                divide(prime, special_.q, inverse_[i], polynomial(sum_, 0), polynomial(rests_, k), more,
+                divide(prime, special_.q, inverse_[i], polynomial(sum_, 0), polynomial(rests_, k), beside,
                        polynomial(pair.p, first ? i : limbs_ + i), isa_);
             }
         }
     }
 
-private:
     // Polynomial k of the pair: p becomes p + X^t·q, and turned = s(p - X^t·q).
     void add_and_turn(const Pair &pair, size_t k, size_t distance, size_t step, Polynomial turned) {
         const Prime &prime = basis_[k % limbs_];
         const Polynomial own = polynomial(pair.p, k), difference = polynomial(difference_, 0);
         if (!pair.q.empty()) shift(prime, own, polynomial(pair.q, k), distance, own, difference, isa_);
-        turn(prime, pair.q.empty() ? own : difference, step, turned, isa_);
+        rlwe::turn(prime, pair.q.empty() ? own : difference, step, turned, isa_);
     }
 
     // products_ = Σ_i digit_i(turned)·key_i for one prime of the keys, [set][c0, c1][8192]. Digit i is c1 mod prime i,
@@ -139,6 +160,38 @@ private:
 
 } // namespace
 
+size_t turn_step(unsigned level, unsigned levels) { return (degree >> (levels - 1)) << level; }
+
+void turn_all(const Basis &from, const Basis &to, const Prime &special, span<const u32> ciphertext, unsigned levels,
+              unsigned turns, PackingKeys keys, span<u32> out, size_t stride, size_t apart, Isa isa) {
+    const size_t limbs = to.size(), both = 2 * limbs * degree, count = size_t{1} << turns;
+    std::vector<u32> ordered(count * both), scaled(degree);
+    const auto one = [&](size_t k) { return span(ordered).subspan(k * both, both); };
+    for (size_t i = 0; i < from.size(); ++i) {
+        const Prime &p = from[i];
+        u32 factor = p.invert(u32{1} << levels);
+        for (size_t k = from.size(); k < limbs; ++k) factor = p.times(factor, p.reduce(u64{to[k].q}));
+        for (size_t c = 0; c < 2; ++c) {
+            scale(p, polynomial(ciphertext, c * from.size() + i), p.lifted(factor), scaled, isa);
+            backward(p, polynomial(scaled, 0), polynomial(ordered, c * limbs + i), isa);
+        }
+    }
+    Packer packer(to, special, keys, isa);
+    for (unsigned level = 0; level < turns; ++level) {
+        const size_t half = size_t{1} << level, sets = together(half);
+        for (size_t k = 0; k < half; k += sets) {
+            Pair pairs[wide];
+            for (size_t s = 0; s < sets; ++s) pairs[s] = {one(half + k + s), one(k + s)};
+            packer.turn(span(pairs).first(sets), level, levels);
+        }
+    }
+    for (size_t k = 0; k < count; ++k)
+        for (size_t c = 0; c < 2; ++c)
+            for (size_t i = 0; i < limbs; ++i)
+                forward(to[i], polynomial(one(k), c * limbs + i), polynomial(scaled, 0),
+                        out.subspan(i * stride + k * apart + c * lanes), 2 * lanes, isa);
+}
+
 void pack(const Basis &from, const Basis &to, const Prime &special, span<u32> ciphertexts, unsigned levels,
           PackingKeys keys, span<u32> out, Isa isa) {
     const size_t limbs = from.size(), kept = to.size(), both = 2 * limbs * degree, count = ciphertexts.size() / both;
@@ -156,7 +209,7 @@ void pack(const Basis &from, const Basis &to, const Prime &special, span<u32> ci
     for (unsigned level = 0; level < levels; ++level) {
         const size_t half = size_t{1} << (levels - 1 - level), merges = std::min(half, count);
         for (size_t k = 0, sets = 0; k < merges; k += sets) {
-            sets = merges - k >= wide ? wide : 1;
+            sets = together(merges - k);
             Pair pairs[wide];
             for (size_t s = 0; s < sets; ++s) {
                 pairs[s].p = ciphertext(k + s);

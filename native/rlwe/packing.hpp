@@ -28,6 +28,16 @@ struct PackingKeys {
     size_t digits;
 };
 
+/// Level j of l turns X into X^(1 + this).
+size_t turn_step(unsigned level, unsigned levels);
+
+/// out[S] = s_S(ciphertext)·2^-levels, for all sets S of the first `turns` levels (bit j of S for level j), s_S all of
+/// theirs after each other; keys changed. `ciphertext` is [c0, c1][prime][8192], modulo `from`. If `to` has a prime more,
+/// results are modulo `to` and so many times larger: changes of keys then add that much less to them. Prime i of
+/// out[S] begins at out[i·stride + S·apart], as [row][c0, c1][8], transformed.
+void turn_all(const Basis &from, const Basis &to, const Prime &special, span<const u32> ciphertext, unsigned levels,
+              unsigned turns, PackingKeys keys, span<u32> out, size_t stride, size_t apart, Isa isa);
+
 /// out = one ciphertext from `count` <= 2^levels, that is [count][c0, c1][prime][8192]; missing ones count as zero. All
 /// transformed; the inputs are destroyed. They are taken from the modulus of `from` to that of `to` before they are
 /// merged, so `out` is modulo `to`. Its primes are the first ones of `from` and of the keys' digits; all are in falling

@@ -57,7 +57,7 @@ WideTwiddles widened(const Prime &p, span<const u32> table, u32 scale) {
     return wide;
 }
 
-std::unique_ptr<const Prime> make_prime(u32 q) {
+std::unique_ptr<const Prime> make_prime(u32 q, size_t step) {
     if (q >= u32{1} << 30 || q % (2 * degree) != 1 || !is_prime(q))
         throw std::invalid_argument("not a prime below 2^30 that is 1 mod 2^14");
     auto made = std::make_unique<Prime>();
@@ -68,18 +68,18 @@ std::unique_ptr<const Prime> make_prime(u32 q) {
     p.barrett = static_cast<u64>((static_cast<u128>(1) << 64) / q);
     p.montgomery = static_cast<u32>((u64{1} << 32) % q);
     p.square = p.times(p.montgomery, p.montgomery);
-    u32 psi = 0;
-    for (u32 base = 2; psi == 0; ++base) {
+    p.root = 0;
+    for (u32 base = 2; p.root == 0; ++base) {
         const u32 candidate = p.power(base, (q - 1) / (2 * degree));
-        if (p.power(candidate, degree) == q - 1) psi = candidate;
+        if (p.power(candidate, degree) == q - 1) p.root = candidate;
     }
-    fill(p, psi, p.forward, p.forward_companion);
-    fill(p, p.invert(psi), p.backward, p.backward_companion);
     p.scale = p.times(p.invert(static_cast<u32>(degree)), p.montgomery);
-    if (isa_from_name("") >= Isa::avx512) {
-        p.wide_forward = widened(p, p.forward, p.montgomery);
-        p.wide_backward = widened(p, p.backward, p.scale);
-    }
+    const bool is_wide = isa_from_name("") >= Isa::avx512;
+    fill(p, p.power(p.root, step), p.forward, p.forward_companion);
+    if (is_wide) p.wide_forward = widened(p, p.forward, p.montgomery);
+    if (step != 1) return made;
+    fill(p, p.invert(p.root), p.backward, p.backward_companion);
+    if (is_wide) p.wide_backward = widened(p, p.backward, p.scale);
     return made;
 }
 
@@ -92,20 +92,23 @@ u32 Prime::power(u32 x, u64 exponent) const {
     return out;
 }
 
-const Prime &prime(u32 q) {
+const Prime &turned_prime(u32 q, size_t step) {
     static std::mutex mutex;
-    static std::map<u32, std::unique_ptr<const Prime>> known;
+    static std::map<std::pair<u32, size_t>, std::unique_ptr<const Prime>> known;
     const std::lock_guard<std::mutex> guard(mutex);
-    auto &entry = known[q];
+    const std::pair name{q, step % (2 * degree)};
+    auto &entry = known[name];
     if (!entry) {
         try {
-            entry = make_prime(q);
+            entry = make_prime(q, name.second);
         } catch (...) {
-            known.erase(q);
+            known.erase(name);
             throw;
         }
     }
     return *entry;
 }
+
+const Prime &prime(u32 q) { return turned_prime(q, 1); }
 
 } // namespace comet::rlwe

@@ -33,6 +33,7 @@ struct Prime {
     u32 square;     // 2^64 mod q
     u32 scale;      // 8192^-1, in Montgomery form
     u64 barrett;    // floor(2^64 / q)
+    u32 root;       // of order 2·8192
     std::vector<u32> forward, forward_companion, backward, backward_companion;
     WideTwiddles wide_forward, wide_backward;
 
@@ -75,5 +76,8 @@ struct Prime {
 
 /// The tables for q, made once. Throws std::invalid_argument for a number that is not such a prime.
 const Prime &prime(u32 q);
+
+/// The same for forward transforms of x(X^step) instead of x, an odd step: they take powers of another root.
+const Prime &turned_prime(u32 q, size_t step);
 
 } // namespace comet::rlwe

@@ -1,6 +1,9 @@
 #include "rlwe/products.hpp"
 
 #include <algorithm>
+#include <array>
+
+#include "rlwe/packing.hpp"
 
 namespace comet::rlwe {
 
@@ -86,7 +89,7 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
     product.y.reduce(p, product.factor, 0, residues);
     for (size_t row = 0; row < rows; row += live)
         for (size_t o = 0, sets = 0; o < shape.outputs; o += sets) {
-            sets = shape.outputs - o >= wide ? wide : 1;
+            sets = together(shape.outputs - o);
             for (size_t first = 0; first < shape.inputs; first += chunk) {
                 const size_t terms = std::min(chunk, shape.inputs - first), width = terms * sets * lanes;
                 for (size_t k = 0; k < terms * sets; ++k) {
@@ -104,6 +107,86 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
         }
 }
 
+// s_S^-1 takes X^d to X^d·X^(h·2·8192/2^turns), and X^(2·8192/2^turns) is a root of unity of order 2^turns, c^e with e =
+// 2·reverse(lane) + 1, wherever a transformed polynomial is looked at: lanes differ, rows do not. So w in a lane is
+// Σ_m c^(m·u)·X^(m·d)·y[k + m·d] with u = e·h: one of 2^turns polynomials. s_S(w) is w at the powers of another root.
+class TurnedFactors {
+public:
+    TurnedFactors(const Prime &p, const CutIntegers &y, const TurnedShape &shape, Isa isa)
+        : p_(p), shape_(shape), isa_(isa), fan_(size_t{1} << shape.turns), length_(2 * shape.live),
+          distance_(size_t{1} << (shape.levels - shape.turns)), kept_(std::min(distance_, shape.outputs)),
+          mixed_(kept_ * shape.inputs * length_ * columns), apart_(fan_ * length_), difference_(length_),
+          work_(length_ * lanes) {
+        std::vector<u32> residues(shape.outputs * shape.inputs * shape.live);
+        y.reduce(p, p.square, 0, residues);
+        for (size_t k = 0; k < kept_; ++k)
+            for (size_t i = 0; i < shape.inputs; ++i) mix(residues, k, i);
+        for (size_t set = 0; set < fan_; ++set) add_set(set);
+    }
+
+    size_t kept() const { return kept_; }
+    size_t length() const { return length_; }
+
+    /// The rows of one block of s_S(w), of output k and input i.
+    void transform(size_t k, size_t i, size_t set, size_t block, span<u32> out, size_t stride) {
+        const size_t size = length_ * columns;
+        forward_columns(*turned_[set], span(mixed_).subspan((k * shape_.inputs + i) * size, size), picked_[set], block,
+                        work_, out, stride, isa_);
+    }
+
+private:
+    static size_t reversed(size_t x, unsigned bits) {
+        size_t out = 0;
+        for (unsigned i = 0; i < bits; ++i) out = out << 1 | (x >> i & 1);
+        return out;
+    }
+
+    // s_S takes X to a power that is 1 mod `unit`; so is that of its inverse, 1 + h·unit.
+    void add_set(size_t set) {
+        const size_t unit = turn_step(0, shape_.levels);
+        size_t step = 1, inverse = 1;
+        for (unsigned j = 0; j < shape_.turns; ++j)
+            if (set >> j & 1) step = step * (1 + turn_step(j, shape_.levels)) % (2 * degree);
+        while (inverse * step % (2 * degree) != 1) inverse += unit;
+        turned_.push_back(&turned_prime(p_.q, step));
+        picked_.emplace_back();
+        for (size_t lane = 0; lane < lanes; ++lane) {
+            const size_t u = (2 * reversed(lane, 3) + 1) * (inverse / unit) % fan_;
+            picked_.back()[lane] = static_cast<u32>(reversed(u, shape_.turns));
+        }
+    }
+
+    // A transform over m, its results in reversed order.
+    void mix(span<const u32> residues, size_t k, size_t i) {
+        std::ranges::fill(apart_, u32{0});
+        for (size_t m = 0, o = k; m < fan_ && o < shape_.outputs; ++m, o += distance_)
+            std::copy_n(&residues[(o * shape_.inputs + i) * shape_.live], shape_.live,
+                        &apart_[m * length_ + m * distance_]);
+        for (size_t half = fan_ / 2; half > 0; half /= 2) {
+            const u32 root = p_.power(p_.root, degree / half);
+            for (size_t m = 0; m < fan_; ++m) {
+                if (m & half) continue;
+                const span<u32> x = span(apart_).subspan(m * length_, length_);
+                const span<u32> y = span(apart_).subspan((m + half) * length_, length_);
+                sum(p_, x, Sign::minus, y, difference_, isa_);
+                sum(p_, x, Sign::plus, y, x, isa_);
+                scale(p_, difference_, p_.lifted(p_.power(root, m % half)), y, isa_);
+            }
+        }
+        u32 *to = &mixed_[(k * shape_.inputs + i) * length_ * columns];
+        for (size_t j = 0; j < length_; ++j)
+            for (size_t u = 0; u < fan_; ++u) to[j * columns + u] = apart_[u * length_ + j];
+    }
+
+    const Prime &p_;
+    const TurnedShape &shape_;
+    Isa isa_;
+    size_t fan_, length_, distance_, kept_;
+    std::vector<u32> mixed_, apart_, difference_, work_; // mixed: [k][i][coefficient][u, reversed]
+    std::vector<const Prime *> turned_;
+    std::vector<std::array<u32, lanes>> picked_; // [S][lane]: the place of u
+};
+
 } // namespace
 
 void multiply_short(const Basis &basis, span<const u32> x, span<const i64> y, const ShortShape &shape, span<u32> out,
@@ -115,6 +198,39 @@ void multiply_short(const Basis &basis, span<const u32> x, span<const i64> y, co
         const u32 factor = p.times(p.square, p.invert(p.reduce(u64{shape.divisor}))); // in Montgomery form, twice
         const auto multiply = shape.live > rows ? multiply_dense : multiply_blocks;
         multiply(p, {&x[l * polynomials], limbs * polynomials, integers, shape, factor, &out[l * degree], one}, isa);
+    }
+}
+
+void multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, const TurnedShape &shape, span<u32> out,
+                     Isa isa) {
+    constexpr size_t chunk = 8, width = (rows + 1) * 2 * lanes; // at most `fold` terms; a ciphertext modulo one prime
+    const size_t limbs = basis.size(), one = limbs * degree, terms = shape.inputs << shape.turns;
+    const CutIntegers integers(y, isa);
+    for (size_t l = 0; l < limbs; ++l) {
+        const Prime &p = basis[l];
+        TurnedFactors factors(p, integers, shape, isa);
+        const size_t length = factors.length(), start = l < shape.plain_limbs ? 0 : shape.inputs;
+        std::vector<u32> right(wide * chunk * length * lanes);
+        // The part of the left factors that some terms need stays in the second-level cache for all outputs.
+        for (size_t row = 0; row < rows; row += length)
+            for (size_t first = start; first < terms; first += chunk)
+                for (size_t o = 0, sets = 0; o < factors.kept(); o += sets) {
+                    sets = together(factors.kept() - o);
+                    const size_t some = std::min(chunk, terms - first), stride = some * sets * lanes;
+                    for (size_t k = 0; k < some * sets; ++k) {
+                        const size_t term = first + k / sets;
+                        factors.transform(o + k % sets, term % shape.inputs, term / shape.inputs, row / length,
+                                          span(right).subspan(k * lanes), stride);
+                    }
+                    for (size_t r = 0; r < shape.row_blocks; ++r) {
+                        u32 *acc[wide];
+                        for (size_t s = 0; s < sets; ++s)
+                            acc[s] = &out[(r * factors.kept() + o + s) * 2 * one + l * degree + row * lanes];
+                        const u32 *left = &x[((r * limbs + l) * terms + first) * width + row * 2 * lanes];
+                        multiply_add(p, {left, 2 * lanes, width, lanes}, {right.data(), stride}, some, length,
+                                     span(acc).first(sets), one, first == start, isa);
+                    }
+                }
     }
 }
 

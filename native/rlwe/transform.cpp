@@ -19,9 +19,11 @@ struct Kernels {
 
     Forward forward, forward_foreign;
     void (*forward_short)(const Prime &, const u32 *in, size_t live, size_t block, u32 *work, u32 *out, size_t stride);
+    void (*forward_columns)(const Prime &, const u32 *in, const u32 *picked, size_t live, size_t block, u32 *work,
+                            u32 *out, size_t stride);
     void (*backward)(const Prime &, u32 *in, size_t count, u32 *out);
     void (*fold)(const Prime &, u32 *in, size_t count);
-    MultiplyAdd multiply_add[2][2]; // [one set, `wide` sets][add, fresh]
+    MultiplyAdd multiply_add[3][2]; // [one set, two, `wide`][add, fresh]
     void (*shift)(const Prime &, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference);
     void (*turn)(const Prime &, const u32 *in, size_t distance, u32 *out);
     void (*divide)(const Prime &, u32 special, u32 inverse, const u32 *x, const u32 *rest, const u32 *more, u32 *out);
@@ -40,6 +42,11 @@ struct Sum {
 COMET_INLINE Vec load(const u32 *x) {
     Vec v;
     for (size_t i = 0; i < lanes; ++i) v.at[i] = x[i];
+    return v;
+}
+COMET_INLINE Vec pick(const u32 *x, const u32 *places) {
+    Vec v;
+    for (size_t i = 0; i < lanes; ++i) v.at[i] = x[places[i]];
     return v;
 }
 COMET_INLINE void store(u32 *x, const Vec &v) {
@@ -118,6 +125,9 @@ struct Sum {
 };
 
 COMET_AVX2 COMET_INLINE Vec load(const u32 *x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)); }
+COMET_AVX2 COMET_INLINE Vec pick(const u32 *x, const u32 *places) {
+    return _mm256_i32gather_epi32(reinterpret_cast<const int *>(x), load(places), 4);
+}
 COMET_AVX2 COMET_INLINE void store(u32 *x, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(x), v); }
 COMET_AVX2 COMET_INLINE Vec broadcast(u32 x) { return _mm256_set1_epi32(static_cast<int>(x)); }
 COMET_AVX2 COMET_INLINE Vec add(Vec x, Vec y) { return _mm256_add_epi32(x, y); }
@@ -182,11 +192,14 @@ constexpr Kernels with_ifma() {
     kernels.forward = avx512::forward_kernel;
     kernels.forward_foreign = avx512::forward_foreign_kernel;
     kernels.forward_short = avx512::forward_short_kernel;
+    kernels.forward_columns = avx512::forward_columns_kernel;
     kernels.backward = avx512::backward_kernel;
     kernels.multiply_add[0][0] = avx512::multiply_add_kernel<1, false>;
     kernels.multiply_add[0][1] = avx512::multiply_add_kernel<1, true>;
-    kernels.multiply_add[1][0] = avx512::multiply_add_kernel<wide, false>;
-    kernels.multiply_add[1][1] = avx512::multiply_add_kernel<wide, true>;
+    kernels.multiply_add[1][0] = avx512::multiply_add_kernel<2, false>;
+    kernels.multiply_add[1][1] = avx512::multiply_add_kernel<2, true>;
+    kernels.multiply_add[2][0] = avx512::multiply_add_kernel<wide, false>;
+    kernels.multiply_add[2][1] = avx512::multiply_add_kernel<wide, true>;
     return kernels;
 }
 
@@ -203,6 +216,10 @@ void forward(const Prime &p, ConstPolynomial in, Polynomial out, Isa isa) {
     dispatch[isa].forward(p, p.q, in.data(), out.data(), out.data(), lanes);
 }
 
+void forward(const Prime &p, ConstPolynomial in, Polynomial work, span<u32> out, size_t stride, Isa isa) {
+    dispatch[isa].forward(p, p.q, in.data(), work.data(), out.data(), stride);
+}
+
 void forward_foreign(const Prime &p, u32 from, ConstPolynomial in, Polynomial work, span<u32> out, size_t stride,
                      Isa isa) {
     dispatch[isa].forward_foreign(p, from, in.data(), work.data(), out.data(), stride);
@@ -211,6 +228,12 @@ void forward_foreign(const Prime &p, u32 from, ConstPolynomial in, Polynomial wo
 void forward_short(const Prime &p, span<const u32> in, size_t block, span<u32> work, span<u32> out, size_t stride,
                    Isa isa) {
     dispatch[isa].forward_short(p, in.data(), in.size(), block, work.data(), out.data(), stride);
+}
+
+void forward_columns(const Prime &p, span<const u32> in, span<const u32, lanes> picked, size_t block, span<u32> work,
+                     span<u32> out, size_t stride, Isa isa) {
+    dispatch[isa].forward_columns(p, in.data(), picked.data(), in.size() / columns, block, work.data(), out.data(),
+                                  stride);
 }
 
 void backward(const Prime &p, Polynomial in, Polynomial out, Isa isa) {
@@ -224,7 +247,7 @@ void backward_sparse(const Prime &p, Polynomial in, size_t step, span<u32> out, 
 
 void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t count, span<u32 *const> acc, size_t component,
                   bool fresh, Isa isa) {
-    dispatch[isa].multiply_add[acc.size() == wide][fresh](p, x, y, terms, count, acc.data(), component);
+    dispatch[isa].multiply_add[acc.size() / 2][fresh](p, x, y, terms, count, acc.data(), component);
 }
 
 void shift(const Prime &p, ConstPolynomial x, ConstPolynomial y, size_t distance, Polynomial sum, Polynomial difference,

@@ -12,8 +12,12 @@
 
 namespace comet::rlwe {
 
-constexpr size_t wide = 2;  // sets of factors that share the loads of a ciphertext
+constexpr size_t wide = 4;  // sets of factors that share the loads of a ciphertext, at most
+constexpr size_t columns = 16; // short polynomials that lanes may pick from
 constexpr size_t fold = 16; // products of two residues that fit into 64 bits together
+
+/// How many of so many sets go together: 1, 2 or 4.
+constexpr size_t together(size_t left) { return left >= wide ? wide : left >= 2 ? 2 : 1; }
 
 using Polynomial = span<u32, degree>;
 using ConstPolynomial = span<const u32, degree>;
@@ -26,8 +30,10 @@ template <class Range> auto polynomial(Range &&all, size_t i) {
 /// out = transform of a polynomial in order, its coefficients below 4q. In-place is not allowed.
 void forward(const Prime &p, ConstPolynomial in, Polynomial out, Isa isa);
 
-/// The same for residues mod another prime `from` of about the same size, which are centred first. Row r of 8 elements
-/// goes to out[r·stride …].
+/// The same; row r of 8 elements goes to out[r·stride …].
+void forward(const Prime &p, ConstPolynomial in, Polynomial work, span<u32> out, size_t stride, Isa isa);
+
+/// The same for residues mod another prime `from` of about the same size, which are centred first.
 void forward_foreign(const Prime &p, u32 from, ConstPolynomial in, Polynomial work, span<u32> out, size_t stride,
                      Isa isa);
 
@@ -36,6 +42,10 @@ void forward_foreign(const Prime &p, u32 from, ConstPolynomial in, Polynomial wo
 /// entries.
 void forward_short(const Prime &p, span<const u32> in, size_t block, span<u32> work, span<u32> out, size_t stride,
                    Isa isa);
+
+/// The same for several polynomials side by side, [coefficient][16], of which each lane transforms the one `picked`.
+void forward_columns(const Prime &p, span<const u32> in, span<const u32, lanes> picked, size_t block, span<u32> work,
+                     span<u32> out, size_t stride, Isa isa);
 
 /// The inverse of `forward`; destroys its input.
 void backward(const Prime &p, Polynomial in, Polynomial out, Isa isa);
@@ -56,7 +66,7 @@ struct Right {
 };
 
 /// acc_c[s] += Σ_k x_c[k] ⊙ y[k][s] in `count` rows, or `fresh` ones = it; acc_c[s] at acc[s] + c·component, y in
-/// Montgomery form. One set or `wide` sets, at most `fold` terms.
+/// Montgomery form. As many sets as `together` allows, at most `fold` terms.
 void multiply_add(const Prime &p, Left x, Right y, size_t terms, size_t count, span<u32 *const> acc, size_t component,
                   bool fresh, Isa isa);
 

@@ -111,25 +111,31 @@ COMET_AVX512 COMET_INLINE void backward_stages(Vec *x, Group group, u64 q, unsig
 }
 
 // What a pass of forward stages reads and writes: rows in `work`; the first one of short polynomials reads numbers
-// that all lanes share, the last one writes residues, `stride` from row to row.
-enum class From { work, numbers };
+// that all lanes share, or of `columns` numbers one for each lane; the last one writes residues, `stride` from row to
+// row.
+enum class From { work, numbers, columns };
 enum class To { work, rows };
+constexpr __mmask16 low_halves = 0x5555;
 
 template <unsigned stages, From from, To to>
-COMET_AVX512 COMET_INLINE void forward_pass(const Modulus &m, const u32 *numbers, u64 *work, size_t step, Group group,
-                                            u32 *out, size_t stride) {
+COMET_AVX512 COMET_INLINE void forward_pass(const Modulus &m, const u32 *source, u64 *work, size_t step, Group group,
+                                            u32 *out, size_t stride, const u32 *picked = nullptr) {
     constexpr size_t count = size_t{1} << stages;
+    [[maybe_unused]] const Vec places = from == From::columns ? widened(picked) : m.q;
     for (size_t j = 0; j < step; ++j) {
         Vec x[count];
         u64 *here = work + j * lanes;
 #pragma GCC unroll 16
         for (size_t i = 0; i < count; ++i) {
             if constexpr (from == From::numbers)
-                x[i] = broadcast(numbers[j + i * step]);
+                x[i] = broadcast(source[j + i * step]);
+            else if constexpr (from == From::columns)
+                x[i] = _mm512_maskz_permutexvar_epi32(low_halves, places,
+                                                      _mm512_loadu_si512(source + (j + i * step) * columns));
             else
                 x[i] = load(here + i * step * lanes);
         }
-        if constexpr (from == From::numbers)
+        if constexpr (from != From::work)
 #pragma GCC unroll 8
             for (size_t i = 0; i < count / 2; ++i) x[i] = add(x[i], m.start);
         forward_stages<stages>(x, group, m.negative);
@@ -145,26 +151,26 @@ COMET_AVX512 COMET_INLINE void forward_pass(const Modulus &m, const u32 *numbers
 }
 
 // The passes of `length` rows that are group `block` of rows/length: `First` stages, then others of 3 and 4.
-template <unsigned first, unsigned... rest>
+template <From from, unsigned first, unsigned... rest>
 COMET_AVX512 COMET_INLINE void short_passes(const Prime &p, const u32 *in, size_t block, u64 *work, u32 *out,
-                                            size_t stride) {
+                                            size_t stride, const u32 *picked) {
     constexpr size_t length = size_t{1} << (first + ... + rest);
     const Modulus m(p);
     Group group{p.wide_forward, rows / length, block};
     if constexpr (sizeof...(rest) == 0) {
-        forward_pass<first, From::numbers, To::rows>(m, in, work, 1, group, out, stride);
+        forward_pass<first, from, To::rows>(m, in, work, 1, group, out, stride, picked);
     } else {
         size_t step = length >> first;
-        forward_pass<first, From::numbers, To::work>(m, in, work, step, group, out, stride);
+        forward_pass<first, from, To::work>(m, in, work, step, group, out, stride, picked);
         size_t count = size_t{1} << first; // groups of `step` rows
         const auto next = [&]<unsigned stages>() COMET_AVX512 {
             const bool last = step == size_t{1} << stages;
             for (size_t g = 0; g < count; ++g) {
                 const Group here{p.wide_forward, group.groups * count, block * count + g};
-                u64 *from = work + g * step * lanes;
+                u64 *some = work + g * step * lanes;
                 u32 *to = out + g * step * stride;
-                last ? forward_pass<stages, From::work, To::rows>(m, in, from, 1, here, to, stride)
-                     : forward_pass<stages, From::work, To::work>(m, in, from, step >> stages, here, to, stride);
+                last ? forward_pass<stages, From::work, To::rows>(m, in, some, 1, here, to, stride)
+                     : forward_pass<stages, From::work, To::work>(m, in, some, step >> stages, here, to, stride);
             }
             step >>= stages;
             count <<= stages;
@@ -246,6 +252,24 @@ template <bool foreign> COMET_AVX512 void forward_all(const Prime &p, u32 from, 
         for (size_t g = 8 * k; g < 8 * k + 8; ++g)
             forward_pass<4, From::work, To::rows>(m, nullptr, work + g * 16 * lanes, 1, {p.wide_forward, 64, g},
                                                   out + g * 16 * stride, stride);
+    }
+}
+
+template <From from>
+COMET_AVX512 void forward_few(const Prime &p, const u32 *in, size_t live, size_t block, u32 *out, size_t stride,
+                              const u32 *picked) {
+    alignas(64) u64 work[degree];
+    switch (live) {
+    case 2: return short_passes<from, 1>(p, in, block, work, out, stride, picked);
+    case 4: return short_passes<from, 2>(p, in, block, work, out, stride, picked);
+    case 8: return short_passes<from, 3>(p, in, block, work, out, stride, picked);
+    case 16: return short_passes<from, 4>(p, in, block, work, out, stride, picked);
+    case 32: return short_passes<from, 2, 3>(p, in, block, work, out, stride, picked);
+    case 64: return short_passes<from, 3, 3>(p, in, block, work, out, stride, picked);
+    case 128: return short_passes<from, 3, 4>(p, in, block, work, out, stride, picked);
+    case 256: return short_passes<from, 4, 4>(p, in, block, work, out, stride, picked);
+    case 512: return short_passes<from, 3, 3, 3>(p, in, block, work, out, stride, picked);
+    default: return short_passes<from, 3, 3, 4>(p, in, block, work, out, stride, picked);
     }
 }
 
@@ -351,19 +375,12 @@ COMET_AVX512 void forward_foreign_kernel(const Prime &p, u32 from, const u32 *in
 
 COMET_AVX512 void forward_short_kernel(const Prime &p, const u32 *in, size_t live, size_t block, u32 *, u32 *out,
                                        size_t stride) {
-    alignas(64) u64 work[degree];
-    switch (live) {
-    case 2: return short_passes<1>(p, in, block, work, out, stride);
-    case 4: return short_passes<2>(p, in, block, work, out, stride);
-    case 8: return short_passes<3>(p, in, block, work, out, stride);
-    case 16: return short_passes<4>(p, in, block, work, out, stride);
-    case 32: return short_passes<2, 3>(p, in, block, work, out, stride);
-    case 64: return short_passes<3, 3>(p, in, block, work, out, stride);
-    case 128: return short_passes<3, 4>(p, in, block, work, out, stride);
-    case 256: return short_passes<4, 4>(p, in, block, work, out, stride);
-    case 512: return short_passes<3, 3, 3>(p, in, block, work, out, stride);
-    default: return short_passes<3, 3, 4>(p, in, block, work, out, stride);
-    }
+    forward_few<From::numbers>(p, in, live, block, out, stride, nullptr);
+}
+
+COMET_AVX512 void forward_columns_kernel(const Prime &p, const u32 *in, const u32 *picked, size_t live, size_t block,
+                                         u32 *, u32 *out, size_t stride) {
+    forward_few<From::columns>(p, in, live, block, out, stride, picked);
 }
 
 COMET_AVX512 void backward_kernel(const Prime &p, u32 *in, size_t count, u32 *out) {

@@ -11,6 +11,8 @@ COMET_AVX512 void forward_kernel(const Prime &p, u32 from, const u32 *in, u32 *w
 COMET_AVX512 void forward_foreign_kernel(const Prime &p, u32 from, const u32 *in, u32 *work, u32 *out, size_t stride);
 COMET_AVX512 void forward_short_kernel(const Prime &p, const u32 *in, size_t live, size_t block, u32 *work, u32 *out,
                                        size_t stride);
+COMET_AVX512 void forward_columns_kernel(const Prime &p, const u32 *in, const u32 *picked, size_t live, size_t block,
+                                         u32 *work, u32 *out, size_t stride);
 COMET_AVX512 void backward_kernel(const Prime &p, u32 *in, size_t count, u32 *out);
 template <size_t sets, bool fresh>
 COMET_AVX512 void multiply_add_kernel(const Prime &p, Left x, Right y, size_t terms, size_t count, u32 *const *acc,

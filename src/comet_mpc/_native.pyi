@@ -163,6 +163,37 @@ def lattice_multiply_short(
     isa: str,
     /,
 ) -> None: ...
+def lattice_turn_all(
+    from_: Basis,
+    to: Basis,
+    special: int,
+    ciphertext: Residues,
+    levels: int,
+    turns: int,
+    keys: Residues,
+    key_digits: int,
+    out: Residues,
+    start: int,
+    stride: int,
+    apart: int,
+    isa: str,
+    /,
+) -> None: ...
+def lattice_multiply_turned(
+    basis: Basis,
+    x: Residues,
+    y: NDArray[np.int64],
+    row_blocks: int,
+    inputs: int,
+    outputs: int,
+    live: int,
+    levels: int,
+    turns: int,
+    plain_limbs: int,
+    out: Residues,
+    isa: str,
+    /,
+) -> None: ...
 def lattice_pack(
     from_: Basis,
     to: Basis,

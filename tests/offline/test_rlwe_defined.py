@@ -110,15 +110,20 @@ DENSE = [(128, 64, 70, 64), (5, 40, 3, 16), (300, 100, 9, 32), (2, 2, 2, 2)]
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs", "block"), DENSE)
-@pytest.mark.parametrize("levels", [0, 1])
+@pytest.mark.parametrize(("levels", "turns", "more"), [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 2, 1), (1, 4, 1)])
 def test_products_of_defined_masks_are_exact_whatever_the_gaps_hold(
-    rows: int, inputs: int, outputs: int, block: int, levels: int
+    rows: int, inputs: int, outputs: int, block: int, levels: int, turns: int, more: int
 ) -> None:
     """Also rows and inputs that fill no whole block: there the polynomials hold other uniform words."""
     width, bits = 48, 20
     scheme = choose_tiling(rows, inputs, outputs, width, bits, packed=True).scheme
     levels = levels * (block.bit_length() - 1)
-    tiling = Tiling(rows, inputs, outputs, block, block, scheme, levels, 1, bits, 2, True)
+    turns = max(0, min(turns, levels - 1))
+    tiling = Tiling(
+        *(rows, inputs, outputs, block, block, scheme, levels, 1, bits, 2, True),
+        turns=turns,
+        turned_limbs=scheme.limbs + more,
+    )
     y = centred(RNG.integers(0, 2**64, (1, outputs, inputs), dtype=np.uint64), bits)
     scales = list(centred(RNG.integers(0, 2**64, (2, inputs), dtype=np.uint64), bits))
 

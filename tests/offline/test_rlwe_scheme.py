@@ -13,7 +13,7 @@ import pytest
 from comet_mpc import _native
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
-from comet_mpc.offline.rlwe.packing import PackingKeys, packed_scheme, packing_keys, packing_noise
+from comet_mpc.offline.rlwe.packing import PackingKeys, packed_scheme, packing_keys, packing_noise, turning_noise
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     ERROR_VARIANCE,
@@ -30,6 +30,7 @@ from comet_mpc.offline.rlwe.scheme import (
     choose_scheme,
     common_seed,
     multiply_short,
+    multiply_turned,
     read_uploads,
     respond,
     round_words,
@@ -351,6 +352,46 @@ def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, level
     rest = np.array(noise(packed.reshape(2, 5, DEGREE), secret_of(key), kept, message), np.float64)
     assert np.mean(rest**2) <= packing_noise(5, levels) + 2 * ERROR_VARIANCE
     assert np.mean(rest**2) > packing_noise(5, levels) / 100
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "levels", "turns", "limbs", "more"),
+    [(4, 1, 2, 1, 5, 0), (3, 2, 3, 2, 5, 1), (16, 1, 4, 3, 4, 1), (37, 2, 6, 4, 5, 1), (70, 1, 7, 4, 6, 0)],
+)
+@every_isa
+def test_turning_uploads_spares_merges_and_its_noise_is_within_the_bound(
+    outputs: int, inputs: int, levels: int, turns: int, limbs: int, more: int, isa: str
+) -> None:
+    """As packing the products themselves would; also where a prime more makes room for the noise of turning."""
+    width, live = 8, 2**levels
+    scheme, wider = Scheme(limbs, width), Scheme(limbs + more, width)
+    key, seed = SecretKey(), new_seed()
+    words = [random_words(DEGREE, width) for _ in range(inputs)]
+    data = seed + b"".join(
+        key.encrypt_words(scheme, word, width, seed, index).tobytes() for index, word in enumerate(words)
+    )
+    y = RNG.integers(-(2**10), 2**10 + 1, (outputs, inputs, live))
+    keys = PackingKeys(b"".join(packing_keys(key)))
+    left = keys.turn(scheme, wider, [read_uploads([scheme] * inputs, data)], levels, turns, isa=isa)
+    sums = multiply_turned(wider, left, y, levels, plain_limbs=limbs, isa=isa)
+    assert np.array_equal(sums, multiply_turned(wider, left, y, levels, plain_limbs=limbs, isa="portable"))
+    packed = keys.pack(wider, scheme, sums[0].copy(), levels - turns, isa)
+    expected = np.zeros(DEGREE, np.uint64)
+    for o in range(outputs):
+        product = np.zeros(2 * DEGREE, np.uint64)
+        for word, factor in zip(words, y[o].view(np.uint64), strict=True):
+            for place, number in enumerate(factor):
+                product[place : place + DEGREE] += word * number
+        expected[o :: 2**levels] = (product[:DEGREE] - product[DEGREE:])[:: 2**levels]
+    message = lift(scale_words(scheme, expected % np.uint64(2**width), width), scheme.primes)
+    rest = np.array(noise(packed.reshape(2, limbs, DEGREE), secret_of(key), scheme, message), np.float64)
+    norm = math.sqrt(np.square(y).sum(axis=(1, 2)).max())
+    turning = turning_noise(wider.limbs, levels, turns, norm) / math.prod(PRIMES[limbs : limbs + more]) ** 2
+    bound = (ERROR_VARIANCE + 1) * norm**2 + turning + packing_noise(limbs, levels)
+    assert np.mean(rest**2) <= bound
+    assert np.mean(rest**2) > bound / 100
+    with pytest.raises(ShapeError):
+        multiply_turned(wider, left, y[..., : live // 2], levels, plain_limbs=limbs)
 
 
 def test_packing_needs_fewer_primes_than_products_but_never_too_few() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,9 @@ def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[P
             case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width):
                 for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
                     free = _free(program, mask, width, met)
-                    yield Products(place, mask, batch, choose_tiling(*shape, width, width, packed, free=free), width)
+                    length = math.sqrt(k * 4.0**width / 12)  # the server's factor is a mask: uniform
+                    tiling = choose_tiling(*shape, width, width, packed, length=length, free=free)
+                    yield Products(place, mask, batch, tiling, width)
 
 
 def _riding(program: Sequence[Correlation]) -> dict[int, tuple[int, ...]]:

@@ -13,9 +13,22 @@ That is far less than a product has, so packing needs fewer primes than products
 others are divided out first, which scales the products' noise down with the modulus and adds a rounding to every
 ciphertext, variance N/18 + 1/6. With 4·v + V for the noise of a merge, 4^l·V covers that too: the changes of keys alone
 make up a third of it.
+
+*Turning uploads instead.* Half of all merges are in the first level, a quarter in the second. But s(Σ x_i·y_i) is
+Σ s(x_i)·s(y_i), and there are far fewer uploads than products: the server turns every upload x_i in the 2^a ways of the
+first a levels, changes the keys of these, and multiplies them by what the weights become (native/rlwe/products.hpp).
+l - a levels of merges remain for one 2^a-th of the products. The division by 2^l mod q comes first, on the uploads.
+Noise: a change of keys now comes before a product, so it is multiplied by plaintexts, which are the sum of those of 2^a
+outputs, of length √(2^a)·norm. Of the 2^a ways every level takes part in half, so a·2^(a-1) changes of keys meet in a
+product, and merges multiply their sum by 2^(l-a): variance V·norm²·4^l·a/2 (`turning_noise`). Where that is too much
+for the modulus, uploads are first multiplied by one more prime of q, which they are taken modulo from then on: changes
+of keys add as much as ever to numbers that are 2^30 times larger, and that prime is divided out before merges. What
+is sent stays as it was.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -24,6 +37,7 @@ from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     ERROR_VARIANCE,
+    LANES,
     PRIMES,
     Residues,
     Scheme,
@@ -34,9 +48,10 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
 )
 
-__all__ = ["MAX_LEVELS", "PackingKeys", "packed_scheme", "packing_keys", "packing_noise"]
+__all__ = ["MAX_LEVELS", "MAX_TURNS", "PackingKeys", "packed_scheme", "packing_keys", "packing_noise", "turning_noise"]
 
 MAX_LEVELS = 7
+MAX_TURNS = 4
 _DIGITS = len(PRIMES) - 1
 _SPECIAL = PRIMES[-1]
 _SCHEME = Scheme(len(PRIMES), 0)
@@ -44,15 +59,29 @@ _SCHEME = Scheme(len(PRIMES), 0)
 
 def packing_noise(limbs: int, levels: int) -> float:
     """Variance of what packing adds to every output."""
-    return float(4**levels * (limbs * DEGREE * ERROR_VARIANCE / 12 + DEGREE / 18 + 1)) if levels else 0.0
+    return float(4**levels * _change_noise(limbs)) if levels else 0.0
 
 
-def packed_scheme(scheme: Scheme, norm: float, levels: int) -> Scheme:
-    """The fewest primes that responses of this scheme can be packed with; plaintexts are of length `norm`."""
+def _change_noise(limbs: int) -> float:
+    """Variance of what one change of keys adds."""
+    return limbs * DEGREE * ERROR_VARIANCE / 12 + DEGREE / 18 + 1
+
+
+def turning_noise(limbs: int, levels: int, turns: int, norm: float) -> float:
+    """Variance of what turning adds to every output of products with plaintexts of length `norm`."""
+    return float(_change_noise(limbs) * norm**2 * 4**levels * turns / 2)
+
+
+def packed_scheme(scheme: Scheme, norm: float, levels: int, variance: float = 0.0) -> Scheme:
+    """The fewest primes that responses of this scheme can be packed with; plaintexts are of length `norm`.
+
+    variance: of noise that products have on top.
+    """
     for limbs in range(1, scheme.limbs):
         fewer = Scheme(limbs, scheme.plain_bits)
-        scaled = norm * 2.0 ** (fewer.log_q - scheme.log_q)
-        if choose_scheme(scheme.plain_bits, scaled, packing_noise(limbs, levels)).limbs <= limbs:
+        scale = 2.0 ** (fewer.log_q - scheme.log_q)
+        on_top = packing_noise(limbs, levels) + scale**2 * variance
+        if choose_scheme(scheme.plain_bits, scale * norm, on_top).limbs <= limbs:
             return fewer
     return scheme
 
@@ -82,6 +111,47 @@ class PackingKeys:
                 flat = component.reshape(-1)
                 _native.lattice_to_montgomery(basis(PRIMES), flat, flat)
         self._keys = by_rows(keys.reshape(MAX_LEVELS, _DIGITS, *keys.shape[1:])).reshape(MAX_LEVELS, -1)
+
+    def turn(
+        self,
+        scheme: Scheme,
+        wider: Scheme,
+        uploads: Sequence[Sequence[Residues]],
+        levels: int,
+        turns: int,
+        *,
+        parallel: Callable[[Callable[[tuple[int, int]], None], Sequence[tuple[int, int]]], Iterable[None]] = map,
+        isa: str = "",
+    ) -> Residues:
+        """Ciphertexts (r)(i)(2, limbs, 8192), turned in all ways of the first levels: (r, limbs, ways, i, 1025·16).
+
+        Divided by 2^levels, and multiplied by the primes that `wider` has beyond `scheme`. The last row is not used.
+        """
+        inputs, ways = len(uploads[0]), 1 << turns
+        size = (DEGREE // LANES + 1) * 2 * LANES
+        out = np.empty((len(uploads), wider.limbs, ways, inputs, size), np.uint32)
+        keys = self._keys[MAX_LEVELS - levels :].reshape(-1)
+
+        def one(place: tuple[int, int]) -> None:
+            r, i = place
+            _native.lattice_turn_all(
+                basis(scheme.primes),
+                basis(wider.primes),
+                _SPECIAL,
+                uploads[r][i].reshape(-1),
+                levels,
+                turns,
+                keys,
+                _DIGITS,
+                out[r].reshape(-1),
+                i * size,
+                ways * inputs * size,
+                inputs * size,
+                isa,
+            )
+
+        list(parallel(one, [(r, i) for r in range(len(uploads)) for i in range(inputs)]))
+        return out
 
     def pack(self, scheme: Scheme, packed: Scheme, ciphertexts: Residues, levels: int, isa: str = "") -> Residues:
         """One ciphertext of `packed` from up to 2^levels of `scheme` (count, 2, limbs, 8192), which are destroyed.

@@ -33,6 +33,7 @@ from comet_mpc.offline.rlwe.scheme import (
     by_rows,
     common_seed,
     multiply_short,
+    multiply_turned,
     read_uploads,
     respond,
     round_words,
@@ -261,9 +262,9 @@ class MatrixJob(Job):
         row_blocks, input_blocks, _ = tiling.blocks
         count = row_blocks * input_blocks
         read = read_defined(scheme, self.width, count, data) if tiling.defines else read_uploads([scheme] * count, data)
-        left = by_rows(np.stack(read).reshape(row_blocks, input_blocks, *read[0].shape))
+        left = self._left(engine, read)
         parts = [section.cut(y) for section, y in zip(tiling.sections(), self._right, strict=True)]
-        group = tiling.group_blocks
+        group, made = tiling.group_blocks, tiling.turned_scheme if tiling.turns else scheme
         chunk = group if tiling.levels else _CHUNK
 
         def some(task: tuple[int, int, int]) -> list[Bytes]:
@@ -272,10 +273,17 @@ class MatrixJob(Job):
             last = min(section.blocks[2], first + chunk)
             met = section.met(first, last)
             right = section.pack_right(parts[number][part], first, last)[:, met]
-            sums = multiply_short(scheme, np.ascontiguousarray(left[:, :, :, met]), right, group)
+            some_left = np.ascontiguousarray(left[:, :, :, met])
+            if tiling.turns:
+                sums = multiply_turned(made, some_left, right, tiling.levels, plain_limbs=scheme.limbs)
+            else:
+                sums = multiply_short(scheme, some_left, right, group)
             if tiling.levels:
-                rows = (np.ascontiguousarray(sums[:, r]) for r in range(row_blocks))
-                whole = [engine.packing.pack(scheme, tiling.answer_scheme, row, tiling.levels) for row in rows]
+                rows = sums if tiling.turns else np.moveaxis(sums, 1, 0)
+                merges = tiling.levels - tiling.turns
+                whole = [
+                    engine.packing.pack(made, tiling.answer_scheme, np.ascontiguousarray(row), merges) for row in rows
+                ]
                 return [self._respond(engine, row, number, part, r, first // group) for r, row in enumerate(whole)]
             return [
                 self._respond(engine, sums[o - first, r], number, part, r, o)
@@ -292,6 +300,17 @@ class MatrixJob(Job):
         answers = engine.parallel(some, tasks)
         self._right = None
         return [response for some_answers in answers for response in some_answers]
+
+    def _left(self, engine: Homomorphic, uploads: list[Residues]) -> Residues:
+        """Uploads (row blocks, limbs, 1024 rows or ways, input blocks, …), as they are multiplied."""
+        tiling = self.tiling
+        row_blocks, input_blocks, _ = tiling.blocks
+        if not tiling.turns:
+            return by_rows(np.stack(uploads).reshape(row_blocks, input_blocks, *uploads[0].shape))
+        rows = [uploads[r * input_blocks : (r + 1) * input_blocks] for r in range(row_blocks)]
+        return engine.packing.turn(
+            tiling.scheme, tiling.turned_scheme, rows, tiling.levels, tiling.turns, parallel=engine.parallel
+        )
 
     def _respond(self, engine: Homomorphic, ciphertext: Residues, number: int, part: int, r: int, g: int) -> Bytes:
         positions = self.tiling.sections()[number].positions(r, g)

@@ -50,6 +50,7 @@ from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
 __all__ = [
     "DEGREE",
     "FAILURE_BITS",
+    "LANES",
     "MAX_LOG_Q",
     "PRIMES",
     "Bytes",
@@ -64,6 +65,7 @@ __all__ = [
     "choose_scheme",
     "common_seed",
     "multiply_short",
+    "multiply_turned",
     "public_polynomial",
     "read_uploads",
     "respond",
@@ -89,7 +91,7 @@ FAILURE_BITS = 69
 _MEAN = math.sqrt(2 / math.pi)
 """Of the size of a normal variable of deviation 1."""
 
-_LANES = 8
+LANES = 8
 """Elements of a row, as native/rlwe/transform.hpp has it."""
 _SLACK = 512
 """Words more than needed, for those that rejection sampling throws away: of 8,192 about 2, of bytes 32."""
@@ -326,7 +328,7 @@ def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Re
 
 def by_rows(ciphertexts: Residues) -> Residues:
     """Ciphertexts (…, i, 2, limbs, 8192) as (…, limbs, 1024, i, 2, 8): what meets in one sum lies close together."""
-    apart = ciphertexts.reshape(*ciphertexts.shape[:-1], DEGREE // _LANES, _LANES)
+    apart = ciphertexts.reshape(*ciphertexts.shape[:-1], DEGREE // LANES, LANES)
     return np.ascontiguousarray(np.moveaxis(apart, (-5, -4), (-3, -2)))
 
 
@@ -351,6 +353,44 @@ def multiply_short(
         outputs,
         live,
         divisor,
+        out.reshape(-1),
+        isa,
+    )
+    return out
+
+
+def multiply_turned(
+    scheme: Scheme,
+    left: Residues,
+    right: NDArray[np.int64],
+    levels: int,
+    *,
+    plain_limbs: int,
+    isa: str = "",
+) -> Residues:
+    """Products of turned ciphertexts with polynomials, in which the first merges of packing are done already.
+
+    native/rlwe/products.hpp has the formula.
+    left: (r, limbs, 2^turns, i, …) of `PackingKeys.turn`; right: (o, i, live). The result is
+    (r, o', 2, limbs, 8192), o' <= 2^(levels - turns). plain_limbs: primes that ciphertexts had before they were turned.
+    """
+    row_blocks, _, ways, inputs, _ = left.shape
+    outputs, same, live = right.shape
+    turns = ways.bit_length() - 1
+    if same != inputs or live & (live - 1) or not max(4, outputs) <= 2**levels <= live <= DEGREE // 16 or turns > 4:
+        raise ShapeError(f"cannot multiply ciphertexts {left.shape} by polynomials {right.shape}")
+    out = np.empty((row_blocks, min(outputs, 2 ** (levels - turns)), 2, scheme.limbs, DEGREE), np.uint32)
+    _native.lattice_multiply_turned(
+        basis(scheme.primes),
+        left.reshape(-1),
+        np.ascontiguousarray(right).reshape(-1),
+        row_blocks,
+        inputs,
+        outputs,
+        live,
+        levels,
+        turns,
+        plain_limbs,
         out.reshape(-1),
         isa,
     )

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.offline.rlwe.packing import MAX_LEVELS, packed_scheme, packing_noise
+from comet_mpc.offline.rlwe.packing import MAX_LEVELS, MAX_TURNS, packed_scheme, packing_noise, turning_noise
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme
 
 __all__ = ["Integers", "Tiling", "centred", "choose_tiling"]
@@ -44,12 +45,14 @@ Integers = NDArray[np.int64]
 _BYTES_PER_SECOND = 4e6
 """What a second of the server's time is worth on the wire, where block shapes are chosen.
 
-The price of uploads without gaps: BERT-base at 128 tokens takes 501 MB and 98 s of changing keys if a second is worth
-2 MB, 562 MB and 75 s at 4 MB, 649 MB and 58 s at 10 MB."""
-_TRANSFORM, _MULTIPLY = 3.6e-6, 1.7e-6
-"""Seconds for one prime: to transform a short polynomial, to multiply a ciphertext by it and add."""
-_SWITCH = 14e-6
-"""Seconds to change a key, for each of L·(L + 3) transforms."""
+Packing saves bytes and takes time. Since uploads are turned, that is little: a price of 2 MB or 10 MB instead of 4
+makes no difference of more than 1 % in the bytes of BERT-base at 128 tokens."""
+_STAGE, _MULTIPLY = 0.9e-6, 2.4e-6
+"""Seconds for one prime: a stage of the transform of a short polynomial, a ciphertext's product with it."""
+_SWITCH = 20e-6
+"""Seconds for each of the transforms that a change of keys takes."""
+_MOST_TURNED = 160 << 20
+"""Bytes that turned uploads of one product may take."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,10 @@ class Tiling:
     """The server's factor is a diagonal matrix."""
     packed_limbs: int | None = None
     """Primes of the modulus that responses are packed with, if fewer than the scheme's."""
+    turns: int = 0
+    """So many of the levels are done on the uploads, before they are multiplied."""
+    turned_limbs: int = 0
+    """Primes of the modulus that turned uploads are multiplied in, at most one more than the scheme's."""
 
     def sections(self) -> list[Tiling]:
         """The product, and every scaling as a product of its own, in the order of their answers."""
@@ -85,6 +92,17 @@ class Tiling:
     def answer_scheme(self) -> Scheme:
         """Of responses: what the server keeps and sends is modulo its primes."""
         return self.scheme if self.packed_limbs is None else replace(self.scheme, limbs=self.packed_limbs)
+
+    @property
+    def turned_scheme(self) -> Scheme:
+        """Of products of turned uploads."""
+        return replace(self.scheme, limbs=self.turned_limbs)
+
+    @property
+    def turned_bytes(self) -> int:
+        """Memory that the turned uploads take."""
+        rows, inputs, _ = self.blocks
+        return rows * inputs * self.turned_limbs * 8 * DEGREE << self.turns
 
     @property
     def block_rows(self) -> int:
@@ -217,7 +235,7 @@ def choose_tiling(
     """
     if min(rows, inputs, outputs) < 1:
         raise ShapeError(f"an empty product: ({rows}, {inputs})·({outputs}, {inputs})ᵀ")
-    options = []
+    options: list[Tiling] = []
     for stride in (2**k for k in range(1, 14)):
         plain = {min(2**k, inputs) for k in range(stride.bit_length())}
         packs = range(1, min(MAX_LEVELS, stride.bit_length() - 1) + 1) if packed else ()
@@ -235,23 +253,49 @@ def choose_tiling(
                 continue
             cut = (parts, part_bits, diagonals, free and stride == block_inputs)
             fewer = packed_scheme(scheme, norm, levels).limbs if levels else None
-            options.append(
-                Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut, packed_limbs=fewer)
-            )
+            tiling = Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut, packed_limbs=fewer)
+            options += [tiling, *_turned(tiling, norm)]
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
     return min(options, key=_cost)
 
 
+def _turned(plain: Tiling, norm: float) -> Iterator[Tiling]:
+    """The same with turned uploads. Their noise must fit into the modulus, or into one with a prime more."""
+    if not plain.levels or plain.stride > DEGREE // 16:
+        return
+    scheme, levels = plain.scheme, plain.levels
+    for turns in range(1, min(MAX_TURNS, levels - 1) + 1):
+        for limbs in range(scheme.limbs, min(scheme.limbs + 2, len(PRIMES))):
+            scale = math.prod(PRIMES[scheme.limbs : limbs])
+            variance = turning_noise(limbs, levels, turns, norm) / scale**2
+            try:
+                fits = choose_scheme(scheme.plain_bits, norm, packing_noise(len(PRIMES), levels) + variance)
+            except RangeError:
+                continue
+            if fits.limbs > scheme.limbs:
+                continue
+            fewer = packed_scheme(scheme, norm, levels, variance).limbs
+            made = replace(plain, turns=turns, turned_limbs=limbs, packed_limbs=fewer)
+            if made.turned_bytes <= _MOST_TURNED:
+                yield made
+            break
+
+
 def _cost(tiling: Tiling) -> float:
-    limbs, seconds = tiling.scheme.limbs, 0.0
+    seconds, ways = 0.0, 1 << tiling.turns
+    limbs = tiling.turned_limbs if tiling.turns else tiling.scheme.limbs
+    stages = (tiling.stride << (tiling.turns > 0)).bit_length() - 1
     for section in tiling.sections():
         r, i, o = section.blocks
         i = 1 if section.diagonal else i
-        seconds += limbs * i * o * (_TRANSFORM + r * _MULTIPLY)
+        seconds += tiling.parts * limbs * i * o * (stages * _STAGE + r * _MULTIPLY)
         if tiling.levels:
-            seconds += r * o * limbs * (limbs + 3) * _SWITCH
-    return tiling.upload_bytes + tiling.response_bytes + _BYTES_PER_SECOND * tiling.parts * seconds
+            kept = tiling.answer_scheme.limbs
+            seconds += tiling.parts * r * -(-o // ways) * kept * (kept + 3) * _SWITCH
+    rows, inputs, _ = tiling.blocks
+    seconds += rows * inputs * (ways - 1) * (limbs * (limbs + 5) + 2) * _SWITCH
+    return tiling.upload_bytes + tiling.response_bytes + _BYTES_PER_SECOND * seconds
 
 
 def centred(words: Words, width: int) -> Integers:
