@@ -36,7 +36,7 @@ class Settings:
             return
         try:
             self._content = tomllib.loads(self.path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"cannot read the settings in {self.path}: {error}") from error
         for name, value in self._content.items():
             known = commands if isinstance(value, dict) else SHARED

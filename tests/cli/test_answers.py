@@ -36,6 +36,16 @@ def test_blank_lines_are_counted_and_numbers_are_those_of_the_file(
     assert capsys.readouterr().err == "2 blank lines are left out\n"
 
 
+def test_a_file_in_another_encoding_is_named_with_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "texts"
+    file.write_bytes("good\n\ncafé\n".encode("latin-1"))
+    for lines, table in ((file, None), (None, file)):
+        with pytest.raises(ConfigurationError, match=r"texts, line 3: .* not UTF-8"):
+            read_texts(None, lines, table, ["good"])
+    file.write_bytes(b"\xef\xbb\xbfgood\r\n")  # as some programs write UTF-8
+    assert read_texts(None, file).by_number == {1: "good"}
+
+
 def test_a_regression_has_a_score_and_no_probability(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(3.25, labels=("similarity",))
     assert found.score == 3.25

@@ -61,6 +61,7 @@ def test_what_stands_above_is_for_all_and_a_section_goes_first(tmp_path: Path) -
         ("tokens = 16\n", "tokens is unknown here: there are keys"),
         ("[plan", "cannot read"),
         ("\0", "cannot read"),
+        ("a = " + "[" * 10_000, "cannot read"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, content: str, said: str) -> None:

@@ -227,7 +227,7 @@ def test_nothing_secret_is_printed(model: ServedModel) -> None:
     assert len(repr(model)) < 60
 
 
-@pytest.mark.parametrize("text", [3, None, b"good", ("a", "b", "c"), (), ("good", 3), {"good": 1}])
+@pytest.mark.parametrize("text", [3, None, b"good", ("a", "b", "c"), ("a",), (), ("good", 3), {"good": 1}])
 def test_what_is_no_text_is_refused(model: ServedModel, text: Any) -> None:
     with pytest.raises(ConfigurationError, match="text 4 is neither a text nor a pair of texts"):
         model.encode([text], number=4)

@@ -376,6 +376,15 @@ def test_a_full_disk_is_named_before_anything_is_prepared(store: BundleStore, mo
         store.check_disk(1000)
 
 
+def test_a_directory_that_is_lost_is_named_before_anything_is_prepared(tmp_path: Path) -> None:
+    for party, name in ((SERVER, "the state directory of the server"), (CLIENT, "cache")):
+        store = BundleStore(tmp_path / "cache", party, DEALER)
+        store.directory.rmdir()
+        with pytest.raises(ConfigurationError, match=f"{name} is not writable") as refused:
+            store.check_disk(1)
+        assert (str(tmp_path) in str(refused.value)) == (party == CLIENT)  # a client does not learn the server's paths
+
+
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ConfigurationError, match="not writable"):

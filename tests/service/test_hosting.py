@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import shutil
 import signal
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,27 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_front_desk_without_a_descriptor_refuses_and_goes_on(
+    keys: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with running_world(keys, tiny_checkpoint, tmp_path / "state", with_dealer=False, limits={}, workers=2) as world:
+        pid = world.server.process.pid
+        desk, *_ = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        eventually(lambda: status(world, "/healthz")[0] == 200)
+        usual = resource.prlimit(desk, resource.RLIMIT_NOFILE)
+        used = {int(one.name) for one in Path(f"/proc/{desk}/fd").iterdir()}
+        *_, third = (number for number in range(len(used) + 3) if number not in used)
+        resource.prlimit(desk, resource.RLIMIT_NOFILE, (third, usual[1]))  # two are left: a connection, and not a pair
+        client = world.client(tmp_path / "cache")
+        with ThreadPoolExecutor(1) as thread, contextlib.closing(client):
+            asked = thread.submit(client.classify, [TEXT])
+            world.server.logged("no process for a client", reason="Too many open files")
+            resource.prlimit(desk, resource.RLIMIT_NOFILE, usual)
+            assert world.right(asked.result(PATIENCE)[0].logits, TEXT)  # it has asked again
+        assert desk in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        assert 'comet_refusals_total{reason="out_of_processes"}' in status(world, "/metrics")[1]
 
 
 def test_a_server_that_is_stopped_while_it_fetches_from_a_dealer_leaves_no_files(

@@ -146,8 +146,9 @@ def test_a_client_asks_for_something_senseless(world: World, cache: Path) -> Non
             client.classify([])
         with pytest.raises(ConfigurationError, match="text 2 is empty"):
             client.classify(["good", "  "])
-        with pytest.raises(ConfigurationError, match="list of texts"):
-            client.classify("good")
+        for senseless in ("good", 3, {"good": 1}):
+            with pytest.raises(ConfigurationError, match="list of texts"):
+                client.classify(senseless)  # type: ignore[arg-type]
         assert len(client.classify(["good"])) == 1
     with pytest.raises(ProtocolMismatch, match="model"):
         world.client(cache, fingerprint="0" * 64).connect()

@@ -221,7 +221,7 @@ def _sentence_head(directory: Path) -> tuple[Head, int] | None:
         return None
     try:
         modules = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):

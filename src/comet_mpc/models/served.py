@@ -450,7 +450,7 @@ def _without_data(config: CometConfig) -> CometConfig:
 def _parts(text: object, place: int) -> tuple[str, str | None]:
     """A text, or the two of a pair, if a tokenizer can read them."""
     parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, tuple | list) else ()
-    if not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
+    if len(parts) != (1 if isinstance(text, str) else 2) or not all(isinstance(part, str) for part in parts):
         raise ConfigurationError(f"text {place} is neither a text nor a pair of texts, but {type(text).__name__}")
     try:
         "".join(parts).encode()

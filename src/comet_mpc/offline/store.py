@@ -194,7 +194,10 @@ class BundleStore:
                 yield Kept(path.stem, Header.read(file, path.stem).owner, status.st_size, status.st_mtime_ns)
 
     def check_disk(self, needed: int) -> None:
-        """Raises if the disk has no room for so many bytes."""
+        """Raises if so many bytes cannot be stored now: the directory is not there or not ours, or the disk is full."""
+        if not os.access(self.directory, os.W_OK | os.X_OK):  # a client is told, and paths are not its business
+            what = str(self.directory) if self.party == CLIENT else "the state directory of the server"
+            raise ConfigurationError(f"{what} is not writable")
         if shutil.disk_usage(self.directory).free < needed + _SPARE:
             raise self.disk_full(needed)
 
@@ -207,9 +210,7 @@ class BundleStore:
         )
 
     def check_writable(self) -> None:
-        """Raises if nothing can be stored now: the disk is full, or the directory is not there or not ours any more."""
-        if not os.access(self.directory, os.W_OK | os.X_OK):
-            raise ConfigurationError(f"{self.directory} is not writable")
+        """Raises if nothing can be stored now, not even a small bundle."""
         self.check_disk(_SPARE)
 
     def count(self) -> int:

@@ -209,8 +209,8 @@ class Client:
 
     def _runs(self, model: PublicModel, texts: Sequence[Text]) -> list[tuple[int, list[int]]]:
         """The runs of the program that answer the texts: the bucket of each, and the places of its texts."""
-        if isinstance(texts, str):
-            raise ConfigurationError("a list of texts is needed, not one text")
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise ConfigurationError(f"a list of texts is needed, not {type(texts).__name__}")
         if not texts:
             raise ConfigurationError("there is no text to classify")
         buckets: dict[int, list[int]] = {}

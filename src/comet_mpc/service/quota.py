@@ -22,6 +22,7 @@ import msgspec
 
 from comet_mpc.errors import ConfigurationError, QuotaExceeded
 from comet_mpc.files import atomic_write
+from comet_mpc.net.channel import UNREADABLE
 
 __all__ = ["Quota"]
 
@@ -83,7 +84,7 @@ class Quota:
             return msgspec.json.decode(path.read_bytes(), type=_Count)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:  # not to be taken for a new client
+        except (OSError, *UNREADABLE) as error:  # not to be taken for a new client
             raise ConfigurationError("this server cannot read its count of queries: ask its operator") from error
 
     def _path(self, name: str) -> Path:

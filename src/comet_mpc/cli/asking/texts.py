@@ -72,13 +72,15 @@ def _pair(line: str, number: int) -> tuple[str, str]:
 
 
 def _content(file: Path | None) -> str:
+    where = "standard input" if file is None or str(file) == "-" else str(file)
     try:
-        if file is None or str(file) == "-":
-            return sys.stdin.read()
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            return opened.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the texts: {error}") from error
+        data = sys.stdin.buffer.read() if file is None or str(file) == "-" else file.read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the texts: {where}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigurationError(f"{where}, line {line}: this is not UTF-8; save the file in that encoding") from error
 
 
 def _said(texts: Texts, what: str) -> Texts:

@@ -290,19 +290,22 @@ class FrontDesk:
     def _hand_over(self, guest: _Guest) -> None:
         """A process for a connection. It has the connection from now on, and nobody else."""
         row, self._numbers = self._rows.pop(), self._numbers + 1
-        here, there = Line.pair()
         sys.stdout.flush()
         sys.stderr.flush()
         desk = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            self._rows.append(row)
-            here.close()
-            there.close()
-            _log.error("no process for a client", extra={"fields": {"reason": error.strerror}})
-            self._refuse(guest.channel, "out_of_processes", "the server cannot start another process; try again later")
-            return
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._rows.append, row)
+            try:
+                here, there = Line.pair()
+                undone.callback(here.close)
+                undone.callback(there.close)
+                pid = os.fork()
+            except OSError as error:  # no more descriptors or processes
+                _log.error("no process for a client", extra={"fields": {"reason": error.strerror}})
+                text = "the server cannot start another process; try again later"
+                self._refuse(guest.channel, "out_of_processes", text)
+                return
+            undone.pop_all()
         if not pid:
             self._become_worker(guest, there, row, desk)
         there.close()
