@@ -18,6 +18,7 @@
     └── PeerError             the other side failed, misbehaved or is unreachable
         ├── PeerClosed            it closed the connection
         │   └── PeerGaveUp            it ended a run because its own randomness was damaged: take another bundle
+        ├── NodeLost              another machine answers for the server now: this client must be set up with that one
         ├── PeerTimeout           it made no progress for too long
         │   └── NobodyConnected       nobody connected while a listener waited
         ├── WrongSize             it sent a message that is longer or shorter than the program expects
@@ -43,6 +44,7 @@ __all__ = [
     "ImpossibleAnswer",
     "LeakError",
     "NobodyConnected",
+    "NodeLost",
     "NotAuthenticated",
     "NotFinite",
     "PeerClosed",
@@ -146,6 +148,13 @@ class PeerClosed(PeerError):
 
 class PeerGaveUp(PeerClosed):
     """The other side ended a run, before any result, because its own randomness was damaged. Take another bundle."""
+
+
+class NodeLost(PeerError):
+    """Another machine answers for the server than the one that this client was set up with, which is gone.
+
+    What was prepared with that one is of no use here. A `Client` sets itself up anew, and asks again.
+    """
 
 
 class PeerTimeout(PeerError):

@@ -23,34 +23,12 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.service.programs import Programs
+from support.noting_client import PROGRAM
 from support.processes import ServerProcess, World, dealer_process, server_process
 from support.siege import TEXT, Outcome, main, median
 from support.toy_model import TINY, make_checkpoint
 from support.waiting import PATIENCE, within
 
-_CLIENT = """
-import json, sys, time
-from comet_mpc.errors import CometError
-from comet_mpc.service import connection
-from comet_mpc.service.client import Client
-from comet_mpc.service.messages import Run
-address, keys, cache, text, notes = sys.argv[1:]
-file, say = open(notes, "a", buffering=1), connection.say
-def noted(channel, message):
-    if isinstance(message, Run):
-        file.write(json.dumps({"named": message.bundle_id}) + chr(10))
-    say(channel, message)
-connection.say = noted
-while True:
-    try:
-        with Client(address, keys=keys, cache=cache, ready=2, timeout=10.0) as client:
-            while True:
-                (found,) = client.classify([text])
-                file.write(json.dumps({"logits": found.logits}) + chr(10))
-    except CometError as error:
-        file.write(json.dumps({"error": type(error).__name__}) + chr(10))
-        time.sleep(0.1)
-"""
 _TARGETS = ("server", "front desk", "connection", "dealer", "client")
 
 
@@ -105,8 +83,8 @@ class _Field:
         return server
 
     def start_client(self) -> subprocess.Popen[bytes]:
-        places = (str(self.keys), str(self.directory / "cache"), TEXT, str(self.directory / "notes"))
-        command = [sys.executable, "-c", _CLIENT, self.server.address, *places]
+        places = (str(self.keys), "client", str(self.directory / "cache"), str(self.directory / "notes"))
+        command = [sys.executable, str(PROGRAM), self.server.address, *places, "--text", TEXT]
         return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def restart(self, target: str) -> None:

@@ -59,7 +59,8 @@ _REASONS: tuple[tuple[type[errors.CometError], str], ...] = (
 )
 _ERRORS = (*errors.__all__, "other")
 _ACTIVE, _ALIVE = "active", "alive"
-_COMMON = (_ACTIVE, _ALIVE, *_ERRORS, *(f"refused {name}" for name in _REFUSALS))
+_WAITING, _WORKING = "waiting", "working"
+_COMMON = (_ACTIVE, _ALIVE, _WAITING, _WORKING, *_ERRORS, *(f"refused {name}" for name in _REFUSALS))
 """What is counted beside what somebody names."""
 _ALIVE_SECONDS = 5.0
 _TIMEOUT = 5.0
@@ -108,6 +109,11 @@ class Counters:
 
     def refusals(self, reason: str) -> int:
         return int(self.total(f"refused {reason}"))
+
+    def measure(self, *, waiting: int, working: int) -> None:
+        """How much there is to do, and is being done, as this process sees it now."""
+        self._table[self._row, self._places[_WAITING]] = waiting
+        self._table[self._row, self._places[_WORKING]] = working
 
     def beat(self) -> None:
         """This process is alive."""

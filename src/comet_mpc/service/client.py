@@ -19,7 +19,15 @@ from typing import Any, Self, TypedDict, TypeVar
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import CometError, ConfigurationError, PeerGaveUp, RandomnessError
+from comet_mpc.errors import (
+    CometError,
+    ConfigurationError,
+    NodeLost,
+    PeerClosed,
+    PeerError,
+    PeerGaveUp,
+    RandomnessError,
+)
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.served import PublicModel, Query
 from comet_mpc.net.channel import Channel, Traffic
@@ -31,7 +39,7 @@ from comet_mpc.offline.sources import find_source
 from comet_mpc.service.bundle_pool import BundlePool
 from comet_mpc.service.connection import Connection, Wrap
 from comet_mpc.service.messages import Ready, Run, Welcome
-from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model
+from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Reals, Tagging, answers
 
 __all__ = ["Client", "ClientOptions", "Text"]
@@ -112,6 +120,7 @@ class Client:
             raise ConfigurationError(f"batch and timeout must be positive, got {batch} and {timeout}")
         self._cache = Path(cache) if cache is not None else default_cache()
         self._ready, self._batch, self._downloading = ready, batch, downloading
+        self._server = f"{address} {model}".strip()
         self._connection = Connection(
             parse_address(address),
             identity or TlsIdentity.find(keys or "", "client"),
@@ -120,6 +129,7 @@ class Client:
             third_party=parse_address(dealer) if dealer is not None else None,
             model=model,
             fingerprint=fingerprint,
+            state=state_in_use(self._cache, self._server, fingerprint),
             progress=progress,
             wrap=wrap,
             welcomed=self._set_up,
@@ -151,18 +161,44 @@ class Client:
         return self._connected()[0].source.name
 
     def _connected(self) -> tuple[ClientModel, BundlePool]:
-        with self._connection.lock:
-            self._connection.channel()
+        try:
+            with self._connection.lock:
+                self._connection.channel()
+        except NodeLost:
+            self._leave()
+            with self._connection.lock:
+                self._connection.channel()
         assert self._model is not None
         assert self._pool is not None
         return self._model, self._pool
+
+    def _leave(self) -> None:
+        """Takes leave of the machine that this client was set up with. What was prepared with it stays on disk."""
+        with self._connection.lock:
+            pool, self._model, self._pool = self._pool, None, None
+            self._connection.forget()
+        if pool is not None:
+            pool.close()
+
+    def _go_on_after(self, error: PeerClosed | NodeLost) -> tuple[ClientModel, BundlePool]:
+        """Raises the error, unless another machine answers for the server now: then this client is set up with it."""
+        before = self._pool
+        if isinstance(error, NodeLost):
+            self._leave()
+        try:
+            model, pool = self._connected()
+        except PeerError:
+            raise error from None
+        if pool is before:
+            raise error
+        return model, pool
 
     def _set_up(self, channel: Channel, source: Source, welcome: Welcome) -> None:
         """After the first greeting: the model, by download or from the cache, and a pool of bundles for it."""
         if self._model is not None:
             return
         start, before = time.monotonic(), channel.traffic
-        model = obtain_model(channel, source, welcome, self._cache, self._downloading)
+        model = obtain_model(channel, source, welcome, self._cache, self._downloading, server=self._server)
         traffic = channel.traffic - before
         self._setup = traffic.sent + traffic.received, time.monotonic() - start
         self._batch = min(self._batch, welcome.largest_batch)
@@ -189,7 +225,11 @@ class Client:
         until = time.monotonic() + timeout
         try:
             while (ready := pool.count(batch, bucket)) < count and time.monotonic() < until:
-                pool.prepare(batch, bucket)
+                try:
+                    pool.prepare(batch, bucket)
+                except (PeerClosed, NodeLost) as error:
+                    model, pool = self._go_on_after(error)
+                    continue
                 if told is not None:
                     told(ready + 1)
         finally:
@@ -248,20 +288,20 @@ class Client:
         return self._ask(self.connect().config.head.kind, texts, told)
 
     def _ask(self, kind: Kind, texts: Sequence[Text], told: Told[Any] | None) -> list[Any]:
-        model, pool = self._connected()
-        given = model.public.config.head.kind
+        public = self._connected()[0].public
+        given = public.config.head.kind
         if given != kind:
             raise ConfigurationError(f"this server's model is one to {_CALLS[given]} with, not to {_CALLS[kind]}")
-        runs = self._runs(model.public, texts)
+        runs = self._runs(public, texts)
         found: dict[int, Answer] = {}
         impossible: CometError | None = None
         try:
             for bucket, places in runs:
                 chosen = [texts[place] for place in places]
-                query = model.public.encode(chosen, bucket)
-                values, cost = self._answer(query, model, pool)
+                query = public.encode(chosen, bucket)
+                values, cost = self._answer(query)
                 try:
-                    made = answers(values, query, chosen, model.public, cost)
+                    made = answers(values, query, chosen, public, cost)
                 except CometError as error:
                     impossible = impossible or error
                     continue
@@ -270,15 +310,18 @@ class Client:
                     if told is not None:
                         told(place, one)
         finally:
-            pool.pause()
+            if self._pool is not None:
+                self._pool.pause()
         if impossible is not None:
             raise impossible
         return [found[place] for place in range(len(texts))]
 
-    def _answer(self, query: Query, model: ClientModel, pool: BundlePool) -> tuple[Reals | None, Cost]:
+    def _answer(self, query: Query) -> tuple[Reals | None, Cost]:
         """The answers as the server's last message makes them, whatever they are, and the next bundle is ordered."""
-        randomness, logits, traffic, seconds = self._run(query, model, pool)
-        pool.replenish(query.batch, query.bucket)
+        randomness, logits, traffic, seconds = self._run(query)
+        assert self._model is not None
+        assert self._pool is not None
+        self._pool.replenish(query.batch, query.bucket)
         cost = Cost(
             texts=query.batch,
             bucket=query.bucket,
@@ -289,36 +332,54 @@ class Client:
             online_bytes=traffic.sent + traffic.received,
             online_seconds=seconds,
             rounds=traffic.rounds,
-            source=model.source.name,
+            source=self._model.source.name,
         )
         return logits, cost
 
-    def _run(
-        self, query: Query, model: ClientModel, pool: BundlePool
-    ) -> tuple[OpenBundle, Reals | None, Traffic, float]:
-        """Randomness that both sides have, then the rounds. A bundle that is named to the server is never kept."""
+    def _run(self, query: Query) -> tuple[OpenBundle, Reals | None, Traffic, float]:
+        """Randomness that both sides have, then the rounds. A bundle that is named to the server is never kept.
+
+        A run that ended with the machine that it ran on is made again by another one, with other randomness.
+        """
         patience = max(self._connection.timeout, _BUNDLE_SECONDS)
+        model, pool = self._connected()
         digest = model.programs.plan(query.batch, query.bucket).digest
-        for attempt in range(_MOST_STALE + 1):
-            randomness = pool.take(query.batch, query.bucket, patience)
-            with self._connection.lock:
-                start = time.monotonic()
-                try:
-                    request = Run(randomness.bundle.bundle_id, query.batch, query.bucket, digest)
-                    channel = self._connection.request(request, Ready)
-                except RandomnessError:
-                    if attempt == _MOST_STALE:  # the server has lost its parts again and again
-                        raise
-                    continue
-                before = channel.traffic
-                try:
-                    logits = _compute(channel, query, model, randomness)
-                except PeerGaveUp:  # its part of this bundle was damaged
-                    if attempt == _MOST_STALE:
-                        raise
-                    continue
-                return randomness, logits, channel.traffic - before, time.monotonic() - start
+        for left in range(_MOST_STALE, -1, -1):
+            try:
+                randomness = pool.take(query.batch, query.bucket, patience)
+                request = Run(randomness.bundle.bundle_id, query.batch, query.bucket, digest)
+                found = self._run_with(randomness, request, query, model, last=not left)
+            except PeerGaveUp:
+                raise
+            except (PeerClosed, NodeLost) as error:
+                if not left:
+                    raise
+                model, pool = self._go_on_after(error)
+                continue
+            if found is not None:
+                return randomness, *found
         raise AssertionError("unreachable")
+
+    def _run_with(
+        self, randomness: OpenBundle, request: Run, query: Query, model: ClientModel, *, last: bool
+    ) -> tuple[Reals | None, Traffic, float] | None:
+        """None: another bundle will do, unless this was the last that is tried."""
+        with self._connection.lock:
+            start = time.monotonic()
+            try:
+                channel = self._connection.request(request, Ready)
+            except RandomnessError:
+                if last:  # the server has lost its parts again and again
+                    raise
+                return None
+            before = channel.traffic
+            try:
+                logits = _compute(channel, query, model, randomness)
+            except PeerGaveUp:  # its part of this bundle was damaged
+                if last:
+                    raise
+                return None
+            return logits, channel.traffic - before, time.monotonic() - start
 
 
 def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals | None:

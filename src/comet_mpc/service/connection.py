@@ -1,4 +1,9 @@
-"""A client's connections to its server: one for queries, made anew when the server has ended it, and further ones."""
+"""A client's connections to its server: one for queries, made anew when the server has ended it, and further ones.
+
+A server may be several machines behind one address. What a client has prepared is on one of them, so every connection
+names it before the handshake, as a protocol of TLS (ALPN): a name that whoever passes the bytes on can read, and that a
+server on one machine ignores.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from comet_mpc.errors import NotAuthenticated, PeerClosed, ProtocolMismatch, RandomnessSpent, ServerBusy
+from comet_mpc.errors import NodeLost, NotAuthenticated, PeerClosed, ProtocolMismatch, RandomnessSpent, ServerBusy
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import Address, connect
 from comet_mpc.offline.source import Line, Order, Progress, Source
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
 
-__all__ = ["Connection", "Wrap"]
+__all__ = ["ROUTE", "STATE_DIGITS", "Connection", "Wrap"]
 
 Wrap = Callable[[Channel], Channel]
 """Is given a new channel and returns the one to use, for example one that keeps a record."""
 
 M = TypeVar("M", Accepted, Ready)
+
+ROUTE = "comet-"
+"""What a protocol of TLS is called that names a machine: this, and the server's state, shortened."""
+STATE_DIGITS = 32
 
 _MOST_TRIES = 4  # a busy server ends idle connections to make room
 _BUSY_PAUSE = 0.5  # before a server that has no room is asked again
@@ -39,6 +48,7 @@ class _Line:
 class Connection:
     """The first greeting decides on model, source and the server's state; later ones must find the same.
 
+    state     of the server, shortened, with which there is something prepared: if it is there, it is to answer
     welcomed  is told of every greeting: the channel, the source of randomness and what the server said
     """
 
@@ -52,6 +62,7 @@ class Connection:
         third_party: Address | None = None,
         model: str = "",
         fingerprint: str = "",
+        state: str = "",
         progress: Progress | None = None,
         wrap: Wrap = lambda channel: channel,
         welcomed: Callable[[Channel, Source, Welcome], None],
@@ -60,7 +71,8 @@ class Connection:
         self.progress = progress
         self.lock = threading.RLock()
         """Of the connection for queries: bundles are asked for between queries."""
-        self._address, self._tls = address, identity.client_context()
+        self._address, self._tls, self._tls_routed = address, identity.client_context(), identity.client_context()
+        self._route(state)
         self._source, self._third_party, self._model, self._fingerprint = source, third_party, model, fingerprint
         self._wrap, self._welcomed = wrap, welcomed
         self._welcome: Welcome | None = None
@@ -130,12 +142,22 @@ class Connection:
     def another_line(self) -> Line:
         return _Line(self._greeted())
 
+    def forget(self) -> None:
+        """The next greeting decides on the server's state again; model and source stay. Call it under `lock`."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = self._welcome = None
+        self._route("")
+
+    def _route(self, state: str) -> None:
+        self._tls_routed.set_alpn_protocols([ROUTE + state[:STATE_DIGITS]] if state else [])
+
     def dial(self, address: Address) -> Channel:
         return connect(*address, self._tls, self.timeout, connect_timeout=self.timeout)
 
     def reach(self) -> Channel:
         """A new connection to the server, not greeted yet."""
-        return self.dial(self._address)
+        return connect(*self._address, self._tls_routed, self.timeout, connect_timeout=self.timeout)
 
     def _greeted(self) -> Channel:
         """A connection after the greeting. While the server has no room for it, tries again, until the timeout."""
@@ -162,10 +184,13 @@ class Connection:
             if self._fingerprint not in ("", welcome.fingerprint):
                 raise ProtocolMismatch("model", got=welcome.fingerprint, expected=self._fingerprint)
             self._fingerprint, self._source, self._welcome = welcome.fingerprint, source, welcome
-        elif (welcome.fingerprint, welcome.state) != (self._welcome.fingerprint, self._welcome.state):
+            self._route(welcome.state)
+        elif welcome.fingerprint != self._welcome.fingerprint:
             raise ProtocolMismatch(
                 "the model since this client was set up", got=welcome.fingerprint, expected=self._fingerprint
             )
+        elif welcome.state != self._welcome.state:
+            raise NodeLost("another machine answers for the server than the one that this client was set up with")
 
 
 def _prepare(order: Order) -> Prepare:

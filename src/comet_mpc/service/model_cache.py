@@ -4,13 +4,16 @@
         package     the public package
         weights     D = W - B of all weights, one after the other; if the source of randomness asks for them
         bundles/    the client's prepared randomness (`store.BundleStore`)
+        server      the address at which that server was reached last: it may be one of several machines
 
 A file is written beside, checked against the digest that the server told over TLS, and moved into place; on every
-start it is read and checked again. A server with another model or another secret gets a directory of its own.
+start it is read and checked again. A server with another model or another secret gets a directory of its own; of one
+model, what is the same everywhere is downloaded once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -31,9 +34,11 @@ from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import GetPackage, GetWeights, Welcome, receive_blob, say
 from comet_mpc.service.programs import Programs
 
-__all__ = ["ClientModel", "default_cache", "obtain_model"]
+__all__ = ["ClientModel", "default_cache", "obtain_model", "state_in_use"]
 
 _READ = 1 << 22
+_DIGITS = 32
+_SERVER = "server"
 _LARGEST_PACKAGE = 1 << 32
 
 
@@ -56,15 +61,22 @@ class ClientModel:
 
 
 def obtain_model(
-    channel: Channel, source: Source, welcome: Welcome, cache: Path, told: Progress | None = None
+    channel: Channel,
+    source: Source,
+    welcome: Welcome,
+    cache: Path,
+    told: Progress | None = None,
+    *,
+    server: str = "",
 ) -> ClientModel:
     """The model that the server has, from the cache or by download. What comes is checked before it is used.
 
     told: bytes so far of each download, and of how many
+    server: how this client calls it, for `state_in_use`
     """
     if welcome.package_bytes > _LARGEST_PACKAGE:
         raise PeerError(f"a public package of {welcome.package_bytes} bytes is more than this client takes")
-    directory = cache / f"{welcome.fingerprint[:32]}-{welcome.state[:32]}"
+    directory = cache / f"{welcome.fingerprint[:_DIGITS]}-{welcome.state[:_DIGITS]}"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -82,6 +94,8 @@ def obtain_model(
     if model.fingerprint != welcome.fingerprint:
         raise ProtocolMismatch("the model in the package", got=model.fingerprint, expected=welcome.fingerprint)
     store = BundleStore(directory / "bundles", CLIENT, source)
+    with atomic_write(directory / _SERVER, mode=0o600) as file:
+        file.write(server.encode())
     if not source.masks_weights:
         return ClientModel(model, source, programs, model.weights(), store)
     expected = 8 * sum(math.prod(weight.shape) for weight in public)
@@ -90,6 +104,19 @@ def obtain_model(
         raise ProtocolMismatch("the bytes of masked weights", got=size, expected=expected)
     _obtain(weights, expected, digest, channel, lambda: say(channel, GetWeights()), told)
     return ClientModel(model, source, programs, model.weights() | _masked(weights, public), store)
+
+
+def state_in_use(cache: Path, server: str, fingerprint: str = "") -> str:
+    """The state, shortened, of the server's machine with which this client has something prepared; empty if none has.
+
+    Of several, the one that answered last.
+    """
+    found: list[tuple[float, str]] = []
+    for path in cache.glob(f"{fingerprint[:_DIGITS]}*-*/{_SERVER}"):
+        with contextlib.suppress(OSError):
+            if path.read_text() == server and any((path.parent / "bundles").glob("*.bundle")):
+                found.append((path.stat().st_mtime, path.parent.name.rpartition("-")[2]))
+    return max(found)[1] if found else ""
 
 
 def _masked(path: Path, public: tuple[Weight, ...]) -> dict[str, Weight]:
@@ -125,6 +152,11 @@ def _obtain(
     """Downloads a file unless it is there, whole. Several clients may do so at once; each moves a whole file."""
     if _intact(path, size, digest):
         return
+    for other in path.parent.parent.glob(f"{path.parent.name[:_DIGITS]}-*/{path.name}"):
+        if _intact(other, size, digest):
+            with contextlib.suppress(OSError):
+                os.link(other, path)
+                return
     with atomic_write(path, mode=0o600, durable=True) as file:
         ask()
         receive_blob(channel, size, digest, file, told)

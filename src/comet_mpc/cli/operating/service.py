@@ -11,17 +11,16 @@ import typer
 
 from comet_mpc.cli.options import DEALER_WARNING, AnySource, Keys
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.checkpoint import read_config
-from comet_mpc.models.served import MOST_ANSWER_BITS, ServedModel
+from comet_mpc.models.hugging_face import need
+from comet_mpc.models.served import MOST_ANSWER_BITS
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.logs import log_as_json
 from comet_mpc.net.sockets import Address, parse_address
 from comet_mpc.offline.dealer.process import run_dealer
-from comet_mpc.offline.sources import DealerSource, PairSource, find_source
-from comet_mpc.progress import bar
+from comet_mpc.offline.sources import find_source
+from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.deployment import ServiceLimits
-from comet_mpc.service.server import Server
 
 __all__ = ["deal", "serve"]
 
@@ -30,18 +29,6 @@ _log = logging.getLogger(__name__)
 Metrics = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics and health, by plain HTTP.")
 ]
-
-
-def _check_fine_tuned(model: Path, untrained: bool) -> None:
-    """A model that was given other non-linear steps, and was not trained with them, answers at random."""
-    config = read_config(model)
-    if untrained or config.fine_tuned or not config.certified:  # a form that is not certified is refused on loading
-        return
-    task = f" --task {config.task}" if config.task else ""
-    raise ConfigurationError(
-        f"{model} was not fine-tuned in this form, as far as it says, so its answers would be no better than chance: "
-        f"run `comet finetune {model} OUT --data DIR{task}` and serve OUT, or try it as it is with --untrained"
-    )
 
 
 def _places(models: list[str]) -> dict[str, Path]:
@@ -138,6 +125,19 @@ def serve(
         bool,
         typer.Option("--untrained", help="Serve a model that was not fine-tuned in this form: for trials only."),
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|auto",
+            help="Serve on the nodes of this Ray cluster, behind one address. Models, keys and --state are paths on "
+            "every node; all numbers are of one node.",
+        ),
+    ] = None,
+    min_nodes: Annotated[int, typer.Option(min=1, help="With --cluster: nodes that serve at least.")] = 1,
+    max_nodes: Annotated[int, typer.Option(min=0, help="With --cluster: nodes that serve at most. 0: all.")] = 0,
+    idle_minutes: Annotated[
+        float, typer.Option(min=0.0, help="With --cluster: after so long without a client, a node serves no more.")
+    ] = 10.0,
 ) -> None:
     """Serve a model, or several, to clients, until SIGINT or SIGTERM.
 
@@ -152,32 +152,18 @@ def serve(
         raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
     if source is not None and not find_source(source).has_third_party and dealer is not None:
         raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
-    places = _places(model)
-
-    def load() -> dict[str, ServedModel]:
-        for directory in places.values():
-            _check_fine_tuned(directory, untrained)
-        found = {}
-        for name, directory in places.items():
-            with bar(f"loading {directory}: layers", say=_log.info) as tick:
-                found[name] = ServedModel.load(
-                    directory, private_embeddings=private_embeddings, answer_bits=answer_bits, told=tick
-                )
-        return found
-
-    log_as_json()
-    models = load()
-    server = Server(
-        models,
-        parse_address(listen),
-        DealerSource(parse_address(dealer)) if dealer is not None else PairSource(),
-        TlsIdentity.find(keys, name),
-        state,
+    blueprint = Blueprint(
+        models={called: str(directory) for called, directory in _places(model).items()},
+        keys=str(keys),
+        certificate=name,
+        dealer=parse_address(dealer) if dealer is not None else None,
+        private_embeddings=private_embeddings,
+        answer_bits=answer_bits,
+        untrained=untrained,
         workers=workers,
         connections=connections,
-        per_client=client_connections,
+        client_connections=client_connections,
         require_client=require_client_certificate,
-        metrics=parse_address(metrics) if metrics is not None else None,
         limits=ServiceLimits(
             batch=batch,
             ready=ready,
@@ -187,16 +173,25 @@ def serve(
             client_bundles=client_queries,
             preparations=preparations,
         ),
-        reload=load,
     )
+    log_as_json()
     if dealer is not None:
         _log.warning(DEALER_WARNING)
+    where, publish = parse_address(listen), parse_address(metrics) if metrics is not None else None
+    if cluster is not None:
+        serving = need("comet_mpc.cluster.serving", "cluster")
+        nodes = need("comet_mpc.cluster.scaling", "cluster").Scale(min_nodes, max_nodes, idle_seconds=60 * idle_minutes)
+        serving.ClusterServer(cluster, blueprint.everywhere(), where, state, nodes, publish).serve_forever(
+            lambda address, figures: _tell(address, figures, blueprint.source().name)
+        )
+        return
+    server = blueprint.build(where, state, publish)
+    server.serve_forever(lambda: _tell(server.address, server.metrics_address, server.source))
 
-    def started() -> None:
-        typer.echo("serving at {}:{}".format(*server.address) + f", source of randomness: {server.source}")
-        _say_metrics(server.metrics_address)
 
-    server.serve_forever(started)
+def _tell(address: Address, metrics: Address | None, source: str) -> None:
+    typer.echo("serving at {}:{}".format(*address) + f", source of randomness: {source}")
+    _say_metrics(metrics)
 
 
 def deal(

@@ -26,6 +26,7 @@ from comet_mpc.offline.store import BundleStore
 
 __all__ = ["PairSource"]
 
+_MOST_TRIES = 3  # to get a connection on which the server begins
 _BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
 
 
@@ -90,7 +91,7 @@ class _Supplier(Supplier):
 
     def _accepted(self, order: Order) -> Preparer:
         """A connection on which the server has begun to prepare: the last one if it fits, else a new one."""
-        until = time.monotonic() + self._desk.timeout
+        until, tries = time.monotonic() + self._desk.timeout, _MOST_TRIES
         while True:
             kept = self._preparer
             fits = kept is not None and kept.correlations == order.plan.correlations
@@ -99,7 +100,8 @@ class _Supplier(Supplier):
                 line.ask(order)
             except PeerClosed:
                 self._hang_up()
-                if not fits or self._closed:  # the server ends idle connections to make room
+                tries -= 1
+                if not tries or self._closed:  # the server ends idle connections to make room
                     raise
             except ServerBusy:
                 if time.monotonic() >= until:

@@ -35,7 +35,7 @@ from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.hosting.cores import Cores
 from comet_mpc.service.hosting.lifeline import end_with_parent
 from comet_mpc.service.hosting.line import Line, Said
-from comet_mpc.service.hosting.turns import Kind, Places, Turns
+from comet_mpc.service.hosting.turns import KINDS, Kind, Places, Turns
 from comet_mpc.service.hosting.worker import work
 from comet_mpc.service.messages import greeting, say
 
@@ -374,6 +374,10 @@ class FrontDesk:
             said.append((ticket, Said.FULL))
         for (number, request), what in said:
             self._say(by_number[number], what, request)
+        if not self._succeeded:
+            waiting = len(self._guests) + sum(map(self._turns.waiting, KINDS))
+            working = self._turns.working("run") + self._turns.working("prepare")
+            self._counters.measure(waiting=waiting, working=working)
 
     def _part_with(self, worker: _Worker) -> None:
         """Its line has ended, so it has, or is about to."""

@@ -1,4 +1,8 @@
-"""The lookout: a process that answers for the server by HTTP, and tells whether its dealer can be reached."""
+"""The lookout: a process that answers for the server by HTTP, and tells whether its dealer can be reached.
+
+Beside the pages of `net.metrics` there is /load: how busy the server is and which states it has, in JSON, for whoever
+sends clients to several servers.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,27 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from comet_mpc.errors import CometError
 from comet_mpc.net.metrics import MetricsEndpoint, pages
 from comet_mpc.service.catalogue import Catalogue
 
-__all__ = ["Lookout"]
+__all__ = ["Load", "Lookout"]
 
 _LOOK_SECONDS = 10.0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How busy a server is. A client belongs to the server that has the state that it was set up with."""
+
+    waiting: int = 0
+    """Requests and connections that wait for a place."""
+    working: int = 0
+    places: int = 0
+    sessions: int = 0
+    bundles: int = 0
+    states: tuple[str, ...] = ()
 
 
 class Lookout:
@@ -21,7 +39,7 @@ class Lookout:
 
     def __init__(self, offer: Catalogue, address: tuple[str, int] | None, *, desk_row: int, workers: int) -> None:
         self.offer, self._workers = offer, workers
-        answered = pages(offer.counters, desk_row, self._gauges, self._troubles)
+        answered = pages(offer.counters, desk_row, self._gauges, self._troubles) | {"/load": self._load}
         self._endpoint = MetricsEndpoint(*address, answered) if address is not None else None
         self._third_party = not offer.source.has_third_party
 
@@ -56,9 +74,25 @@ class Lookout:
                 time.sleep(_LOOK_SECONDS)
             self._third_party = False
 
+    def _bundles(self) -> int:
+        return sum(one.store.count() for one in self.offer.all())
+
     def _gauges(self) -> dict[str, float]:
-        ready = sum(one.store.count() for one in self.offer.all())
-        return {"bundles_ready": ready, "models": len(self.offer.models), "workers": self._workers}
+        counters = self.offer.counters
+        busy = {name: counters.total(name) for name in ("waiting", "working")}
+        return {"bundles_ready": self._bundles(), "models": len(self.offer.models), "workers": self._workers, **busy}
+
+    def _load(self) -> tuple[int, str]:
+        counters = self.offer.counters
+        load = Load(
+            waiting=int(counters.total("waiting")),
+            working=int(counters.total("working")),
+            places=self._workers,
+            sessions=counters.active,
+            bundles=self._bundles(),
+            states=tuple(one.welcome.state for one in self.offer.all()),
+        )
+        return 200, msgspec.json.encode(load).decode()
 
     def _troubles(self) -> Iterator[str]:
         if not self._third_party:

@@ -1,0 +1,102 @@
+"""A server as its operator orders it: all but the place. It can be written down, and built on any machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.models.checkpoint import read_config
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.reception import ReceptionLimits
+from comet_mpc.net.sockets import Address
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DealerSource, PairSource
+from comet_mpc.progress import bar
+from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.service.server import Server
+
+__all__ = ["Blueprint"]
+
+_log = logging.getLogger(__name__)
+
+
+class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments are those of `Server`. Files are named by their paths, which are read where it is built."""
+
+    models: dict[str, str]
+    """Directories of checkpoints, by name."""
+    keys: str
+    certificate: str = "server"
+    """Its name in the directory of keys."""
+    dealer: Address | None = None
+    private_embeddings: bool = False
+    answer_bits: int
+    untrained: bool = False
+    """Also a model that was not fine-tuned in this form."""
+    workers: int = 0
+    connections: int = 96
+    client_connections: int = 0
+    require_client: bool = True
+    limits: ServiceLimits
+
+    def identity(self) -> TlsIdentity:
+        return TlsIdentity.find(self.keys, self.certificate)
+
+    def source(self) -> Source:
+        return DealerSource(self.dealer) if self.dealer is not None else PairSource()
+
+    def everywhere(self) -> Blueprint:
+        """With paths that mean the same in every directory."""
+        models = {name: os.path.abspath(directory) for name, directory in self.models.items()}
+        return msgspec.structs.replace(self, models=models, keys=os.path.abspath(self.keys))
+
+    def load(self) -> dict[str, ServedModel]:
+        """The models, whose ranges are proved again."""
+        for directory in self.models.values():
+            self._check_fine_tuned(Path(directory))
+        found = {}
+        for name, directory in self.models.items():
+            with bar(f"loading {directory}: layers", say=_log.info) as tick:
+                found[name] = ServedModel.load(
+                    Path(directory),
+                    private_embeddings=self.private_embeddings,
+                    answer_bits=self.answer_bits,
+                    told=tick,
+                )
+        return found
+
+    def build(
+        self, listen_at: Address, state: Path, metrics: Address | None, handshakes: ReceptionLimits | None = None
+    ) -> Server:
+        return Server(
+            self.load(),
+            listen_at,
+            self.source(),
+            self.identity(),
+            state,
+            workers=self.workers,
+            connections=self.connections,
+            per_client=self.client_connections,
+            require_client=self.require_client,
+            metrics=metrics,
+            limits=self.limits,
+            handshakes=handshakes,
+            reload=self.load,
+        )
+
+    def _check_fine_tuned(self, model: Path) -> None:
+        """A model that was given other non-linear steps, and was not trained with them, answers at random."""
+        config = read_config(model)
+        if self.untrained or config.fine_tuned or not config.certified:  # what is not certified is refused on loading
+            return
+        task = f" --task {config.task}" if config.task else ""
+        raise ConfigurationError(
+            f"{model} was not fine-tuned in this form, as far as it says, so its answers would be no better than "
+            f"chance: run `comet finetune {model} OUT --data DIR{task}` and serve OUT, or try it as it is with "
+            "--untrained"
+        )

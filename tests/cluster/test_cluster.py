@@ -1,0 +1,145 @@
+"""`comet serve --cluster` on a real Ray cluster of two nodes on loopback. Skipped where ray is not installed."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from comet_mpc.models.served import ServedModel
+from comet_mpc.net.authority import issue
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.service.client import Client
+from support.processes import TWIN_BOUND
+from support.ray_nodes import ClusterServer, RayCluster, cluster_server, ray_cluster
+from support.toy_model import twin_logits
+from support.waiting import PATIENCE, eventually
+
+TEXT = "the film is good"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(
+    cluster: RayCluster, tiny_checkpoint: Path, keys: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterServer]:
+    state = tmp_path_factory.mktemp("cluster") / "state"
+    options = ("--min-nodes", "2", "--workers", "1")
+    with cluster_server(cluster, tiny_checkpoint, keys, state, *options) as found:
+        yield found
+
+
+def client(server: ClusterServer, keys: Path, cache: Path, name: str = "client", **more: Any) -> Client:
+    identity = TlsIdentity.find(keys, name)
+    return Client(server.address, identity=identity, cache=cache, **{"ready": 0, "timeout": PATIENCE, **more})
+
+
+def right(found: tuple[float, ...], model: ServedModel) -> bool:
+    return bool(np.max(np.abs(np.array(found) - twin_logits(model, model.encode([TEXT]))[0])) < TWIN_BOUND)
+
+
+def node_of(server: ClusterServer, text: str, times: int) -> str:
+    """Where something happened that is logged the so-many-th time."""
+    return str(server.logged(text, times)["node"])
+
+
+def figures(server: ClusterServer) -> dict[str, float]:
+    with urlopen(server.metrics, timeout=PATIENCE) as page:
+        lines = page.read().decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_clients_are_spread_and_come_back_to_their_bundles(
+    server: ClusterServer, keys: Path, tiny_model: ServedModel, tmp_path: Path
+) -> None:
+    with client(server, keys, tmp_path / "a") as one, client(server, keys, tmp_path / "b") as other:
+        assert right(one.classify([TEXT])[0].logits, tiny_model)
+        first = node_of(server, "answered", 1)
+        assert right(other.classify([TEXT])[0].logits, tiny_model)
+        assert node_of(server, "answered", 2) != first, "a node with less to do takes the second client"
+        assert one.prepare(2, warm=False) == 2
+    for times in (3, 4):
+        with client(server, keys, tmp_path / "a") as again:
+            assert again.prepared() == 5 - times
+            cost = again.classify([TEXT])[0].cost
+            assert cost.offline_seconds < cost.online_seconds + 1.0
+            assert node_of(server, "answered", times) == first
+    found = figures(server)
+    assert found["comet_nodes"] == 2
+    assert found["comet_relayed_bytes_total"] > 2 * cost.online_bytes
+    assert len([name for name in found if name.startswith("comet_node_places")]) == 2
+
+
+def test_of_one_model_the_public_part_is_downloaded_once(server: ClusterServer, keys: Path, tmp_path: Path) -> None:
+    """Although every node has a secret, and so a state, of its own."""
+    for times in range(2):
+        with client(server, keys, tmp_path) as one, client(server, keys, tmp_path) as other:
+            one.connect()
+            other.connect()
+        states = {path.parent.name for path in tmp_path.glob("*/package")}
+        assert len(states) <= 2
+        if times:
+            assert len({path.stat().st_ino for path in tmp_path.glob("*/package")}) == 1
+
+
+def test_more_nodes_serve_when_requests_wait_and_fewer_when_nobody_comes(
+    cluster: RayCluster, tiny_checkpoint: Path, keys: Path, tmp_path: Path
+) -> None:
+    """And a node that serves no more is woken by the client whose bundles it has."""
+    shutil.copytree(keys, tmp_path / "keys")
+    names = [f"client-{number}" for number in range(4)]
+    for name in names:
+        issue(tmp_path / "keys", name, "client")
+    options = ("--max-nodes", "2", "--workers", "1", "--idle-minutes", "0.02")
+    with cluster_server(cluster, tiny_checkpoint, tmp_path / "keys", tmp_path / "state", *options) as server:
+        assert figures(server)["comet_nodes"] == 1
+        stop = threading.Event()
+
+        def ask(name: str) -> None:
+            with client(server, tmp_path / "keys", tmp_path / name, name) as one:
+                while not stop.is_set():
+                    one.prepare(one.prepared() + 1, warm=False)
+
+        threads = [threading.Thread(target=ask, args=[name], daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        try:
+            server.logged("a node serves", 2)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        asleep = server.logged("a node is not needed")["node"]
+        eventually(lambda: figures(server)["comet_nodes"] == 1)
+        woken = False
+        for name in names:  # whichever of them has its bundles there
+            with client(server, tmp_path / "keys", tmp_path / name, name) as one:
+                assert one.prepared() >= 1
+                one.classify([TEXT])
+            woken = woken or any(event["node"] == asleep for event in server.events("a node serves")[2:])
+        assert not server.events("a node is lost")
+        assert woken or all(event["node"] != asleep for event in server.events("prepared a bundle"))
+
+
+def test_what_is_wrong_on_a_node_is_said(
+    cluster: RayCluster, tiny_checkpoint: Path, keys: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    with (
+        pytest.raises(AssertionError, match="did not start") as caught,
+        cluster_server(cluster, tmp_path / "model", keys, tmp_path / "state", "--workers", "1"),
+    ):
+        pass
+    assert "127.0.0." in str(caught.value)
+    assert "config.json" in str(caught.value)
