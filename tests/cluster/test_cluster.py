@@ -104,12 +104,12 @@ def test_more_nodes_serve_when_requests_wait_and_fewer_when_nobody_comes(
     options = ("--max-nodes", "2", "--workers", "1", "--idle-minutes", "0.02")
     with cluster_server(cluster, tiny_checkpoint, tmp_path / "keys", tmp_path / "state", *options) as server:
         assert figures(server)["comet_nodes"] == 1
-        stop = threading.Event()
+        stop, ready = threading.Event(), dict[str, int]()
 
         def ask(name: str) -> None:
             with client(server, tmp_path / "keys", tmp_path / name, name) as one:
-                while not stop.is_set():
-                    one.prepare(one.prepared() + 1, warm=False)
+                while not stop.is_set() or not ready.get(name):
+                    ready[name] = one.prepare(one.prepared() + 1, warm=False)
 
         threads = [threading.Thread(target=ask, args=[name], daemon=True) for name in names]
         for thread in threads:
@@ -120,12 +120,13 @@ def test_more_nodes_serve_when_requests_wait_and_fewer_when_nobody_comes(
             stop.set()
             for thread in threads:
                 thread.join(PATIENCE)
+        assert len(ready) == len(names)
         asleep = server.logged("a node is not needed")["node"]
         eventually(lambda: figures(server)["comet_nodes"] == 1)
         woken = False
         for name in names:  # whichever of them has its bundles there
             with client(server, tmp_path / "keys", tmp_path / name, name) as one:
-                assert one.prepared() >= 1
+                assert one.prepared() == ready[name]
                 one.classify([TEXT])
             woken = woken or any(event["node"] == asleep for event in server.events("a node serves")[2:])
         assert not server.events("a node is lost")
