@@ -15,7 +15,9 @@ from comet_mpc.cli.main import app
 from comet_mpc.errors import CometError
 from comet_mpc.lab.peers import compare as comparing
 from comet_mpc.lab.peers.compare import SYSTEMS, PeerRecord, compare
+from comet_mpc.lab.peers.crypten_trials import LARGE, TRIALS, expected_wraps
 from comet_mpc.lab.peers.inputs import TASKS, USUAL, load, smooth
+from comet_mpc.plugins.crypten import Ranges
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -51,3 +53,28 @@ def test_an_unknown_system_is_refused() -> None:
     assert done.exit_code == 2
     assert all(name in done.output.replace("\n", "") for name in ("nobody", "spu"))
     assert SYSTEMS.keys() > {"comet", "crypten", "spu-cheetah"}
+
+
+@pytest.mark.parametrize("function", TRIALS)
+def test_trials_are_inside_the_ranges_that_the_plug_in_is_told(function: str) -> None:
+    draw, _, exact = TRIALS[function]
+    values = draw(np.random.default_rng(0), 7680)
+    told = Ranges()
+    limits = {"product": LARGE, "inverse_sqrt": told.roots[1], "activation": told.activations, "softmax": told.scores}
+    assert values.size == 7680
+    assert np.abs(values).max() <= limits.get(function, np.inf)
+    if function == "inverse_sqrt":
+        assert values.min() >= told.roots[0]
+    if function == "layer_norm":
+        assert told.variances[0] < values.var(-1).min() < values.var(-1).max() < told.variances[1]
+    assert np.isfinite(exact(values, USUAL)).all()
+
+
+def test_wraps_are_expected_as_local_truncation_makes_them() -> None:
+    """Each party divides its share by 2^16. Where the shares of v·2^32 wrap around, the sum is off by 2^48."""
+    generator = np.random.default_rng(0)
+    count, product = 20_000, 2**60  # v = 2^28, so that it happens often enough to count
+    shares = [int(share) for share in generator.integers(-(2**63), 2**63, count, dtype=np.int64)]
+    others = [(product - share + 2**63) % 2**64 - 2**63 for share in shares]
+    wrapped = sum(abs((a >> 16) + (b >> 16) - (product >> 16)) > 2 for a, b in zip(shares, others, strict=True))
+    assert wrapped / count == pytest.approx(2.0**28 * expected_wraps(1) / (LARGE**2 / 3.0), rel=0.1)

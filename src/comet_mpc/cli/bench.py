@@ -32,6 +32,7 @@ from comet_mpc.cli.tables import (
     published_tables,
     report,
     rules_table,
+    trials_table,
     truncation_table,
     with_origin,
     write_json,
@@ -48,6 +49,7 @@ from comet_mpc.lab.bench.truncation import SHIFTS, check_truncation
 from comet_mpc.lab.peers.compare import SYSTEMS, PeerRecord, compare
 from comet_mpc.lab.peers.environments import default_place
 from comet_mpc.lab.peers.inputs import TASKS
+from comet_mpc.lab.peers.trials import TrialRecord, run_trials
 from comet_mpc.lab.processes import Crew
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
@@ -189,6 +191,28 @@ def _kept(json: Path | None) -> list[dict[str, Any]]:
 def _added(kept: list[dict[str, Any]], records: Sequence[Any]) -> list[dict[str, Any]]:
     """Those with the origin that they have, and the new ones with this one."""
     return [*kept, *with_origin(records[len(kept) :])]
+
+
+@bench.command()
+def trials(
+    values: Annotated[int, typer.Option(min=1000, help="Random values for each function.")] = 10_000_000,
+    place: Annotated[
+        Path | None, typer.Option("--environments", metavar="DIR", help="Where virtual environments are kept.")
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Count how often CrypTen's functions give wrong results, with Comet's plug-in and without.
+
+    All inputs are inside the stated ranges. CrypTen's environment is made the first time, which takes minutes; ten
+    million values take about ten minutes on two cores. A run that broke off goes on if --json names the same file.
+    """
+    kept = _kept(json)
+    known = msgspec.convert(kept, list[TrialRecord])
+    with bar("trying") as tick:
+        records = run_trials(
+            values, place or default_place(), known, tick, lambda found: write_json(json, _added(kept, found))
+        )
+    report(_added(kept, records), json, trials_table(records))
 
 
 @bench.command()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # a command that shows no measurement need not load what meas
     from comet_mpc.lab.bench.truncation import TruncationRecord
     from comet_mpc.lab.demo import TextResult
     from comet_mpc.lab.peers.compare import PeerRecord
+    from comet_mpc.lab.peers.trials import TrialRecord
 
 __all__ = [
     "appendix_table",
@@ -44,6 +45,7 @@ __all__ = [
     "report",
     "rules_table",
     "table",
+    "trials_table",
     "truncation_table",
     "with_origin",
     "write_json",
@@ -216,6 +218,24 @@ def peers_tables(records: Sequence[PeerRecord]) -> list[Group]:
         )
         if (members := list(group))
     ]
+
+
+def trials_table(records: Sequence[TrialRecord]) -> Group:
+    """One line per function and variant."""
+    rows = (
+        (
+            each.function,
+            each.variant,
+            f"{each.values:,}",
+            str(each.off),
+            str(each.wrapped),
+            "" if each.expected is None else f"{each.expected:.1f}",
+            _error(each.worst_else),
+        )
+        for each in records
+    )
+    columns = ("", "", "values", "off", "wrapped", "expected", "largest error else")
+    return table("Wrong results of CrypTen, inside the stated ranges", columns, rows, left=2)
 
 
 def published_tables(records: Sequence[PublishedRecord]) -> list[Group]:

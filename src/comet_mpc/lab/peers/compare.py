@@ -30,7 +30,7 @@ from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick
 
-__all__ = ["SYSTEMS", "PeerRecord", "compare"]
+__all__ = ["SYSTEMS", "PeerRecord", "compare", "run_crypten"]
 
 _SEED = 2024
 _BOUND = 4.0
@@ -127,17 +127,22 @@ def _method(task: str) -> str:
     return next((name for name in ("quadratic", "minimax") if name in OPERATIONS[task]), next(iter(OPERATIONS[task])))
 
 
+def run_crypten(module: str, arguments: list[str], place: Path) -> list[dict[str, Any]]:
+    """A script of this package by both parties of CrypTen: what each has printed."""
+    python = CRYPTEN.python(place)
+    with tempfile.TemporaryDirectory() as directory:
+        surroundings = {
+            "WORLD_SIZE": "2", "RENDEZVOUS": f"file://{directory}/meeting", "DISTRIBUTED_BACKEND": "gloo",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        words = [str(python), "-W", "ignore", "-m", module, *arguments]
+        parties = [_start(words, surroundings | {"RANK": str(rank)}) for rank in (0, 1)]
+        return [_record_of(party) for party in parties]
+
+
 def _crypten(variant: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
     def run(task: str, tokens: int, arrays: Path, place: Path) -> dict[str, object]:
-        python = CRYPTEN.python(place)
-        with tempfile.TemporaryDirectory() as directory:
-            surroundings = {
-                "WORLD_SIZE": "2", "RENDEZVOUS": f"file://{directory}/meeting", "DISTRIBUTED_BACKEND": "gloo",
-                "GLOO_SOCKET_IFNAME": "lo",
-            }  # fmt: skip
-            words = [str(python), "-W", "ignore", "-m", crypten_party.__name__, task, str(arrays), variant]
-            parties = [_start(words, surroundings | {"RANK": str(rank)}) for rank in (0, 1)]
-            sides = [_record_of(party) for party in parties]
+        sides = run_crypten(crypten_party.__name__, [task, str(arrays), variant], place)
         first = sides[0]
         return {
             **{name: first[name] for name in ("online_bytes", "rounds", "max_abs_error", "usual_error")},

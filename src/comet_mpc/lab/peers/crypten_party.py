@@ -22,6 +22,8 @@ from comet_mpc.functions.activation import Smu, smu_rule
 from comet_mpc.lab.peers.inputs import HEAD, HEADS, HIDDEN, TASKS, USUAL, Functions, load, smooth
 from comet_mpc.plugins.crypten import Ranges, comet_functions, load_crypten
 
+__all__ = ["compute_gelu", "compute_layer_norm"]
+
 CLIENT, SERVER = 0, 1
 _RANGES = Ranges(activations=4.0, scores=8.0, variances=(1 / 16, 64.0))
 
@@ -37,14 +39,14 @@ def _stands_for(variant: str) -> Functions:
     return smooth(lambda x, bound: Smu(1 / 16)(x / bound, rule) * bound, _RANGES.activations, _RANGES.scores, 2)
 
 
-def _gelu(x: Any) -> Any:
+def compute_gelu(x: Any) -> Any:
     if hasattr(x, "gelu"):
         return x.gelu()
     inner = (x * x * x * 0.044715 + x) * math.sqrt(2.0 / math.pi)
     return (inner.tanh() + 1) * x * 0.5
 
 
-def _layer_norm(x: Any) -> Any:
+def compute_layer_norm(x: Any) -> Any:
     if hasattr(x, "layer_norm"):
         return x.layer_norm()
     centred = x - x.mean(-1, keepdim=True)
@@ -62,15 +64,15 @@ def _heads(x: Any) -> Any:
 def _layer(a: dict[str, Any]) -> Any:
     x = a["x"]
     context = _attend(*(_heads(x.matmul(a[name])) for name in ("query", "key", "value")))
-    middle = _layer_norm(x + context.permute(1, 0, 2).reshape(x.size(0), HIDDEN).matmul(a["out"]))
-    return _layer_norm(middle + _gelu(middle.matmul(a["up"])).matmul(a["down"]))
+    middle = compute_layer_norm(x + context.permute(1, 0, 2).reshape(x.size(0), HIDDEN).matmul(a["out"]))
+    return compute_layer_norm(middle + compute_gelu(middle.matmul(a["up"])).matmul(a["down"]))
 
 
 COMPUTE = {
     "inverse_sqrt": lambda a: a["x"].inv_sqrt(),
-    "activation": lambda a: _gelu(a["x"]),
+    "activation": lambda a: compute_gelu(a["x"]),
     "attention": lambda a: _attend(a["q"], a["k"], a["v"]),
-    "layer_norm": lambda a: _layer_norm(a["x"]),
+    "layer_norm": lambda a: compute_layer_norm(a["x"]),
     "linear": lambda a: a["x"].matmul(a["weight"]),
     "layer": _layer,
 }

@@ -12,8 +12,10 @@ from comet_mpc.lab.report.grid import came_from
 __all__ = ["Axis", "Bars", "Point", "Scatter", "Series", "figure"]
 
 WIDTH, HEIGHT = 460, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 14, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 14, 44
 _COLOURS = 8
+_WIDE = 250
+"""An axis as long has room for five ticks or more."""
 _LETTER = 6.2
 """About the width of a letter of the labels."""
 
@@ -175,7 +177,7 @@ class _Scale:
                 if len(found) >= 3:
                     break
             return found[:: max(1, math.ceil(len(found) / 6))]
-        raw = (self.high - self.low) / 5
+        raw = (self.high - self.low) / (5 if abs(self.end - self.start) > _WIDE else 3)
         unit = 10.0 ** math.floor(math.log10(raw))
         step = next(n * unit for n in (1, 2, 5, 10) if n * unit >= raw)
         first = math.ceil(self.low / step)
@@ -229,7 +231,13 @@ def _mark(place: int, x: float, y: float, note: str = "") -> str:
 def _label(text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]) -> str:
     """Beside its point, where nothing else is; nothing if there is no such place."""
     wide = _LETTER * len(text)
-    for left, base in ((x + 5, y - 6), (x + 7, y + 4), (x - 7 - wide, y + 4), (x - wide / 2, y + 16)):
+    for left, base in (
+        (x + 5, y - 6),
+        (x + 7, y + 4),
+        (x - 7 - wide, y + 4),
+        (x - wide / 2, y + 16),
+        (x - wide, y + 16),
+    ):
         box = (left, base - 9, left + wide, base + 2)
         inside = box[0] > _LEFT and box[2] < WIDTH - 2 and box[1] > 2 and box[3] < HEIGHT - _BOTTOM
         if inside and not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken):

@@ -30,6 +30,7 @@ BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {
     "protocol": lambda results: [accuracy.protocol_grid(results)],
     "operations": lambda results: [costs.operation_grid(results)],
     "peers": costs.peer_grids,
+    "trials": lambda results: [costs.trial_grid(results)],
     "paper-accuracy": published.accuracy_grids,
     "paper": published.cost_grids,
     "paper-appendix": lambda results: [published.appendix_grid(results)],

@@ -76,7 +76,7 @@ def _error_against(records: list[Record], what: str, amount: Callable[[Costs], f
                 record["max_relative_error"],
                 f"{record.rule}, {readable_size(amount(record['costs']))}, "
                 f"error {_percent(record['max_relative_error'])}",
-                "" if record.get("steps") is None else str(record["steps"]),
+                name if record.get("steps") is None else str(record["steps"]),
             )
             for record in group
             if record["max_relative_error"] is not None
@@ -88,7 +88,7 @@ def _error_against(records: list[Record], what: str, amount: Callable[[Costs], f
         Axis(f"{what}{elements}", log=True, show=readable_size),
         Axis("largest relative error", log=True, show=_percent),
         series,
-        "The number at a point is that of its steps. Left and low is good.",
+        "The number at a point is that of its steps; polynomials give the root itself. Left and low is good.",
         sources_of(records),
     )
 
@@ -198,7 +198,8 @@ def _against_length(models: list[Record]) -> list[Scatter]:
 
 def _short(record: Record) -> str:
     tokens = str(record["tokens"]) if record["batch"] == 1 else f"{record['batch']}×{record['tokens']}"
-    return f"{record['model']}/{record['layers']}, {tokens}, {record.rule}, {record['source']}"
+    rule = record.rule.removeprefix("minimax, ")
+    return f"{record['model']}/{record['layers']}, {tokens}, {rule}, {record['source']}"
 
 
 def _order(record: Record) -> tuple[str, int, int, str, str]:

@@ -16,6 +16,7 @@ from comet_mpc.lab.report.costs import (
     operation_grid,
     peer_grids,
     profile_grid,
+    trial_grid,
     truncation_grid,
 )
 from comet_mpc.lab.report.drawings import (
@@ -75,7 +76,7 @@ def sections(results: Results) -> list[Section]:
         (
             "Beside other systems",
             "The same inputs, on the same machine, in one run; each system in its best configuration.",
-            [*peer_drawings(results), *peer_grids(results)],
+            [*peer_drawings(results), *peer_grids(results), trial_grid(results)],
         ),
         (
             "The paper's tables",

@@ -68,9 +68,10 @@ def _drawing(
     )
     if others:
         note += " CrypTen and SPU SEMI2K do not count what their third party sends."
+    lowest = min((point.y for series in losses for point in series.points), default=0.0)
     axes = (
         Axis(f"{across}, 128 tokens", log=True, show=readable_size),
-        Axis("points gained or lost", show=lambda value: f"{value:+g}", low=_LOWEST),
+        Axis("points gained or lost", show=lambda value: f"{value:+g}", low=max(_LOWEST, lowest - 1.0)),
     )
     sources = [*sources_of(run.record for run in found), *sources_of(from_)]
     return Scatter(title, *axes, [*losses, *others] if losses else [], note, sources)
