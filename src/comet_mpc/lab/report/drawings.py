@@ -7,6 +7,7 @@ from itertools import groupby
 
 from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
 from comet_mpc.lab.report.records import Record, Results
+from comet_mpc.models.transformer import SHAPES
 from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = [
@@ -153,23 +154,31 @@ _MOST_LINES = 8
 
 def cost_drawings(results: Results) -> list[Scatter | Bars]:
     """Whole models and single operations."""
-    models = results.of("model")
-    drawn: list[Scatter | Bars] = [*_against_length(models), *_by_operation(models), _phases(models)]
+    models, plans = results.of("model"), results.of("plan")
+    drawn: list[Scatter | Bars] = [*_against_length(models, plans), *_by_operation(models), _phases(models)]
     return [*drawn, *_methods(results.of("operation"), results.of("peer"))]
 
 
 def _whole(record: Record) -> str:
     """What must be equal for a line over lengths."""
     network = f", {record['network']}" if record.get("network") else ""
-    return f"{record['model']}, {record['layers']} layers, {record.rule}, {record['source']}{network}"
+    layers = record["layers"] if isinstance(record["layers"], int) else SHAPES[record["model"]].layers
+    return f"{record['model']}, {layers} layers, {record.rule}, {record['source']}{network}"
 
 
-def _against_length(models: list[Record]) -> list[Scatter]:
-    lines = [
-        (name, sorted(group, key=lambda record: int(record["tokens"])))
-        for name, group in _grouped((record for record in models if record["batch"] == 1), _whole)
-        if len({record["tokens"] for record in group}) > 1
-    ]
+def _lines(records: Iterable[Record]) -> list[tuple[str, list[Record]]]:
+    """By what must be equal, those of several lengths; the first of each length."""
+    found = []
+    for name, group in _grouped((record for record in records if record["batch"] == 1), _whole):
+        by_length = {int(record["tokens"]): record for record in reversed(group)}
+        if len(by_length) > 1:
+            found.append((name, [by_length[tokens] for tokens in sorted(by_length)]))
+    return found
+
+
+def _against_length(models: list[Record], plans: list[Record]) -> list[Scatter]:
+    """Bytes are those of plans where nothing was measured, since they are the same; times are measured."""
+    lines = _lines([*models, *(plan for plan in plans if plan["model"] in SHAPES)])
     amounts = (("online_bytes", "online"), ("offline_bytes", "offline"))
     series = [
         Series(
@@ -181,7 +190,7 @@ def _against_length(models: list[Record]) -> list[Scatter]:
     ]
     times = [
         Series(name, [Point(r["tokens"], r["seconds"], f"{r['tokens']} tokens, {_time(r['seconds'])}") for r in group])
-        for name, group in lines
+        for name, group in _lines(models)
     ]
     title = f": {lines[0][0]}" if len(lines) == 1 else ""
     sources = sources_of(record for _, group in lines for record in group)

@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# Every record that `comet report` shows, the most important first. Durations are those of two free cores: let nothing
+# else run. Records that are there are kept, and a run that broke off goes on; --again makes the named ones anew.
+#
+#   benchmarks/records.sh [--again] [SECTION …]      all but accuracy and secure, if no section is named
+#
+#   models   15 min   whole encoders: against their length, with a dealer and without, over slower networks
+#   plans     1 min   the same by rule and by length, without running them
+#   peers    12 min   one BERT-base layer and single operations, beside CrypTen and SPU (to install them: 5 min more)
+#   paper     6 min   tables 3 and 4, and the appendix
+#   ops       2 min   single operations by every method
+#   rules     1 min   errors and costs of every rule for 1/sqrt
+#   profile   1 min   where the time of a query goes
+#   kernels   1 min   the kernels beside numpy
+#   demo      1 min   the bundled model
+#   truncation 1 min  10^8 truncations
+#   trials   10 min   how often CrypTen is wrong
+#   secure    1 h     200 rows of each task inside the protocol   (GLUE and WORK, after accuracy)
+#   accuracy  hours   every row of the tables of accuracy         (ENCODER, GLUE and WORK; says first how long)
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+results="$root/benchmarks/results"
+comet="$root/.venv/bin/comet"
+again=
+if [ "${1:-}" = --again ]; then
+    again=yes
+    shift
+fi
+
+# keep FILE COMMAND …: runs it with --json FILE, unless that is there
+keep() {
+    local file="$results/$1.json"
+    shift
+    mkdir -p "$(dirname "$file")"
+    if [ -n "$again" ]; then rm -f "$file"; fi
+    [ -s "$file" ] || "$@" --json "$file"
+}
+
+# goes_on FILE COMMAND …: the same for a command that goes on with a file that is there
+goes_on() {
+    local file="$results/$1.json"
+    shift
+    mkdir -p "$(dirname "$file")"
+    if [ -n "$again" ]; then rm -f "$file"; fi
+    "$@" --json "$file"
+}
+
+models() {
+    local bert=(bench model --shape bert-base --rule quadratic) tokens
+    for tokens in 128 32 64; do
+        keep "model/bert-base-$tokens-quadratic-pair" "$comet" "${bert[@]}" --tokens "$tokens" --source pair
+    done
+    for tokens in 32 64 128 256 512; do
+        keep "model/bert-base-$tokens-quadratic" "$comet" "${bert[@]}" --tokens "$tokens"
+    done
+    keep model/bert-base-128 "$comet" bench model --shape bert-base --tokens 128
+    keep model/bert-base-128-quadratic-200mbit "$comet" "${bert[@]}" --network 200mbit/10ms
+    keep model/minilm-128-quadratic "$comet" bench model --shape minilm --tokens 128 --rule quadratic
+    keep model/bert-base-128-quadratic-pair-1gbit "$comet" "${bert[@]}" --source pair --network 1gbit/1ms
+}
+
+plans() {
+    local rule words shape source tokens
+    for shape in minilm bert-base; do
+        for rule in 2 3 4 linear quadratic cubic quartic; do # a quintic does not fit its ring without a dealer
+            case $rule in [0-9]) words=(--steps "$rule") ;; *) words=(--rule "$rule") ;; esac
+            keep "plan/$shape-128-$rule-pair" "$comet" plan --shape "$shape" "${words[@]}" --source pair >/dev/null
+        done
+    done
+    for source in pair dealer; do
+        for tokens in 32 64 256 512; do
+            keep "plan/bert-base-$tokens-quadratic-$source" "$comet" plan --shape bert-base --tokens "$tokens" \
+                --rule quadratic --source "$source" >/dev/null
+        done
+    done
+}
+
+peers() {
+    goes_on peers/layer "$comet" bench peers --task layer
+    goes_on peers/operations "$comet" bench peers --task activation --task attention --task layer_norm \
+        --task inverse_sqrt --system comet --system comet-pair --system crypten --system crypten-comet \
+        --system crypten-paper --system spu-semi2k
+    again= goes_on peers/operations "$comet" bench peers --task activation --system spu-cheetah
+}
+
+paper() {
+    goes_on paper/3 "$comet" bench paper 3
+    goes_on paper/4 "$comet" bench paper 4
+    keep paper/appendix "$comet" bench paper appendix
+}
+
+ops() { keep ops "$comet" bench ops; }
+rules() { keep rules "$comet" bench rules; }
+kernels() { keep kernels "$root/.venv/bin/python" "$root/benchmarks/kernels.py"; }
+truncation() { keep truncation "$comet" bench truncation; }
+trials() { goes_on trials "$comet" bench trials; }
+
+profile() {
+    keep profile/demo "$comet" bench profile
+    keep profile/bert-base-128-2layers "$comet" bench profile --shape bert-base --layers 2
+}
+
+demo() {
+    keep demo/pair "$comet" demo
+    keep demo/dealer "$comet" demo --source dealer
+}
+
+secure() {
+    local model task name
+    for task in rte mrpc sts-b cola sst-2; do
+        for model in "${WORK:?where accuracy has put its checkpoints}"/*-"$task"-seed1/certified-quadratic; do
+            name=$(basename "$(dirname "$model")" -seed1)
+            keep "secure/$name-quadratic" "$comet" eval "$model" --task "$task" --data "${GLUE:?GLUE data}" --secure \
+                --source dealer --limit 200
+        done
+    done
+}
+
+accuracy() {
+    local table
+    for table in 1 2 5; do
+        "$root/.venv/bin/python" "$root/benchmarks/accuracy.py" table "$table" "${ENCODER:?a checkpoint}" \
+            "${GLUE:?GLUE data}" "${WORK:?for checkpoints}" --seed 1 --seed 2
+    done
+}
+
+for section in "${@:-models plans peers paper ops rules profile kernels demo truncation trials}"; do
+    for name in $section; do
+        echo "== $name: $(sed -n "s/^#   $name  *\([0-9a-z]* *[a-z]*\)  .*/\1/p" "$0")"
+        "$name"
+    done
+done
+"$comet" report "$results" --docs "$root/docs" --page "$root/report.html"
