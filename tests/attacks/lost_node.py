@@ -2,9 +2,10 @@
 
     PYTHONPATH=tests python tests/attacks/lost_node.py --queries 50 --json FILE
 
-Several clients ask a server on two nodes of a real Ray cluster on loopback. When a part of the answers is there, all
-processes of the node that has answered most are killed at once. Every client asks each question until it is answered,
-and notes the bundles that it names, its errors and its waits; each node has a log of the bundles that it has consumed.
+Several clients ask a server on two nodes of a real Ray cluster on loopback. When a part of the answers is there, and a
+node has consumed a bundle whose run is not done, all processes of that node are killed at once. Every client asks each
+question until it is answered, and notes the bundles that it names, its errors and its waits; each node has a log of the
+bundles that it has consumed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -63,28 +66,47 @@ def lost_node(queries: int, clients: int, timeout: int, model: str) -> Outcome:
                 running.append(subprocess.Popen([sys.executable, str(PROGRAM), server.address, *places, *options]))
             try:
 
-                def answered() -> Counter[str]:
-                    return Counter({node: _count(events, "answered") for node, events in _events(state).items()})
+                def in_the_middle() -> str:
+                    """The node that is to be killed now."""
+                    events = _events(state)
+                    if 3 * sum(_count(one, "answered") for one in events.values()) < queries:
+                        return ""
+                    return next((node for node, one in events.items() if _unfinished(one)), "")
 
-                eventually(lambda: answered().total() * 3 >= queries, "a third of the queries was not answered")
-                before = answered()
-                victim = before.most_common(1)[0][0]
+                victim = eventually(in_the_middle, "no run was under way after a third of the answers")
                 served = {event["node"].partition("/")[2]: event["node"] for event in server.events("a node serves")}
                 cluster.kill(served[victim].partition("/")[0])
+                killed = time.time()
                 ends = [one.wait(_PATIENCE) for one in running]
             finally:
                 for one in running:
                     one.kill()
                     one.wait()
-            server.logged("a node is lost")
-        notes = [note for number in range(clients) for note in _notes(directory / f"notes-{number}")]
+            known = _moment(server.logged("a node is lost"))
+        notes = [_notes(directory / f"notes-{number}") for number in range(clients)]
+        events = _events(state)
         world: Any = World(keys, checkpoint, ServedModel.load(checkpoint), None, state, None, None)  # type: ignore[arg-type]
+        later = [[note["at"] for note in own if "logits" in note and note["at"] > killed] for own in notes]
         return {
             "clients ended with": ends,
-            "answered when the node was killed": before.total(),
-            "of them by the node that was killed": before[victim],
-            **_counts(notes, _events(state), world),
+            "answered by the node that was killed": _count(events[victim], "answered"),
+            "runs that were cut off with it": len(_unfinished(events[victim])),
+            "seconds until the front knew": round(known - killed, 2),
+            "seconds until every client had an answer again": round(
+                max(min(own, default=killed) for own in later) - killed, 2
+            ),
+            **_counts([note for own in notes for note in own], events, world),
         }
+
+
+def _unfinished(events: list[dict[str, Any]]) -> set[str]:
+    """Clients whose bundle is consumed and whose run is not done."""
+    begun = Counter(event["client"] for event in events if event["event"] == "a bundle is consumed")
+    return set((begun - Counter(event["client"] for event in events if event["event"] == "answered")).keys())
+
+
+def _moment(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["time"]).timestamp()
 
 
 def _count(events: list[dict[str, Any]], text: str) -> int:

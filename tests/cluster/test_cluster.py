@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
+import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +23,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.service.client import Client
 from support.processes import TWIN_BOUND
 from support.ray_nodes import ClusterServer, RayCluster, cluster_server, ray_cluster
-from support.toy_model import twin_logits
+from support.toy_model import some_texts, twin_logits
 from support.waiting import PATIENCE, eventually
 
 TEXT = "the film is good"
@@ -131,6 +136,38 @@ def test_more_nodes_serve_when_requests_wait_and_fewer_when_nobody_comes(
             woken = woken or any(event["node"] == asleep for event in server.events("a node serves")[2:])
         assert not server.events("a node is lost")
         assert woken or all(event["node"] != asleep for event in server.events("prepared a bundle"))
+
+
+COMET = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()"]
+
+
+def test_a_file_is_asked_for_by_clients_on_the_nodes(
+    cluster: RayCluster, server: ClusterServer, keys: Path, tiny_model: ServedModel, tmp_path: Path
+) -> None:
+    """In the test the cluster of the client is that of the server; who cares for privacy has two."""
+    texts = [f"the {' '.join(words)} film" for words in itertools.product(("good", "bad", "dull"), ("and", "or"))]
+    (tmp_path / "in.csv").write_text("text\n" + "\n".join(texts) + "\n")
+    options = ["--csv", tmp_path / "in.csv", "--column", "text", "--out", tmp_path / "out.csv", "--keys", keys]
+    options += ["--cache", tmp_path / "cache", "--batch", "2", "--cluster", cluster.address, "--clients", "2"]
+    subprocess.run([*COMET, "query", server.address, *map(str, options)], check=True, timeout=PATIENCE * 2)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == texts
+    for text, row in zip(texts, rows, strict=True):
+        wanted = twin_logits(tiny_model, tiny_model.encode([text]))[0]
+        probability = np.exp(wanted).max() / np.exp(wanted).sum()
+        assert abs(float(row["probability"]) - probability) < TWIN_BOUND
+
+
+def test_a_data_set_is_evaluated_on_the_nodes(cluster: RayCluster, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    rows = "".join(f"{text}\t{number % 2}\n" for number, text in enumerate(some_texts(6)))
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + rows)
+    options = ["--data", tmp_path, "--secure", "--cluster", cluster.address, "--clients", "2", "--json", "-"]
+    command = [*COMET, "eval", str(tiny_checkpoint), *map(str, options)]
+    found = subprocess.run(command, check=True, timeout=PATIENCE * 2, capture_output=True, text=True)
+    report = json.loads(found.stdout)
+    assert (report["examples"], report["source"], report["runs"]) == (6, "pair", 2)
+    assert report["logit_difference"]["largest"] < 0.1
 
 
 def test_what_is_wrong_on_a_node_is_said(

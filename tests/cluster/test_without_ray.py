@@ -59,6 +59,8 @@ def test_serving_asking_and_evaluating_import_no_ray() -> None:
     "command",
     [
         ("serve", "model", "--cluster", "auto"),
+        ("query", "127.0.0.1:7001", "a text", "--cluster", "auto"),
+        ("eval", "model", "--data", "rows", "--secure", "--cluster", "auto"),
     ],
 )
 def test_with_cluster_and_no_ray_the_extra_is_named(command: tuple[str, ...]) -> None:

@@ -3,7 +3,8 @@
     python noting_client.py ADDRESS KEYS NAME CACHE NOTES --text TEXT [--queries N] [--ready N] [--timeout SECONDS]
 
 Notes are JSON lines: `named` is a bundle that the server is told of, `logits` an answer with the `seconds` that it took
-since the question was first asked, `error` the class of an error, after which the same question is asked again.
+since the question was first asked, `error` the class of an error, after which the same question is asked again. `at` is
+the time of the note.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
     with open(given.notes, "a", buffering=1) as file:
 
         def note(**what: object) -> None:
-            file.write(json.dumps(what) + "\n")
+            file.write(json.dumps({**what, "at": time.time()}) + "\n")
 
         def noted(channel: Channel, message: Any) -> None:
             if isinstance(message, Run):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record
-from comet_mpc.cli.options import DEFAULT_SOURCE, Data, JsonFile, Limit, SourceName, TaskName
+from comet_mpc.cli.options import DEFAULT_SOURCE, Clients, Data, JsonFile, Limit, SourceName, TaskName
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
@@ -17,15 +20,21 @@ from comet_mpc.models.checkpoint import RuleName, fingerprint
 from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
+from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
+from comet_mpc.service.blueprint import Blueprint
+from comet_mpc.service.client import Asks
+from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.units import human_bytes, human_seconds
 
 __all__ = ["evaluate"]
 
 Rule = Literal[RuleName, "newton", "paper"]
 Mode = Literal["exact", "steps", "served"]
+
+_BATCH, _GROUP = 4, 16
 
 
 def evaluate(
@@ -51,6 +60,15 @@ def evaluate(
         bool, typer.Option("--secure", help="Inside the protocol, between processes on this machine. Needs no torch.")
     ] = False,
     source: SourceName = DEFAULT_SOURCE,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|auto",
+            help="With --secure: on the nodes of this Ray cluster, a server and a client on each. The model is a path "
+            "on every node.",
+        ),
+    ] = None,
+    clients: Clients = 0,
     twin: Annotated[
         bool, typer.Option("--twin", help="In fixed point, as served, but in the clear. Needs no torch.")
     ] = False,
@@ -68,6 +86,9 @@ def evaluate(
         raise ConfigurationError("give --secure or --twin, not both")
     if (research or rule == "paper") and not (secure and research):
         raise ConfigurationError("--research goes with --secure, and --rule paper (not private) with both")
+    if cluster is not None and (not secure or research or find_source(source).has_third_party):
+        raise ConfigurationError("--cluster goes with --secure and --source pair, and not with --research")
+    asking = need("comet_mpc.cluster.asking", "cluster") if cluster is not None else None
     config, tensors = load_any(model)
     chosen = read_task(task, data, config)
     if secure or twin:
@@ -75,7 +96,8 @@ def evaluate(
         if research:
             _research(model, chosen, rows, rule, json)
         else:
-            _served(model, chosen, rows, find_source(source) if secure else None, json)
+            with _clients(asking, cluster, clients, model) as spread:
+                _served(model, chosen, rows, find_source(source) if secure else None, json, spread)
         return
     if config.encoder.labels and "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
@@ -99,14 +121,49 @@ def evaluate(
     record(json, summary)
 
 
-def _served(model: Path, task: Task, examples: list[Example], source: Source | None, json: Path | None) -> None:
+@contextlib.contextmanager
+def _clients(asking: Any, cluster: str | None, count: int, model: Path) -> Iterator[Asks | None]:
+    """On the nodes of a cluster, each with a server of its own; None without a cluster.
+
+    asking: the module for it
+    """
+    if cluster is None:
+        yield None
+        return
+    blueprint = Blueprint(
+        models={"model": str(model)},
+        keys="",
+        answer_bits=ANSWER_BITS,
+        untrained=True,
+        workers=2,
+        limits=ServiceLimits(),
+    )
+    order = msgspec.json.encode(blueprint.everywhere())
+    with asking.spread_clients(
+        cluster, count, ServedModel.load(model), asking.SelfServed, order, {"batch": _BATCH}
+    ) as spread:
+        yield spread
+
+
+def _served(
+    model: Path, task: Task, examples: list[Example], source: Source | None, json: Path | None, clients: Asks | None
+) -> None:
     """The model as it is served: inside the protocol, or without a source of randomness by the twin."""
     served, hidden = ServedModel.load(model), str(json) == "-"
     with bar("evaluating") as tick:
         if source is None:
             report = evaluate_twin(served, examples, task=task, progress=tick)
         else:
-            report = evaluate_securely(served, examples, task=task, source=source, progress=tick)
+            report = evaluate_securely(
+                served,
+                examples,
+                task=task,
+                client=clients,
+                source=source,
+                batch=_BATCH,
+                group=_GROUP if clients is None else 2 * len(examples),  # all of them, also of pairs
+                progress=tick,
+            )
     _show_comparison(task, report, f"inside the protocol ({source})" if source else "in fixed point", hidden)
     if source is not None:
         _show_costs(

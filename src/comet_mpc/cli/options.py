@@ -22,6 +22,7 @@ __all__ = [
     "Batch",
     "Cache",
     "ClientName",
+    "Clients",
     "Data",
     "DealerAddress",
     "JsonFile",
@@ -75,6 +76,9 @@ Cache = Annotated[
     typer.Option(
         "--cache", metavar="DIR", envvar="COMET_CACHE", help="Where to keep downloads and prepared randomness."
     ),
+]
+Clients = Annotated[
+    int, typer.Option("--clients", min=0, help="With --cluster: clients on its nodes. 0: as many as it has cores.")
 ]
 ServerAddress = Annotated[str, typer.Argument(metavar="HOST:PORT", envvar="COMET_SERVER", help="The server.")]
 DealerAddress = Annotated[

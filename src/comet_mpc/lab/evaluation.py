@@ -9,6 +9,7 @@ by about half as much again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.tasks import Example, Task, token_tags
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER
-from comet_mpc.service.client import Client
+from comet_mpc.service.client import Asks, Client
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 
 __all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "silent", "texts_of"]
@@ -147,7 +148,7 @@ def evaluate_securely(
     *,
     limit: int | None = None,
     task: Task | None = None,
-    client: Client | None = None,
+    client: Asks | None = None,
     source: Source = DEALER,
     batch: int = 4,
     group: int = 16,
@@ -158,6 +159,7 @@ def evaluate_securely(
     model   for the plaintext answers; without a client, it is also served
     task    for its metrics besides accuracy, of both
     source  of randomness, without a client
+    group   texts that are asked for at a time
 
     Returns what `compared` does, `truncated`, and bytes, rounds and seconds in all.
     """
@@ -172,9 +174,13 @@ def evaluate_securely(
             ready = None if source.has_third_party else 0
             cache = directory / "cache"
             client = stack.enter_context(Client(address, keys=keys, cache=cache, batch=batch, ready=ready))
+        done = itertools.count(1)
+
+        def told(place: int, answer: Answer) -> None:
+            progress(next(done), len(texts))
+
         for place in range(0, len(texts), group):
-            predictions += client.ask(texts[place : place + group])
-            progress(len(predictions), len(texts))
+            predictions += client.ask(texts[place : place + group], told=told)
     seconds = time.monotonic() - start
     plain = [_plain(model, text) for text in texts]
     secure = [_values(prediction) for prediction in predictions]

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar
+from typing import Any, Protocol, Self, TypedDict, TypeVar
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
@@ -42,7 +42,7 @@ from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Reals, Tagging, answers
 
-__all__ = ["Client", "ClientOptions", "Text"]
+__all__ = ["Asks", "Client", "ClientOptions", "Text", "runs_of"]
 
 Text = str | tuple[str, str]
 A = TypeVar("A")
@@ -54,6 +54,13 @@ _LARGEST_BATCH = 8
 _TIMEOUT = 120.0  # between two messages of a preparation the server computes for a while
 _BUNDLE_SECONDS = 300.0  # to wait for a bundle that is being prepared already
 _MOST_STALE = 16
+
+
+class Asks(Protocol):
+    """A client, or several that act as one."""
+
+    def ask(self, texts: Sequence[Text], *, told: Told[Any] | None = None) -> list[Answer]:
+        """One answer per text, in order; all of them or an error. told: as of `Client.classify`."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -245,24 +252,7 @@ class Client:
 
     def sizes(self, texts: Sequence[Text]) -> dict[tuple[int, int], int]:
         """How many runs `classify` will make for these texts, by batch and bucket: what to `prepare` for them."""
-        return Counter((len(places), bucket) for bucket, places in self._runs(self.connect(), texts))
-
-    def _runs(self, model: PublicModel, texts: Sequence[Text]) -> list[tuple[int, list[int]]]:
-        """The runs of the program that answer the texts: the bucket of each, and the places of its texts."""
-        if isinstance(texts, str) or not isinstance(texts, Sequence):
-            raise ConfigurationError(f"a list of texts is needed, not {type(texts).__name__}")
-        if not texts:
-            raise ConfigurationError("there is no text to classify")
-        buckets: dict[int, list[int]] = {}
-        for place, text in enumerate(texts):
-            buckets.setdefault(model.bucket_of(text, number=place + 1), []).append(place)
-        runs = []
-        for bucket, places in buckets.items():
-            while places:
-                size = 1 << (min(len(places), self._batch).bit_length() - 1)
-                runs.append((bucket, places[:size]))
-                places = places[size:]
-        return runs
+        return Counter((len(places), bucket) for bucket, places in runs_of(self.connect(), texts, self._batch))
 
     def classify(self, texts: Sequence[Text], *, told: Told[Prediction] | None = None) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error.
@@ -292,7 +282,7 @@ class Client:
         given = public.config.head.kind
         if given != kind:
             raise ConfigurationError(f"this server's model is one to {_CALLS[given]} with, not to {_CALLS[kind]}")
-        runs = self._runs(public, texts)
+        runs = runs_of(public, texts, self._batch)
         found: dict[int, Answer] = {}
         impossible: CometError | None = None
         try:
@@ -380,6 +370,27 @@ class Client:
                     raise
                 return None
             return logits, channel.traffic - before, time.monotonic() - start
+
+
+def runs_of(model: PublicModel, texts: Sequence[Text], largest: int) -> list[tuple[int, list[int]]]:
+    """The runs of the program that answer the texts: the bucket of each, and the places of its texts.
+
+    largest: most texts in one run
+    """
+    if isinstance(texts, str):
+        raise ConfigurationError("a list of texts is needed, not one text")
+    if not texts:
+        raise ConfigurationError("there is no text to classify")
+    buckets: dict[int, list[int]] = {}
+    for place, text in enumerate(texts):
+        buckets.setdefault(model.bucket_of(text, number=place + 1), []).append(place)
+    runs = []
+    for bucket, places in buckets.items():
+        while places:
+            size = 1 << (min(len(places), largest).bit_length() - 1)
+            runs.append((bucket, places[:size]))
+            places = places[size:]
+    return runs
 
 
 def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals | None:

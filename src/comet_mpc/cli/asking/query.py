@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from comet_mpc.cli.options import (
     AnySource,
     Cache,
     ClientName,
+    Clients,
     DealerAddress,
     JsonFile,
     Keys,
@@ -29,11 +30,12 @@ from comet_mpc.cli.options import (
 from comet_mpc.cli.tables import table, write_json
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import ConfigurationError, ImpossibleAnswer
+from comet_mpc.models.hugging_face import need
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Pace, Tick, bar
-from comet_mpc.service.client import Client, Text
+from comet_mpc.service.client import Asks, Client, ClientOptions, Text
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging
 from comet_mpc.units import counted, human_bytes
 
@@ -110,6 +112,15 @@ def query(
     batch: MostTexts = 8,
     timeout: Timeout = 120.0,
     json: JsonFile = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|auto",
+            help="Ask by clients on the nodes of this Ray cluster, which must be yours: they have the texts in the "
+            "clear. Keys and cache are paths on every node.",
+        ),
+    ] = None,
+    clients: Clients = 0,
 ) -> None:
     """Ask about texts privately: the server learns neither the texts nor the answers.
 
@@ -127,28 +138,32 @@ def query(
         raise ConfigurationError("--column goes with --csv")
     if told and not spare:
         raise ConfigurationError("--size goes with --ready N")
+    if cluster is not None and spare != 0:
+        raise ConfigurationError("--cluster prepares randomness on its nodes when it is needed: leave out --ready")
+    asking: Any = need("comet_mpc.cluster.asking", "cluster") if cluster is not None else None
     nothing = bool(spare) and not text and file is None and csv is None
     texts = Texts({}) if nothing else read_texts(text, file, csv, column or (), pairs=pairs)
+    options: ClientOptions = {
+        "identity": TlsIdentity.find(keys.absolute(), name),
+        "cache": cache.absolute() if cache is not None else None,
+        "timeout": timeout,
+        "ready": 0,
+        "batch": batch,
+        "source": source,
+        "dealer": dealer,
+        "model": wanted,
+        "fingerprint": fingerprint,
+    }
     with contextlib.ExitStack() as stack:
         answers = stack.enter_context(_answer_file(out, texts)) if out is not None else None
         show = _Shown()
         with bar("set-up: download", shown=human_bytes) as downloading:
-            client = stack.enter_context(
-                Client(
-                    server,
-                    identity=TlsIdentity.find(keys, name),
-                    cache=cache,
-                    timeout=timeout,
-                    ready=0,
-                    batch=batch,
-                    source=source,
-                    dealer=dealer,
-                    model=wanted,
-                    fingerprint=fingerprint,
-                    progress=show.bytes,
-                    downloading=downloading,
-                )
-            )
+            here: ClientOptions = {**options, "progress": show.bytes, "downloading": downloading}
+            client = stack.enter_context(Client(server, **here))
+        asks: Asks = client
+        if cluster is not None:
+            spread = asking.spread_clients(cluster, clients, client.connect(), asking.Asker, server, options)
+            asks = stack.enter_context(spread)
         show.tick = stack.enter_context(bar("texts"))
         if find_source(client.source).has_third_party:
             show.steady()
@@ -160,7 +175,7 @@ def query(
         impossible: ImpossibleAnswer | None = None
         try:
             if texts.by_number:
-                _answer(client, texts, answers, json, show)
+                _answer(asks, texts, answers, json, show)
         except ImpossibleAnswer as error:  # the server sees what is prepared: it must not depend on this
             impossible = error
         if spare:  # after the answers are printed
@@ -243,7 +258,7 @@ def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
     typer.echo(f"randomness is ready for {counted(total, 'query', 'queries')} (source: {source})", err=quiet)
 
 
-def _answer(client: Client, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> list[Answer]:
+def _answer(client: Asks, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> list[Answer]:
     """Asks, and prints each answer as it comes; after an error, too, those before it are kept."""
     left = texts.by_number if file is None else file.left
     numbers, answered = list(left), dict[int, Answer]()
