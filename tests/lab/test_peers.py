@@ -43,6 +43,14 @@ def test_ours_is_measured_and_a_run_goes_on_where_it_was(tmp_path: Path) -> None
     assert msgspec.json.decode(msgspec.json.encode(first), type=list[PeerRecord]) == first
 
 
+def test_who_waits_for_an_environment_is_told(tmp_path: Path) -> None:
+    assert SYSTEMS["comet"].installing(tmp_path) == ""
+    assert "installing" in SYSTEMS["crypten"].installing(tmp_path)
+    (tmp_path / "crypten").mkdir()
+    (tmp_path / "crypten" / "ready").touch()
+    assert SYSTEMS["crypten"].installing(tmp_path) == ""
+
+
 def test_a_peer_that_fails_says_so() -> None:
     with pytest.raises(CometError, match="no such luck"):
         comparing._record_of(comparing._start([sys.executable, "-c", "raise SystemExit('no such luck')"], {}))

@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid
+from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
 from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
 from comet_mpc.lab.report.costs import model_grid, operation_grid
 from comet_mpc.lab.report.documents import rewritten
 from comet_mpc.lab.report.page import make_page, sections
+from comet_mpc.lab.report.published import accuracy_grids
 from comet_mpc.lab.report.records import Results, read_results
+from comet_mpc.lab.report.trade_off import trade_offs
 from support.documents import ROOT
 
 RECORDED = ROOT / "benchmarks" / "results"
@@ -81,6 +83,49 @@ def test_tables_of_scores_have_every_number(results: Results) -> None:
         "| sst2-demo | SST-2 | 20 | 80.00 | 85.00 | 95.0% | 0.0010 | 0.0200 | 0.0321 |",
     ):
         assert line in text
+
+
+def trained(score: float, rule: str = "minimax", **more: Any) -> dict[str, Any]:
+    """A record of the recipe in which rows held out chose the epoch."""
+    held = {"held_out": {"rows": 10, "seed": 0}, "rows": 90, "batch": 32, "rule": rule, "steps": 3}
+    return {"best": 1.0, "scores": {"accuracy": score}, **held, **more}
+
+
+def test_scores_of_two_recipes_are_not_compared(tmp_path: Path) -> None:
+    write(tmp_path, "accuracy/mini-mrpc-seed1-unmodified", trained(80.0))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-certified-quadratic", trained(79.0, "quadratic"))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-certified-3", {"best": 85.0, "steps": 3})  # dev.tsv chose the epoch
+    write(tmp_path, "accuracy/mini-mrpc-seed1-certified-linear", trained(70.0, "linear", rows=45))
+    text = "\n".join(grid.markdown() for grid in form_grids(read_results(tmp_path)))
+    assert "| certified-quadratic | 79.00 |  |\n| less unmodified | -1.00 | -1.00 (1 of 5) |" in text
+    assert "| certified-linear | 70.00 |  |\n| less unmodified |  |  |" in text
+    assert "85.00" not in text
+    assert "mini, dev.tsv chose the epoch | certified-3 |  | 85.00 |" in summary_grid(read_results(tmp_path)).markdown()
+
+
+def test_accuracy_is_drawn_against_bytes_with_other_systems_on_the_same_axes(tmp_path: Path) -> None:
+    write(tmp_path, "accuracy/mini-mrpc-seed1-unmodified", trained(80.0))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-certified-quadratic", trained(79.0, "quadratic"))
+    plan = {"model": "bert-base", "digest": "", "operations": [], "source": "pair", "tokens": 128, "rule": "quadratic"}
+    write(tmp_path, "plan/a", plan | {"steps": None, "online_bytes": 12 * 10**6, "offline_bytes": 12 * 10**7})
+    peer = {"record": "peer", "task": "layer", "tokens": 128, "right": True, "offline_bytes": None}
+    write(tmp_path, "peers/layer", [peer | {"system": "crypten", "online_bytes": 10**9}])
+    online, everything = trade_offs(read_results(tmp_path))
+    for drawing, size in ((online, 1e6), (everything, 11e6)):
+        found = {series.name: [(p.x, p.y, p.label) for p in series.points] for series in drawing.series}
+        assert found == {"MRPC": [(size, -1.0, "quadratic")], "other systems, measured": [(1e9, 0.0, "crypten")]}
+
+
+def test_the_papers_tables_have_a_dash_and_a_command_for_what_nobody_has_run(tmp_path: Path) -> None:
+    write(tmp_path, "accuracy/mini-mrpc-seed1-unmodified", trained(80.0))
+    first, second, _ = accuracy_grids(read_results(tmp_path))
+    assert "| GeLU + Softmax (unmodified) | mini | - | 80.00 | - | - | - |  |" in first.markdown()
+    assert (
+        "| plain Newton, 3 steps | paper, BERT-base | 70.80 | 86.90 | 88.60 | 92.20 | 56.40 | -1.01 |"
+        in second.markdown()
+    )
+    assert "| plain Newton, 3 steps | mini | - | - | - | - | - | - |" in second.markdown()
+    assert "python benchmarks/accuracy.py table 2" in second.note.replace("\n", " ")
 
 
 def test_a_rule_that_is_new_is_shown_by_its_name(results: Results) -> None:

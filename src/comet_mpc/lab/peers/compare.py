@@ -23,7 +23,7 @@ from comet_mpc.lab.bench.cases import OPERATIONS, Case, build
 from comet_mpc.lab.bench.models import ModelCase, input_arrays, measure_model, random_weights
 from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.peers import crypten_party
-from comet_mpc.lab.peers.environments import CRYPTEN, SPU
+from comet_mpc.lab.peers.environments import CRYPTEN, SPU, Environment
 from comet_mpc.lab.peers.inputs import TASKS, Reals
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import SHAPES
@@ -73,6 +73,13 @@ class System:
     configuration: str
     third_party: str
     run: Callable[[str, int, Path, Path], dict[str, object]]
+    environment: Environment | None = None
+    """None: this one."""
+
+    def installing(self, place: Path) -> str:
+        """What to tell somebody who waits for its environment."""
+        ready = self.environment is None or self.environment.is_ready(place)
+        return "" if ready else " (installing it first takes minutes)"
 
 
 def _draw(task: str, tokens: int) -> dict[str, Reals]:
@@ -192,11 +199,17 @@ SYSTEMS: Mapping[str, System] = {
         "certified form, quadratic roots, with a dealer; its offline phase included", "a dealer", _ours("dealer")
     ),
     "comet-pair": System("certified form, quadratic roots, no third party; offline included", "none", _ours("pair")),
-    "crypten": System("0.4.1, GELU by tanh (its erf leaves its range), else as it comes", _FIRST, _crypten("own")),
-    "crypten-comet": System("the same with Comet's certified functions plugged in", _FIRST, _crypten("certified")),
-    "crypten-paper": System("the same with the paper's functions as printed, not private", _FIRST, _crypten("paper")),
-    "spu-semi2k": System("0.9.5, BumbleBee's GELU, clipped exp, 64 bits", "a trusted first party", _spu("SEMI2K")),
-    "spu-cheetah": System("0.9.5, BumbleBee's GELU, clipped exp, 64 bits", "none", _spu("CHEETAH")),
+    "crypten": System(
+        "0.4.1, GELU by tanh (its erf leaves its range), else as it comes", _FIRST, _crypten("own"), CRYPTEN
+    ),
+    "crypten-comet": System(
+        "the same with Comet's certified functions plugged in", _FIRST, _crypten("certified"), CRYPTEN
+    ),
+    "crypten-paper": System(
+        "the same with the paper's functions as printed, not private", _FIRST, _crypten("paper"), CRYPTEN
+    ),
+    "spu-semi2k": System("0.9.5, BumbleBee's GELU, clipped exp, 64 bits", "a trusted first party", _spu("SEMI2K"), SPU),
+    "spu-cheetah": System("0.9.5, BumbleBee's GELU, clipped exp, 64 bits", "none", _spu("CHEETAH"), SPU),
 }
 
 
@@ -215,7 +228,7 @@ def compare(
     wanted = [(s, t) for t in tasks for s in systems if (s, t, tokens) not in done]
     for count, (system, task) in enumerate(wanted):
         if progress is not None:
-            progress(count, len(wanted), f"{task} by {system}")
+            progress(count, len(wanted), f"{task} by {system}{SYSTEMS[system].installing(place)}")
         records.append(_one(system, task, tokens, place))
         keep(records)
     return records

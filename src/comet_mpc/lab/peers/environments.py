@@ -24,11 +24,14 @@ class Environment:
     alone: tuple[str, ...] = ()
     ours: bool = False
 
+    def is_ready(self, place: Path) -> bool:
+        return (place / self.name / "ready").exists()
+
     def python(self, place: Path) -> Path:
         """Its interpreter. Makes the environment the first time, which takes minutes and a network or a cache."""
         home = place / self.name
         interpreter, ready = home / "bin" / "python", home / "ready"
-        if not ready.exists():
+        if not self.is_ready(place):
             venv.create(home, with_pip=True)
             if self.ours:
                 line = f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n"

@@ -18,6 +18,8 @@ _WIDE = 250
 """An axis as long has room for five ticks or more."""
 _LETTER = 6.2
 """About the width of a letter of the labels."""
+_WIDE_LETTER = 7.1
+"""And on a phone, where they are larger."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Bars:
         return bool(self.rows)
 
     def svg(self) -> str:
-        left = min(245.0, 12 + _LETTER * max(len(name) for name, _ in self.rows))
+        left = min(275.0, 12 + _WIDE_LETTER * max(len(name) for name, _ in self.rows))
         scale = _Scale(self.axis, [0.0, *(sum(parts.values()) for _, parts in self.rows)], left, WIDTH - 58)
         thick = min(26.0, 290.0 / len(self.rows) * 0.68)
         step = thick / 0.68
