@@ -72,8 +72,8 @@ void py_turn_all(const Basis &from, const Basis &to, u32 special, span<const u32
 }
 
 void py_multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, size_t row_blocks, size_t inputs,
-                        size_t outputs, size_t live, unsigned levels, unsigned turns, size_t plain_limbs,
-                        span<u32> out, Isa isa) {
+                        size_t outputs, size_t live, unsigned levels, unsigned turns, size_t plain_limbs, span<u32> out,
+                        Isa isa) {
     multiply_turned(basis, x, y, {row_blocks, inputs, outputs, live, levels, turns, plain_limbs}, out, isa);
 }
 

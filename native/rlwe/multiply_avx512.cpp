@@ -1,4 +1,5 @@
-// Sums of products in 16 lanes of 32 bits: the two components of a ciphertext side by side.
+// What takes 16 lanes of 32 bits: sums of products, with the two components of a ciphertext side by side, and what is
+// done to coefficients in order. The kernels are those of transform_kernels.inc, with the same results.
 
 #include "rlwe/transform_avx512.hpp"
 
@@ -90,7 +91,78 @@ COMET_AVX512 COMET_INLINE void all_rows(const Prime &p, Left x, Right y, size_t 
     one_row<sets, fresh, adjacent>(left, x, last, terms, q, inverse, acc, (count - 1) * lanes, component);
 }
 
+COMET_AVX512 COMET_INLINE Vec load(const u32 *x) { return _mm512_loadu_si512(x); }
+COMET_AVX512 COMET_INLINE void store(u32 *x, Vec v) { _mm512_storeu_si512(x, v); }
+COMET_AVX512 COMET_INLINE Vec add(Vec x, Vec y) { return _mm512_add_epi32(x, y); }
+constexpr size_t many = 16;
+
+// x·w/2^32 mod q below 2q, for any x; w and its companion are the same in all lanes.
+COMET_AVX512 COMET_INLINE Vec multiply(Vec x, Vec w, Vec companion, Vec q) {
+    const Vec quotient = _mm512_mullo_epi32(x, companion);
+    const Vec even_part = _mm512_add_epi64(_mm512_mul_epu32(x, w), _mm512_mul_epu32(quotient, q));
+    const Vec odd_part = _mm512_add_epi64(_mm512_mul_epu32(odd(x), w), _mm512_mul_epu32(odd(quotient), q));
+    return spread<0xF5>(odd_part, even_lanes, even_part);
+}
+
 } // namespace
+
+COMET_AVX512 void shift_kernel(const Prime &p, const u32 *x, const u32 *y, size_t distance, u32 *sum, u32 *difference) {
+    const Vec q = broadcast(p.q);
+    for (size_t j = 0; j < distance; ++j) {
+        const u32 left = x[j], right = y[j + degree - distance];
+        sum[j] = p.minus(left, right);
+        difference[j] = p.plus(left, right);
+    }
+    size_t j = distance;
+    for (; j + many <= degree; j += many) {
+        const Vec left = load(x + j), right = load(y + j - distance);
+        const Vec plus = add(left, right), minus = sub(left, right);
+        store(sum + j, lesser(plus, sub(plus, q)));
+        store(difference + j, lesser(minus, add(minus, q)));
+    }
+    for (; j < degree; ++j) {
+        const u32 left = x[j], right = y[j - distance];
+        sum[j] = p.plus(left, right);
+        difference[j] = p.minus(left, right);
+    }
+}
+
+COMET_AVX512 void turn_kernel(const Prime &p, const u32 *in, size_t distance, u32 *out) {
+    const Vec q = broadcast(p.q);
+    const size_t count = degree / distance;
+    const auto taken = [&](const Vec *x, size_t i) COMET_AVX512 {
+        const Vec value = x[i & (count - 1)];
+        return i & count ? sub(q, value) : value;
+    };
+    Vec x[64], y[64];
+    for (size_t b = 0; b < distance; b += many) {
+        for (size_t i = 0; i < count; ++i) x[i] = load(in + b + i * distance);
+        for (size_t i = 0; i < count; ++i) y[i] = _mm512_mask_blend_epi32(0xAAAA, taken(x, i - b), taken(x, i - b - 1));
+        for (size_t i = 0; i < count; ++i) x[i] = _mm512_mask_blend_epi32(0xCCCC, y[i], taken(y, i - 2));
+        for (size_t i = 0; i < count; ++i) y[i] = _mm512_mask_blend_epi32(0xF0F0, x[i], taken(x, i - 4));
+        for (size_t i = 0; i < count; ++i)
+            store(out + b + i * distance, _mm512_mask_blend_epi32(0xFF00, y[i], taken(y, i - 8)));
+    }
+}
+
+COMET_AVX512 void divide_kernel(const Prime &p, u32 special, u32 inverse, const u32 *x, const u32 *rest,
+                                const u32 *more, u32 *out) {
+    const Vec q = broadcast(p.q), wrap = broadcast(p.q - special), half_way = broadcast(special / 2);
+    const Vec factor = broadcast(inverse), companion = broadcast(p.companion(inverse));
+    for (size_t j = 0; j < degree; j += many) {
+        const Vec r = load(rest + j);
+        const Vec over = _mm512_mask_add_epi32(r, _mm512_cmpgt_epu32_mask(r, half_way), r, wrap);
+        const Vec difference = sub(load(x + j), over);
+        Vec sum = multiply(lesser(difference, add(difference, q)), factor, companion, q);
+        sum = add(lesser(sum, sub(sum, q)), load(out + j));
+        sum = lesser(sum, sub(sum, q));
+        if (more) {
+            sum = add(sum, load(more + j));
+            sum = lesser(sum, sub(sum, q));
+        }
+        store(out + j, sum);
+    }
+}
 
 template <size_t sets, bool fresh>
 COMET_AVX512 void multiply_add_kernel(const Prime &p, Left x, Right y, size_t terms, size_t count, u32 *const *acc,

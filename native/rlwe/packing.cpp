@@ -1,6 +1,7 @@
 #include "rlwe/packing.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
 
 namespace comet::rlwe {
@@ -165,15 +166,17 @@ size_t turn_step(unsigned level, unsigned levels) { return (degree >> (levels - 
 void turn_all(const Basis &from, const Basis &to, const Prime &special, span<const u32> ciphertext, unsigned levels,
               unsigned turns, PackingKeys keys, span<u32> out, size_t stride, size_t apart, Isa isa) {
     const size_t limbs = to.size(), both = 2 * limbs * degree, count = size_t{1} << turns;
-    std::vector<u32> ordered(count * both), scaled(degree);
-    const auto one = [&](size_t k) { return span(ordered).subspan(k * both, both); };
+    const auto ordered = std::make_unique_for_overwrite<u32[]>(count * both);
+    std::vector<u32> scaled(degree);
+    const auto one = [&](size_t k) { return span(&ordered[k * both], both); };
+    std::ranges::fill(one(0), u32{0});
     for (size_t i = 0; i < from.size(); ++i) {
         const Prime &p = from[i];
         u32 factor = p.invert(u32{1} << levels);
         for (size_t k = from.size(); k < limbs; ++k) factor = p.times(factor, p.reduce(u64{to[k].q}));
         for (size_t c = 0; c < 2; ++c) {
             scale(p, polynomial(ciphertext, c * from.size() + i), p.lifted(factor), scaled, isa);
-            backward(p, polynomial(scaled, 0), polynomial(ordered, c * limbs + i), isa);
+            backward(p, polynomial(scaled, 0), polynomial(one(0), c * limbs + i), isa);
         }
     }
     Packer packer(to, special, keys, isa);
@@ -224,8 +227,7 @@ void pack(const Basis &from, const Basis &to, const Prime &special, span<u32> ci
                 u32 &place = ciphertexts[l * degree + k * step + i];
                 place = to[l].plus(place, to[l].times(wanted[(i * kept + l) * few + k], static_cast<u32>(step)));
             }
-    for (size_t k = 0; k < 2 * kept; ++k)
-        forward(to[k % kept], polynomial(ciphertexts, k), polynomial(out, k), isa);
+    for (size_t k = 0; k < 2 * kept; ++k) forward(to[k % kept], polynomial(ciphertexts, k), polynomial(out, k), isa);
 }
 
 } // namespace comet::rlwe

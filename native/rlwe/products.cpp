@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 #include "rlwe/packing.hpp"
 
@@ -115,8 +116,8 @@ public:
     TurnedFactors(const Prime &p, const CutIntegers &y, const TurnedShape &shape, Isa isa)
         : p_(p), shape_(shape), isa_(isa), fan_(size_t{1} << shape.turns), length_(2 * shape.live),
           distance_(size_t{1} << (shape.levels - shape.turns)), kept_(std::min(distance_, shape.outputs)),
-          mixed_(kept_ * shape.inputs * length_ * columns), apart_(fan_ * length_), difference_(length_),
-          work_(length_ * lanes) {
+          mixed_(std::make_unique_for_overwrite<u32[]>(kept_ * shape.inputs * length_ * columns)),
+          apart_(fan_ * length_), difference_(length_), work_(length_ * lanes) {
         std::vector<u32> residues(shape.outputs * shape.inputs * shape.live);
         y.reduce(p, p.square, 0, residues);
         for (size_t k = 0; k < kept_; ++k)
@@ -130,8 +131,8 @@ public:
     /// The rows of one block of s_S(w), of output k and input i.
     void transform(size_t k, size_t i, size_t set, size_t block, span<u32> out, size_t stride) {
         const size_t size = length_ * columns;
-        forward_columns(*turned_[set], span(mixed_).subspan((k * shape_.inputs + i) * size, size), picked_[set], block,
-                        work_, out, stride, isa_);
+        forward_columns(*turned_[set], span(&mixed_[(k * shape_.inputs + i) * size], size), picked_[set], block, work_,
+                        out, stride, isa_);
     }
 
 private:
@@ -175,14 +176,15 @@ private:
         }
         u32 *to = &mixed_[(k * shape_.inputs + i) * length_ * columns];
         for (size_t j = 0; j < length_; ++j)
-            for (size_t u = 0; u < fan_; ++u) to[j * columns + u] = apart_[u * length_ + j];
+            for (size_t u = 0; u < columns; ++u) to[j * columns + u] = apart_[u % fan_ * length_ + j];
     }
 
     const Prime &p_;
     const TurnedShape &shape_;
     Isa isa_;
     size_t fan_, length_, distance_, kept_;
-    std::vector<u32> mixed_, apart_, difference_, work_; // mixed: [k][i][coefficient][u, reversed]
+    std::unique_ptr<u32[]> mixed_; // [k][i][coefficient][u, reversed]
+    std::vector<u32> apart_, difference_, work_;
     std::vector<const Prime *> turned_;
     std::vector<std::array<u32, lanes>> picked_; // [S][lane]: the place of u
 };

@@ -194,6 +194,9 @@ constexpr Kernels with_ifma() {
     kernels.forward_short = avx512::forward_short_kernel;
     kernels.forward_columns = avx512::forward_columns_kernel;
     kernels.backward = avx512::backward_kernel;
+    kernels.shift = avx512::shift_kernel;
+    kernels.turn = avx512::turn_kernel;
+    kernels.divide = avx512::divide_kernel;
     kernels.multiply_add[0][0] = avx512::multiply_add_kernel<1, false>;
     kernels.multiply_add[0][1] = avx512::multiply_add_kernel<1, true>;
     kernels.multiply_add[1][0] = avx512::multiply_add_kernel<2, false>;

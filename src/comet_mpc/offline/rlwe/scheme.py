@@ -82,6 +82,7 @@ Fractions: TypeAlias = NDArray[np.uint64]
 
 DEGREE = 8192
 PRIMES = LATTICE_PRIMES
+_LOG_Q = [math.log2(math.prod(PRIMES[:limbs])) for limbs in range(len(PRIMES) + 1)]
 MAX_LOG_Q = 218
 """For 128 bits of security at this degree (HomomorphicEncryption.org standard, table 1)."""
 
@@ -116,7 +117,7 @@ class Scheme:
 
     @property
     def log_q(self) -> float:
-        return math.log2(math.prod(self.primes))
+        return _LOG_Q[self.limbs]
 
     @property
     def response_bits(self) -> int:

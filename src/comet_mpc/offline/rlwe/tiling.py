@@ -128,7 +128,7 @@ class Tiling:
 
     @property
     def response_bytes(self) -> int:
-        answers = sum(len(section.answers()) for section in self.sections())
+        answers = math.prod(self.groups) + self.diagonals * math.prod(replace(self, outputs=self.inputs).groups)
         return self.parts * answers * self.scheme.response_bytes
 
     @property
@@ -136,10 +136,16 @@ class Tiling:
         """Blocks of outputs that one response holds."""
         return 1 << self.levels
 
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Of output blocks that share a response, and blocks of rows."""
+        rows, _, outputs = self.blocks
+        return -(-outputs // self.group_blocks), rows
+
     def answers(self) -> list[tuple[int, int]]:
         """The responses (group of output blocks, block of rows) in order."""
-        rows, _, outputs = self.blocks
-        return [(g, r) for g in range(-(-outputs // self.group_blocks)) for r in range(rows)]
+        groups, rows = self.groups
+        return [(g, r) for g in range(groups) for r in range(rows)]
 
     def met(self, first: int, last: int) -> slice:
         """The input blocks that output blocks first … last-1 depend on."""
