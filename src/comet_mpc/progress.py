@@ -64,7 +64,7 @@ def bar(
 class _TimeLeft(TimeRemainingColumn):
     def render(self, task: Task) -> Text:
         early = task.percentage < _SOON and (task.elapsed or 0.0) < _SOON
-        return Text() if early or task.total is None else super().render(task) + Text(" left")
+        return Text() if early or task.time_remaining is None else super().render(task) + Text(" left")
 
 
 def _lines(what: str, every: float, shown: Callable[[int], str], say: Callable[[str], None]) -> Tick:

@@ -14,6 +14,7 @@ from comet_mpc.errors import ConfigurationError, ForeignRandomness, PeerError, R
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.dealer.fetch import fetch_bundle
+from comet_mpc.offline.header import HEADER_BYTES
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.source import Order
@@ -23,7 +24,7 @@ from comet_mpc.service.deployment import Deployment, ServiceLimits
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
 from comet_mpc.service.programs import Programs
 from support.certificates import Identities
-from support.clients import NamedChannel, RecordingService, begin_conversation, local_service
+from support.clients import LocalClient, NamedChannel, RecordingService, begin_conversation, local_service
 from support.faulty_channel import FaultyChannel
 from support.waiting import PATIENCE
 
@@ -104,6 +105,22 @@ def test_a_bundle_that_can_never_fit_is_refused_at_once(
         one = Programs(tiny_model, PairSource()).plan(1, 16)
         say(line, Prepare(new_bundle_id(), 1, 16, one.digest))
         expect(line, Accepted)
+
+
+@pytest.mark.parametrize("limits", [{"client_bundles": 2}, {"client_bytes": 2}])
+def test_a_client_is_told_before_it_prepares_more_than_the_server_keeps(
+    tmp_path: Path, identities: Identities, tiny_model: ServedModel, limits: dict[str, int]
+) -> None:
+    one = HEADER_BYTES + PairSource().stored_bytes(SERVER, Programs(tiny_model, PairSource()).plan(1, 16).correlations)
+    room = ServiceLimits(**{name: count * (one if name == "client_bytes" else 1) for name, count in limits.items()})
+    service = Deployment(tiny_model, PairSource(), identities["server"], tmp_path / "state", room)
+    with LocalClient(service, identities["client"], tmp_path / "cache") as client:
+        client.check_room({(1, 16): 2})
+        with pytest.raises(ConfigurationError, match=r"3 prepared queries, .* would drop the oldest"):
+            client.prepare(3)
+        with pytest.raises(ConfigurationError, match="would drop the oldest"):
+            client.check_room({(1, 16): 2, (2, 16): 1})
+    assert service.store.count() == 0
 
 
 def test_a_stranger_does_not_learn_for_which_program_a_bundle_is(service: RecordingService) -> None:

@@ -17,7 +17,7 @@ from comet_mpc.errors import CometError, NotAuthenticated
 from comet_mpc.net.authority import issue, renew, revoke
 from comet_mpc.offline.source import Order, Supplier
 from comet_mpc.offline.store import BundleStore, new_bundle_id
-from comet_mpc.service.bundle_pool import BundlePool
+from comet_mpc.service.bundle_pool import BundlePool, Kept
 from comet_mpc.service.client import Client
 from comet_mpc.service.messages import Accepted, Prepare, expect, say
 from support.processes import World, running_world, server_process
@@ -119,7 +119,7 @@ def test_an_error_of_the_operating_system_in_the_background_blocks_nobody() -> N
 
     class Pool(BundlePool):
         def __init__(self) -> None:
-            super().__init__(None, 1, Idle())  # type: ignore[arg-type]
+            super().__init__(None, 1, Idle(), Kept(1, 1))  # type: ignore[arg-type]
             self.tried = 0
 
         def _fill(self, size: tuple[int, int]) -> None:

@@ -25,7 +25,7 @@ from comet_mpc.offline.dealer.bundles import Dealing, mask_weight
 from comet_mpc.offline.source import Order, Source, Supplier
 from comet_mpc.offline.sources import DEALER, DealerSource
 from comet_mpc.offline.store import BundleStore
-from comet_mpc.service.bundle_pool import BundlePool
+from comet_mpc.service.bundle_pool import BundlePool, Kept
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.client import Client
 from comet_mpc.service.conversation import Conversation
@@ -279,7 +279,7 @@ class LocalClient(Client):
                     weights[name] = dataclasses.replace(weight, masked=mask_weight(service.key, service.weights[name]))
         store = BundleStore(self._cache / "bundles", CLIENT, DEALER)
         self._model = dataclasses.replace(other._model, weights=weights, store=store)
-        self._pool = BundlePool(self._model, 0, LocalSupplier(service))
+        self._pool = BundlePool(self._model, 0, LocalSupplier(service), Kept(128, 1 << 32))
         self._connection._welcome = service.welcome
         self._connection._fingerprint = service.welcome.fingerprint
 

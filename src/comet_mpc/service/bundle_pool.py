@@ -12,15 +12,19 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import PeerTimeout, RandomnessError, RandomnessSpent
+from comet_mpc.engine.share import CLIENT, SERVER
+from comet_mpc.errors import ConfigurationError, PeerTimeout, RandomnessError, RandomnessSpent
 from comet_mpc.offline.bundle import OpenBundle
+from comet_mpc.offline.header import HEADER_BYTES
 from comet_mpc.offline.source import Order, Supplier
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.model_cache import ClientModel
+from comet_mpc.units import counted, human_bytes
 
-__all__ = ["BundlePool"]
+__all__ = ["BundlePool", "Kept"]
 
 Size = tuple[int, int]
 """Batch and bucket."""
@@ -29,10 +33,19 @@ _MOST_LOST = 8
 _MOST_OPEN = 2  # bundles in memory, of all programs together: each may be a hundred megabytes
 
 
+class Kept(NamedTuple):
+    """What the server keeps for a client; beyond that it drops the oldest."""
+
+    bundles: int
+    size: int
+    """Bytes of its own parts."""
+
+
 class BundlePool:
     """Bundles for one model, from one supplier. `ready`: how many are kept for each program in use."""
 
-    def __init__(self, model: ClientModel, ready: int, supplier: Supplier) -> None:
+    def __init__(self, model: ClientModel, ready: int, supplier: Supplier, kept: Kept) -> None:
+        self._kept = kept
         self._model = model
         self._ready = ready
         self._supplier = supplier
@@ -66,6 +79,19 @@ class BundlePool:
         order = Order(new_bundle_id(), batch, bucket, plan)
         self._supplier.prepare(order, self._model.store)
         return order.bundle_id
+
+    def check_room(self, wanted: Mapping[Size, int]) -> None:
+        """Raises if the server would drop some of so many bundles for others of them."""
+        count, needed = sum(wanted.values()), 0
+        for size, number in wanted.items():
+            plan = self._model.programs.plan(*size)
+            needed += number * (HEADER_BYTES + self._model.source.stored_bytes(SERVER, plan.correlations))
+        if count > self._kept.bundles or needed > self._kept.size:
+            raise ConfigurationError(
+                f"{counted(count, 'prepared query', 'prepared queries')}, {human_bytes(needed)} at the server: it "
+                f"keeps {self._kept.bundles} for a client, and {human_bytes(self._kept.size)}, and would drop the "
+                "oldest; prepare fewer"
+            )
 
     def pause(self) -> None:
         """Nothing more is wanted for now."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypedDict, TypeVar
 
@@ -36,7 +36,7 @@ from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.bundle import OpenBundle
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import find_source
-from comet_mpc.service.bundle_pool import BundlePool
+from comet_mpc.service.bundle_pool import BundlePool, Kept
 from comet_mpc.service.connection import Connection, Wrap
 from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
@@ -210,7 +210,8 @@ class Client:
         self._setup = traffic.sent + traffic.received, time.monotonic() - start
         self._batch = min(self._batch, welcome.largest_batch)
         ready = welcome.ready if self._ready is None else min(self._ready, welcome.ready)
-        self._model, self._pool = model, BundlePool(model, ready, source.supplier(self._connection))
+        kept = Kept(welcome.kept, welcome.kept_bytes)
+        self._model, self._pool = model, BundlePool(model, ready, source.supplier(self._connection), kept)
 
     def prepare(
         self,
@@ -229,6 +230,7 @@ class Client:
         """
         model, pool = self._connected()
         bucket = model.public.buckets()[0] if bucket is None else bucket
+        pool.check_room({(batch, bucket): count})
         until = time.monotonic() + timeout
         try:
             while (ready := pool.count(batch, bucket)) < count and time.monotonic() < until:
@@ -244,6 +246,11 @@ class Client:
         if ready and warm:
             pool.open_one(batch, bucket)
         return ready
+
+    def check_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
+        """Raises if the server would not keep so many prepared queries, by batch and bucket: older ones would go."""
+        _, pool = self._connected()
+        pool.check_room(sizes)
 
     def prepared(self, batch: int = 1, bucket: int | None = None) -> int:
         """For how many queries of this size randomness is ready, in memory or on disk."""

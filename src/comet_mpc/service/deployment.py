@@ -23,7 +23,7 @@ from comet_mpc.offline.dealer.bundles import weight_key, weights_digest
 from comet_mpc.offline.shelf import Shelf, forget_unused
 from comet_mpc.offline.source import PreparationLimits, ServerDesk, Source
 from comet_mpc.offline.store import BundleStore
-from comet_mpc.service.messages import Prepare, Run, Welcome
+from comet_mpc.service.messages import MOST_KEPT, Prepare, Run, Welcome
 from comet_mpc.service.metrics import server_counters
 from comet_mpc.service.programs import Programs
 from comet_mpc.service.quota import Quota
@@ -98,6 +98,8 @@ class Deployment:
             dealer=source.third_party,
             largest_batch=self.limits.batch,
             ready=self.limits.ready,
+            kept=min(self.limits.client_bundles, MOST_KEPT),
+            kept_bytes=self._largest_share,
         )
         self.quota = Quota(Path(state) / "queries", self.limits.queries_per_day)
         # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.

@@ -69,7 +69,8 @@ FRAME_BYTES = 1 << 20
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 42)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+MOST_KEPT = 1 << 16
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_KEPT)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 BundleId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Host = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
@@ -90,6 +91,10 @@ class Welcome(Message, frozen=True, kw_only=True):
     largest_batch: Count
     ready: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
     """Bundles that a client may keep ready per program."""
+    kept: Count
+    """Bundles that the server keeps for a client, of all programs together; beyond that the oldest go."""
+    kept_bytes: Size
+    """The same in bytes of its own parts."""
 
 
 class GetPackage(Message, frozen=True):

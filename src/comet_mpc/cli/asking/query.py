@@ -239,6 +239,7 @@ class _Shown:
 def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
     """Says what is to be prepared and how much that is, and does it."""
     source, public = find_source(client.source), client.connect()
+    client.check_room(sizes)
     wanted = {size: max(0, count - client.prepared(*size)) for size, count in sorted(sizes.items())}
     rows, exchanged, kept = [], 0, 0
     for (batch, bucket), count in wanted.items():
