@@ -106,3 +106,4 @@ def test_a_server_that_stalls_in_any_later_phase(
     }
     ends = {phase: ask(phase.replace(" ", "-"), *place)[0] for phase, place in places.items()}
     assert {phase: type(end) for phase, end in ends.items()} == dict.fromkeys(places, PeerTimeout), ends
+    assert "workers may all be busy" in str(ends["waiting for a place to prepare"])

@@ -13,7 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from comet_mpc.errors import NodeLost, NotAuthenticated, PeerClosed, ProtocolMismatch, RandomnessSpent, ServerBusy
+from comet_mpc.errors import (
+    NodeLost,
+    NotAuthenticated,
+    PeerClosed,
+    PeerTimeout,
+    ProtocolMismatch,
+    RandomnessSpent,
+    ServerBusy,
+)
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import Address, connect
@@ -199,4 +207,8 @@ def _prepare(order: Order) -> Prepare:
 
 def _exchange(channel: Channel, message: Prepare | Run, kind: type[M]) -> None:
     say(channel, message)
-    expect(channel, kind)
+    try:
+        expect(channel, kind)
+    except PeerTimeout as error:
+        what = "prepare randomness" if isinstance(message, Prepare) else "compute"
+        raise PeerTimeout(f"the server did not begin to {what}: its workers may all be busy ({error})") from error
