@@ -230,11 +230,12 @@ def trials_table(records: Sequence[TrialRecord]) -> Group:
             str(each.off),
             str(each.wrapped),
             "" if each.expected is None else f"{each.expected:.1f}",
+            str(each.misread),
             _error(each.worst_else),
         )
         for each in records
     )
-    columns = ("", "", "values", "off", "wrapped", "expected", "largest error else")
+    columns = ("", "", "values", "off", "wrapped", "expected", "misread", "error else")
     return table("Wrong results of CrypTen, inside the stated ranges", columns, rows, left=2)
 
 

@@ -167,7 +167,11 @@ def _root(t: Tensor, rule: RootRule | MinimaxRule) -> Tensor:
 
 
 def _by_rule(t: Tensor, rule: MinimaxRule, *, root: bool = False) -> Tensor:
-    """1/sqrt(t), or sqrt(t), by the coefficients of a rule. Opens 5 values a step, and few for the start."""
+    """1/sqrt(t), or sqrt(t), by the coefficients of a rule. Opens 6 values a step, and few for the start.
+
+    τ·y² is made of τ·y, which is at most 1 like itself: y² would be large where τ is small, and CrypTen's truncation
+    would wrap around more often.
+    """
     tau = t.mul(2.0**-rule.exponent)
     y = _polynomial(rule.start, tau)
     for place, step in enumerate(rule.steps):
@@ -175,7 +179,7 @@ def _by_rule(t: Tensor, rule: MinimaxRule, *, root: bool = False) -> Tensor:
         if root and place == len(rule.steps) - 1:
             z = tau.mul(y)
             return z.mul(z.mul(y).mul(-b).add(step.a)).mul(2.0 ** (rule.exponent // 2))
-        y = y.mul(y.square().mul(tau).mul(-b).add(step.a))
+        y = y.mul(tau.mul(y).mul(y).mul(-b).add(step.a))
     if root:
         y = y.mul(tau)
     return y.mul(2.0 ** ((rule.exponent if root else -rule.exponent) // 2))

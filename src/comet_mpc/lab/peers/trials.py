@@ -29,6 +29,8 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Results that are off by more than 0.05, or 5 % of what is meant where that is above 1."""
     wrapped: int
     """Of these, off by more than 1000: a truncation wrapped around."""
+    misread: int
+    """Values that CrypTen's own decoding gives off by 1: negative ones just above a whole one."""
     worst_else: float
     """The largest error of the others."""
     expected: float | None
