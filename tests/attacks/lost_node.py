@@ -75,8 +75,8 @@ def lost_node(queries: int, clients: int, timeout: int, model: str) -> Outcome:
 
                 victim = eventually(in_the_middle, "no run was under way after a third of the answers")
                 served = {event["node"].partition("/")[2]: event["node"] for event in server.events("a node serves")}
-                cluster.kill(served[victim].partition("/")[0])
                 killed = time.time()
+                cluster.kill(served[victim].partition("/")[0])
                 ends = [one.wait(_PATIENCE) for one in running]
             finally:
                 for one in running:
@@ -91,7 +91,7 @@ def lost_node(queries: int, clients: int, timeout: int, model: str) -> Outcome:
             "clients ended with": ends,
             "answered by the node that was killed": _count(events[victim], "answered"),
             "runs that were cut off with it": len(_unfinished(events[victim])),
-            "seconds until the front knew": round(known - killed, 2),
+            "seconds until Ray told the front": round(known - killed, 2),
             "seconds until every client had an answer again": round(
                 max(min(own, default=killed) for own in later) - killed, 2
             ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -20,11 +22,14 @@ import pytest
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.authority import issue
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.service.client import Client
+from comet_mpc.service.client import Client, ClientOptions
 from support.processes import TWIN_BOUND
 from support.ray_nodes import ClusterServer, RayCluster, cluster_server, ray_cluster
 from support.toy_model import some_texts, twin_logits
 from support.waiting import PATIENCE, eventually
+
+register_pickle_by_value = pytest.importorskip("ray.cloudpickle").register_pickle_by_value
+spread_clients = pytest.importorskip("comet_mpc.cluster.asking").spread_clients
 
 TEXT = "the film is good"
 
@@ -39,9 +44,10 @@ def cluster() -> Iterator[RayCluster]:
 def server(
     cluster: RayCluster, tiny_checkpoint: Path, keys: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClusterServer]:
-    state = tmp_path_factory.mktemp("cluster") / "state"
-    options = ("--min-nodes", "2", "--workers", "1")
-    with cluster_server(cluster, tiny_checkpoint, keys, state, *options) as found:
+    directory = tmp_path_factory.mktemp("cluster")
+    options = ("--min-nodes", "2", "--workers", "1", "--queries-per-day", "100", "--queries-in", directory / "counts")
+    with cluster_server(cluster, tiny_checkpoint, keys, directory / "state", *map(str, options)) as found:
+        found.counts = directory / "counts"
         yield found
 
 
@@ -78,8 +84,9 @@ def test_clients_are_spread_and_come_back_to_their_bundles(
         with client(server, keys, tmp_path / "a") as again:
             assert again.prepared() == 5 - times
             cost = again.classify([TEXT])[0].cost
-            assert cost.offline_seconds < cost.online_seconds + 1.0
             assert node_of(server, "answered", times) == first
+    (count,) = server.counts.glob("*.json")
+    assert json.loads(count.read_text())["texts"] == 4, "the nodes count together"
     found = figures(server)
     assert found["comet_nodes"] == 2
     assert found["comet_relayed_bytes_total"] > 2 * cost.online_bytes
@@ -96,6 +103,14 @@ def test_of_one_model_the_public_part_is_downloaded_once(server: ClusterServer, 
         assert len(states) <= 2
         if times:
             assert len({path.stat().st_ino for path in tmp_path.glob("*/package")}) == 1
+
+
+def test_all_nodes_load_their_models_again(server: ClusterServer, keys: Path, tmp_path: Path) -> None:
+    server.process.send_signal(signal.SIGHUP)
+    nodes = {server.logged("the models were loaded again", times)["node"] for times in (1, 2)}
+    assert len(nodes) == 2
+    with client(server, keys, tmp_path) as one:
+        assert one.classify([TEXT])
 
 
 def test_more_nodes_serve_when_requests_wait_and_fewer_when_nobody_comes(
@@ -157,6 +172,31 @@ def test_a_file_is_asked_for_by_clients_on_the_nodes(
         wanted = twin_logits(tiny_model, tiny_model.encode([text]))[0]
         probability = np.exp(wanted).max() / np.exp(wanted).sum()
         assert abs(float(row["probability"]) - probability) < TWIN_BOUND
+
+
+class Mortal:
+    """A client that is lost when it is first asked, wherever it is."""
+
+    def __init__(self, marks: str, options: ClientOptions) -> None:
+        self._marks = Path(marks)
+
+    def ask(self, texts: list[str]) -> list[Any]:
+        mark = self._marks / str(len(list(self._marks.iterdir())))
+        if mark.name in "01":
+            mark.touch()
+            os._exit(1)
+        return [f"{text}!" for text in texts]
+
+
+def test_what_a_lost_client_was_asked_another_one_answers(
+    cluster: RayCluster, tiny_model: ServedModel, tmp_path: Path
+) -> None:
+    register_pickle_by_value(sys.modules[__name__])
+    texts, told = some_texts(7), dict[int, Any]()
+    with spread_clients(cluster.address, 2, tiny_model, Mortal, str(tmp_path), {"batch": 2}) as clients:
+        found = clients.ask(texts, told=told.__setitem__)
+    assert found == [f"{text}!" for text in texts] == [told[place] for place in range(7)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"], "two were lost"
 
 
 def test_a_data_set_is_evaluated_on_the_nodes(cluster: RayCluster, tiny_checkpoint: Path, tmp_path: Path) -> None:

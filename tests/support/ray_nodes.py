@@ -80,6 +80,9 @@ def ray_cluster(nodes: int, head_cpus: int = 0) -> Iterator[RayCluster]:
 class ClusterServer:
     """The process of `comet serve --cluster`, where it listens, and its log, which has those of its nodes."""
 
+    counts: Path
+    """Where all nodes count the queries of a day, if they were told to."""
+
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.log: list[dict[str, Any]] = []

@@ -9,10 +9,11 @@ prepared there is lost, and the clients set themselves up with another one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -34,7 +35,7 @@ __all__ = ["Fleet", "FleetLimits", "Node"]
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Status = Literal["starting", "running", "stopping", "asleep", "failed"]
+Status = Literal["starting", "running", "stopping", "asleep", "failed", "lost"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class FleetLimits:
     """To load the models on a node."""
     choose_seconds: float = 30.0
     """A client waits so long for a node."""
+    return_seconds: float = 5.0
+    """… and so long for the one with its bundles, if that has stopped answering; then it gets another."""
     retry_seconds: float = 30.0
     """Before a node on which no server could be started is tried again."""
 
@@ -65,7 +68,7 @@ class Node:
     sent: int = 0
     """Clients since the last look: they are not in its load yet."""
     suspect: bool = False
-    """It could not be reached: the next look tells."""
+    """It could not be reached, or its server is lost and a new one is not there yet."""
     connections: set[asyncio.WriteTransport] = field(default_factory=set)
     starting: asyncio.Task[None] | None = None
     failed_at: float = 0.0
@@ -96,6 +99,7 @@ class Fleet:
         self._blueprint, self._state, self._scale = blueprint, state.absolute(), scale
         self._limits = limits or FleetLimits()
         self._nodes: dict[str, Node] = {}
+        self._machines: dict[str, Machine] = {}
         self._changed = asyncio.Condition()
 
     @property
@@ -107,10 +111,10 @@ class Fleet:
 
     async def open(self) -> None:
         """Returns when the least number of nodes serve; raises what went wrong if none does."""
-        found = await asyncio.to_thread(ray_cluster.machines)
-        if not found:
+        await self._look_at_machines()
+        if not self._machines:
             raise ConfigurationError("the Ray cluster has no node with a core: start one with `ray start`")
-        for machine in found[: self._scale.least]:
+        for machine in [*self._machines.values()][: self._scale.least]:
             self._launch(machine)
         await asyncio.wait([node.starting for node in self.nodes if node.starting is not None])
         if not self.running():
@@ -118,30 +122,39 @@ class Fleet:
             raise failure if isinstance(failure, CometError) else PeerError(f"no node can serve: {failure}")
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. What Ray knows of the machines does not wait for a server that does not answer."""
+        await asyncio.gather(self._again_and_again(self._look_at_machines), self._again_and_again(self._look))
+
+    async def _again_and_again(self, action: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(self._limits.look_seconds)
             try:
-                await self.look()
+                await action()
             except Exception:  # one look that fails is not the end of the service
                 _log.exception("the nodes could not be looked at")
+            async with self._changed:
+                self._changed.notify_all()
 
-    async def look(self) -> None:
-        """What has become of every node, and whether there is to be another one, or one less."""
-        found = {machine.number: machine for machine in await asyncio.to_thread(ray_cluster.machines)}
+    async def _look_at_machines(self) -> None:
+        """Which of them are there."""
+        self._machines = {machine.number: machine for machine in await asyncio.to_thread(ray_cluster.machines)}
         for node in self.nodes:
-            if node.machine.number not in found:
+            if node.machine.number not in self._machines:
                 self._lose(node)
+
+    async def _look(self) -> None:
+        """What every server does, and whether there is to be another one, or one less."""
         await asyncio.gather(*(self._look_at(node) for node in self.running()))
-        self._fit(found)
-        async with self._changed:
-            self._changed.notify_all()
+        self._fit()
 
     async def choose(self, wanted: str) -> Node:
         """The node that has that state; if nobody has it, or none is named, one with little to do."""
-        until = time.monotonic() + self._limits.choose_seconds
+        begun = time.monotonic()
         while True:
             own = next((node for node in self.nodes if wanted and wanted in node.states), None)
+            waited = time.monotonic() - begun
+            if own is not None and own.suspect and waited >= self._limits.return_seconds:
+                own = None
             if own is not None and own.status == "asleep":
                 self._launch(own.machine)
             fitting = [node for node in ([own] if own is not None else self.nodes) if node.answers]
@@ -149,15 +162,12 @@ class Fleet:
                 chosen = min(fitting, key=Node.burden)
                 chosen.sent += 1
                 return chosen
-            left = until - time.monotonic()
-            if left <= 0:
+            if waited >= self._limits.choose_seconds:
                 raise PeerError("no node serves now")
             async with self._changed:
-                try:
-                    async with asyncio.timeout(left):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._limits.look_seconds):
                         await self._changed.wait()
-                except TimeoutError:
-                    continue
 
     async def reload(self) -> None:
         """Has all nodes load their checkpoints again."""
@@ -178,7 +188,7 @@ class Fleet:
 
     def _launch(self, machine: Machine) -> None:
         node = self._nodes.setdefault(machine.number, Node(machine, machine.address))
-        node.status, node.suspect = "starting", False
+        node.status = "starting"
         node.starting = asyncio.create_task(self._start(node))
 
     async def _start(self, node: Node) -> None:
@@ -198,7 +208,7 @@ class Fleet:
             _log.error("no server could be started on a node", extra={"fields": fields})
             ray_cluster.end(node.handle)
         else:
-            node.status = "running"
+            node.status, node.suspect = "running", False
             _log.info("a node serves", extra={"fields": {"node": node.name, "bundles": node.load.bundles}})
         async with self._changed:
             self._changed.notify_all()
@@ -216,6 +226,7 @@ class Fleet:
             fields |= {"error": type(cause).__name__, "reason": str(cause).partition("\n")[0]}
             _log.error("a server is lost", extra={"fields": fields})
             ray_cluster.end(node.handle)
+            node.suspect = True
             self._launch(node.machine)  # if the machine is there, with all that it had
 
     def _note(self, node: Node, seen: Seen) -> None:
@@ -226,6 +237,7 @@ class Fleet:
     def _lose(self, node: Node) -> None:
         """The machine is gone, and what was prepared on it."""
         del self._nodes[node.machine.number]
+        node.status = "lost"
         if node.starting is not None:
             node.starting.cancel()
         fields = {"node": node.name, "bundles": node.load.bundles, "connections": node.cut_off()}
@@ -241,13 +253,13 @@ class Fleet:
         ray_cluster.end(node.handle)
         node.status, node.load = "asleep", Load(bundles=node.load.bundles)
 
-    def _fit(self, found: dict[str, Machine]) -> None:
+    def _fit(self) -> None:
         """Another node, or one less, if that is called for."""
         now = time.monotonic()
         loads = {node.machine.number: node.load for node in self.running()}
         starting = sum(node.status == "starting" for node in self.nodes)
         if self._scale.more(loads.values(), starting, now):
-            free = [machine for machine in found.values() if self._is_free(machine, now)]
+            free = [machine for machine in self._machines.values() if self._is_free(machine, now)]
             if free:  # one that has served before has its bundles
                 self._launch(max(free, key=lambda machine: machine.number in self._nodes))
         elif (number := self._scale.fewer(loads, now)) is not None:

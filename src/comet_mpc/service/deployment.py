@@ -46,6 +46,8 @@ class ServiceLimits(PreparationLimits):
     """Bundles that a client is told it may keep ready per program."""
     queries_per_day: int = 0
     """Texts that are classified for one client's certificate in a day (UTC); 0: as many as it asks for."""
+    queries_in: str = ""
+    """Directory in which those are counted; several servers may share one. Empty: `queries` in the server's state."""
     store_bytes: int = 1 << 34
     """Of prepared randomness on disk; beyond that the oldest of whoever has the most is dropped."""
     client_bytes: int = 1 << 32
@@ -101,7 +103,7 @@ class Deployment:
             kept=min(self.limits.client_bundles, MOST_KEPT),
             kept_bytes=self._largest_share,
         )
-        self.quota = Quota(Path(state) / "queries", self.limits.queries_per_day)
+        self.quota = Quota(Path(self.limits.queries_in or Path(state) / "queries"), self.limits.queries_per_day)
         # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.
         shelf = Shelf(self.limits.store_bytes, self._largest_share, self.limits.client_bundles)
         self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, shelf)

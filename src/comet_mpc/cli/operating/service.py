@@ -93,6 +93,14 @@ def serve(
     queries_per_day: Annotated[
         int, typer.Option(min=0, help="The most texts per day (UTC) and client certificate. 0: no limit.")
     ] = 0,
+    queries_in: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where to count them. Servers that share this directory, as the nodes of a cluster may, count "
+            "together. Default: in --state.",
+        ),
+    ] = None,
     store_gb: Annotated[
         float, typer.Option(min=0.001, help="Disk for prepared randomness, in GB; the oldest of whoever has most goes.")
     ] = 16.0,
@@ -168,6 +176,7 @@ def serve(
             batch=batch,
             ready=ready,
             queries_per_day=queries_per_day,
+            queries_in=str(queries_in.absolute()) if queries_in is not None else "",
             store_bytes=round(store_gb * 1e9),
             client_bytes=round(client_gb * 1e9),
             client_bundles=client_queries,
