@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,8 @@ def test_a_client_is_told_before_it_prepares_more_than_the_server_keeps(
     tmp_path: Path, identities: Identities, tiny_model: ServedModel, limits: dict[str, int]
 ) -> None:
     one = HEADER_BYTES + PairSource().stored_bytes(SERVER, Programs(tiny_model, PairSource()).plan(1, 16).correlations)
-    room = ServiceLimits(**{name: count * (one if name == "client_bytes" else 1) for name, count in limits.items()})
+    given: dict[str, Any] = {name: count * (one if name == "client_bytes" else 1) for name, count in limits.items()}
+    room = ServiceLimits(**given)
     service = Deployment(tiny_model, PairSource(), identities["server"], tmp_path / "state", room)
     with LocalClient(service, identities["client"], tmp_path / "cache") as client:
         client.check_room({(1, 16): 2})
