@@ -67,14 +67,26 @@ def test_a_place_whose_holder_waits_for_its_peer_is_lent() -> None:
     turns.ask((0, 0), "stalling", "prepare", 0.0)
     turns.ask((1, 0), "good", "prepare", 0.0)
     assert granted(turns) == [0]
-    turns.rest((0, 0), True)
-    assert granted(turns, 3.0) == [1]
-    turns.rest((0, 0), False)  # it goes on: there is one too many for a while, and no further one
+    turns.rest((0, 0), True, 3.0)
+    assert turns.idle_core_helps
+    assert granted(turns, 3.0) == []  # all cores are busy: its peer may be waiting for one
+    assert turns.grant(3.1, idle_core=True) == [(1, 0)]
+    turns.rest((0, 0), False, 3.5)  # it goes on: there is one too many for a while, and no further one
     turns.ask((2, 0), "third", "prepare", 4.0)
     assert granted(turns, 4.0) == []
     turns.leave(0, 5.0)
     turns.leave(1, 5.0)
     assert granted(turns, 5.0) == [2]
+
+
+def test_a_place_is_lent_after_a_while_although_all_cores_are_busy() -> None:
+    turns = Turns(Places(run=2, prepare=1, together=2))
+    turns.ask((0, 0), "stalling", "prepare", 0.0)
+    turns.ask((1, 0), "good", "prepare", 0.0)
+    assert granted(turns) == [0]
+    turns.rest((0, 0), True, 3.0)
+    assert granted(turns, 17.9) == []
+    assert granted(turns, 18.0) == [1]
 
 
 def test_a_connection_that_ends_gives_back_all_that_it_had_or_wanted() -> None:
@@ -144,7 +156,9 @@ def test_a_spare_core_is_one_that_was_idle_for_a_while(monkeypatch: pytest.Monke
     idle(100.5)
     assert not cores.spare(0.05)  # it looks now and then only
     assert not cores.spare(1.0)  # half a core
-    idle(102.5)
+    idle(101.5)
     assert cores.spare(2.0)
+    idle(200.0)
+    assert not cores.spare(9.0)  # what was long ago says nothing
     stat.unlink()
-    assert cores.spare(3.0)  # nobody is held up where nobody can tell
+    assert cores.spare(10.0)  # nobody is held up where nobody can tell

@@ -354,7 +354,7 @@ class FrontDesk:
             case Said.DONE:
                 self._turns.done(ticket, now)
             case Said.REST | Said.RESUME:
-                self._turns.rest(ticket, what is Said.REST)
+                self._turns.rest(ticket, what is Said.REST, now)
             case Said.IDLE:
                 worker.idle_since = now
                 worker.requests += 1
@@ -368,7 +368,7 @@ class FrontDesk:
     def _give_places(self) -> None:
         now = time.monotonic()
         by_number = {worker.number: worker for worker in self._workers.values()}
-        idle_core = bool(self._turns.waiting("download")) and self._cores.spare(now)
+        idle_core = self._turns.idle_core_helps and self._cores.spare(now)
         said = [(ticket, Said.GO) for ticket in self._turns.grant(now, idle_core=idle_core)]
         for ticket, _ in self._turns.overdue(now, self._limits.queue_seconds):
             said.append((ticket, Said.FULL))

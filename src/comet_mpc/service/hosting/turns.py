@@ -10,7 +10,9 @@ downloads begin one after the other, in as many lines as there are places to pre
 clients wait to prepare, for a few seconds at most. So whoever is first in a crowd is not held up by what the others do
 to get in line.
 
-A place whose holder waits for its peer, and computes nothing, is lent to the next one: stalling costs nobody anything.
+A place whose holder waits for its peer, and computes nothing, is lent to the next one as soon as a core is idle, or
+after a while: stalling costs nobody anything. Where all cores are busy, nothing is lost by waiting, and a peer on this
+machine may just not have had its share of them.
 
 Nothing here does anything by itself: the front desk tells it what happens and when.
 """
@@ -34,6 +36,8 @@ _SETTLED = 2.0
 """Seconds from the beginning of a download after which its client is not waited for any more."""
 _HELD_BACK = 10.0
 """Seconds for which a download may wait because others wait to prepare."""
+_STALLED = 15.0
+"""Seconds after which a place whose holder rests is lent although no core is idle."""
 
 Ticket = tuple[int, int]
 """A connection, and a number that it has chosen."""
@@ -64,7 +68,9 @@ class _Request:
     """When its client began to wait."""
     asked: float
     begun: float | None = None
-    resting: bool = False
+    resting: float | None = None
+    """Since when."""
+    lent: bool = False
 
 
 @dataclass
@@ -105,14 +111,18 @@ class Turns:
         for ticket in [ticket for ticket in (*self._waiting, *self._holding) if ticket[0] == connection]:
             self.done(ticket, now)
 
-    def rest(self, ticket: Ticket, resting: bool) -> None:
+    def rest(self, ticket: Ticket, resting: bool, now: float) -> None:
         """Its holder waits for its peer, or computes again."""
         if ticket in self._holding:
-            self._holding[ticket].resting = resting
+            request = self._holding[ticket]
+            request.resting, request.lent = (now if resting else None), False
 
     def grant(self, now: float, *, idle_core: bool = False) -> list[Ticket]:
-        """Those that may begin now. idle_core: there is one that nobody needs, so that a download holds up nobody."""
+        """Those that may begin now. idle_core: there is one, so that a download or a loan holds up nobody."""
         granted: list[Ticket] = []
+        for holder in self._holding.values():
+            if holder.resting is not None:
+                holder.lent = holder.lent or idle_core or now - holder.resting >= _STALLED
         for kind in KINDS:
             while (request := self._next(kind, now)) is not None:
                 granted.append(self._begin(request, now))
@@ -141,7 +151,13 @@ class Turns:
 
     def working(self, kind: Kind) -> int:
         """Places in use, those apart that are lent."""
-        return sum(request.kind == kind and not request.resting for request in self._holding.values())
+        return sum(request.kind == kind and not request.lent for request in self._holding.values())
+
+    @property
+    def idle_core_helps(self) -> bool:
+        """Whether something could begin on a core that is idle."""
+        resting = any(request.resting is not None and not request.lent for request in self._holding.values())
+        return bool(self.waiting("download") or (resting and self._waiting))
 
     def _begin(self, request: _Request, now: float) -> Ticket:
         del self._waiting[request.ticket]
