@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import random
-import ssl
 
 import pytest
 
 from comet_mpc.cluster.hello import HELLO_LIMIT, RECORD_HEADER, hello_bytes, wanted_state
 from comet_mpc.service.connection import ROUTE
+from support.client_hello import client_hello
 
 STATE = "0123456789abcdef" * 2
-
-
-def client_hello(*protocols: str, host: str = "server.example") -> bytes:
-    """What OpenSSL sends first."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.set_alpn_protocols(list(protocols))
-    arrived, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
-    session = context.wrap_bio(arrived, sent, server_hostname=host)
-    with pytest.raises(ssl.SSLWantReadError):
-        session.do_handshake()
-    return sent.read()
 
 
 @pytest.mark.parametrize("host", ["server.example", "127.0.0.1", "x" * 60 + ".example"])

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cluster.test_hello import STATE, client_hello
 from comet_mpc.cluster.relay import Relay, RelayLimits
 from comet_mpc.errors import PeerError
 from comet_mpc.net.sockets import Address
 from comet_mpc.service.connection import ROUTE
+from support.client_hello import client_hello
 
+STATE = "0123456789abcdef" * 2
 HELLO = client_hello(ROUTE + STATE)
 
 

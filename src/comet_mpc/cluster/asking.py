@@ -22,10 +22,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from comet_mpc.cluster import ray_cluster
 from comet_mpc.cluster.host import Host
 from comet_mpc.errors import CometError, ImpossibleAnswer, NodeLost, PeerClosed, PeerError, PeerTimeout, ServerBusy
+from comet_mpc.models.runs import Text, runs_of
 from comet_mpc.models.served import PublicModel
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.service.blueprint import Blueprint
-from comet_mpc.service.client import Client, ClientOptions, Text, runs_of
+from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Answer
 
 __all__ = ["Asker", "SelfServed", "Spread", "spread_clients"]

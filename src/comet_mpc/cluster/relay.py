@@ -91,6 +91,8 @@ class Relay:
         except (OSError, PeerError, asyncio.IncompleteReadError) as error:
             fields = {"address": host, "error": type(error).__name__, "reason": str(error)}
             _log.info("a connection could not be passed on", extra={"fields": fields})
+        except asyncio.CancelledError:
+            pass  # the front ends; asyncio's streams would report this as a failure
         finally:
             writer.transport.abort()
 

@@ -29,6 +29,7 @@ from comet_mpc.errors import (
     RandomnessError,
 )
 from comet_mpc.models.heads import Kind
+from comet_mpc.models.runs import Text, runs_of
 from comet_mpc.models.served import PublicModel, Query
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.identity import TlsIdentity
@@ -42,9 +43,8 @@ from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Reals, Tagging, answers
 
-__all__ = ["Asks", "Client", "ClientOptions", "Text", "runs_of"]
+__all__ = ["Asks", "Client", "ClientOptions", "Text"]
 
-Text = str | tuple[str, str]
 A = TypeVar("A")
 Told = Callable[[int, A], None]
 
@@ -377,27 +377,6 @@ class Client:
                     raise
                 return None
             return logits, channel.traffic - before, time.monotonic() - start
-
-
-def runs_of(model: PublicModel, texts: Sequence[Text], largest: int) -> list[tuple[int, list[int]]]:
-    """The runs of the program that answer the texts: the bucket of each, and the places of its texts.
-
-    largest: most texts in one run
-    """
-    if isinstance(texts, str):
-        raise ConfigurationError("a list of texts is needed, not one text")
-    if not texts:
-        raise ConfigurationError("there is no text to classify")
-    buckets: dict[int, list[int]] = {}
-    for place, text in enumerate(texts):
-        buckets.setdefault(model.bucket_of(text, number=place + 1), []).append(place)
-    runs = []
-    for bucket, places in buckets.items():
-        while places:
-            size = 1 << (min(len(places), largest).bit_length() - 1)
-            runs.append((bucket, places[:size]))
-            places = places[size:]
-    return runs
 
 
 def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals | None:

@@ -1,6 +1,6 @@
 """One, two, … nodes of a Ray cluster on this machine: what clients get, what waits, and what the front costs.
 
-    PYTHONPATH=tests python benchmarks/cluster.py [--nodes 1 2] [--clients 4] [--queries 6] [--json FILE]
+    PYTHONPATH=tests python benchmarks/nodes.py [--nodes 1 2] [--clients 4] [--queries 6] [--json FILE]
 
 Every node has one place. The clients prepare and ask, all at once, each with its own certificate. Several times a
 second the metrics of the front tell how many requests wait on each node and how many of its places are in use. All
@@ -67,13 +67,17 @@ def measure(cluster: RayCluster, nodes: int, clients: int, queries: int, directo
             )
             given = ("--text", TEXT, "--queries", str(queries), "--ready", "0", "--timeout", "120")
             running.append(subprocess.Popen([sys.executable, str(PROGRAM), *places, *given]))
-        while any(one.poll() is None for one in running):
-            time.sleep(PAUSE)
-            now = figures(server)
-            samples += 1
-            waiting += sum(now["comet_node_waiting"].values())
-            free = sum(now["comet_node_places"].values()) - sum(now["comet_node_working"].values())
-            idle += bool(free > 0 and sum(now["comet_node_waiting"].values()))
+        try:
+            while any(one.poll() is None for one in running):
+                time.sleep(PAUSE)
+                now = figures(server)
+                samples += 1
+                waiting += sum(now["comet_node_waiting"].values())
+                free = sum(now["comet_node_places"].values()) - sum(now["comet_node_working"].values())
+                idle += bool(free > 0 and sum(now["comet_node_waiting"].values()))
+        finally:
+            for one in running:
+                one.kill()
         seconds = time.monotonic() - begun
         passed = figures(server)["comet_relayed_bytes_total"][""] - before
         cpu = cpu_seconds(pid) - cpu
