@@ -16,6 +16,7 @@ get, layer by layer, on rows of dev.tsv: takes seconds.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,7 +34,6 @@ from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Ro
 from comet_mpc.models.checkpoint import load_checkpoint
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.tasks import TASKS, find_task
-from comet_mpc.units import human_seconds
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -208,15 +208,19 @@ def table(
     for recipe, row in wanted:
         if recipe.task not in sizes:
             sizes[recipe.task] = recipe.seconds()
-            typer.echo(f"{recipe.task}: about {human_seconds(sizes[recipe.task])} a row", err=True)
+            typer.echo(f"{recipe.task}: about {_in_hours(sizes[recipe.task])} a row", err=True)
         factor = recipe.rates.epochs / recipe.rates.unified_epochs if row is UNMODIFIED else 1.0
         seconds += factor * sizes[recipe.task]
-    typer.echo(f"table {number}: {len(wanted)} rows are missing, which take about {human_seconds(seconds)} here")
+    typer.echo(f"table {number}: {len(wanted)} rows are missing, which take about {_in_hours(seconds)} here")
     if estimate:
         return
     for recipe, row in wanted:
         typer.echo(f"{recipe.label}: {row.name}")
         recipe.row(row)
+
+
+def _in_hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{math.ceil(seconds / 60)} min"
 
 
 def _wanted(

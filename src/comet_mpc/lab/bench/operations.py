@@ -165,7 +165,7 @@ def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[st
             run, share = _run(seat, channel, built, kind, plan, values, weights, bundle_id)
             peak = peak_memory()
             result = reveal(seat.party, channel, share)
-            runs.append(run if result is None else _with_errors(run, built, case, values, result))
+            runs.append(run if result is None else _with_errors(run, built, case, kind, values, result))
     return msgspec.json.encode(_Side(runs, setup.sent, peak))
 
 
@@ -213,7 +213,7 @@ def _run(
     return run, share
 
 
-def _with_errors(run: _Run, built: Built, case: Case, values: Values, result: Reals) -> _Run:
+def _with_errors(run: _Run, built: Built, case: Case, kind: Source, values: Values, result: Reals) -> _Run:
     """At the client, after the measurement: how far the result is from the exact one, and from the twin's."""
     exact = built.reference(values, built.draw_weights(_weight_generator(case)))
     error = np.abs(result - exact)
@@ -223,13 +223,13 @@ def _with_errors(run: _Run, built: Built, case: Case, values: Values, result: Re
         run,
         max_abs_error=float(error.max()),
         max_relative_error=float((error[counted] / size[counted]).max(initial=0.0)),
-        max_twin_error=_twin_error(built, case, values, result),
+        max_twin_error=_twin_error(built, case, kind, values, result),
     )
 
 
-def _twin_error(built: Built, case: Case, values: Values, result: Reals) -> float | None:
+def _twin_error(built: Built, case: Case, kind: Source, values: Values, result: Reals) -> float | None:
     """Distance to the plaintext twin, which computes the same approximation; None if that leaves its bounds."""
-    session = TwinSession(permits_leaks=built.leaks)
+    session = TwinSession(permits_leaks=built.leaks, fused=kind.fused)
     try:
         twin = built.program(session, built.share(session, values), _weights(built, case))
     except RangeError:
