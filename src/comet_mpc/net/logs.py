@@ -24,7 +24,7 @@ class JsonFormatter(logging.Formatter):
         if isinstance(fields, dict):
             entry.update(fields)
         if record.exc_info and record.exc_info[0] is not None:
-            entry["cause" if "error" in entry else "error"] = record.exc_info[0].__name__
+            entry["error"] = record.exc_info[0].__name__
             entry["where"] = _where(record.exc_info[2])
         return json.dumps(entry, ensure_ascii=True)
 

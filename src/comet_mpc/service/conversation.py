@@ -116,10 +116,8 @@ class Conversation:
         return {"client": self.channel.peer_name, **more}
 
     def _log_error(self, event: str, error: Exception, **more: object) -> None:
-        """With the place of its cause, if that is one that nobody has foreseen."""
-        fields, cause = self._fields(error=type(error).__name__, **more, reason=str(error)), error.__cause__
-        foreseen = cause is None or isinstance(cause, CometError | OSError)
-        _log.warning(event, extra={"fields": fields}, exc_info=None if foreseen else cause)
+        fields = self._fields(error=type(error).__name__, **more, reason=str(error))
+        _log.warning(event, extra={"fields": fields})
 
     def _part(self, error: CometError) -> None:
         """Tells the client why, if it can still hear it; in the middle of a run, that another bundle will do."""

@@ -15,6 +15,8 @@ a part that is not committed is removed, and masks, keys and transfers are forgo
 
 from __future__ import annotations
 
+import logging
+
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, PeerError, PeerGaveUp
@@ -25,6 +27,8 @@ from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import BundleStore, BundleWriter
 
 __all__ = ["prepare_stored"]
+
+_log = logging.getLogger(__name__)
 
 _PARTING_SECONDS = 1.0
 
@@ -78,6 +82,8 @@ def prepare_stored(
             writer.retract()  # a bundle that had the same id before stays
         if isinstance(error, CometError | KeyboardInterrupt | SystemExit):
             raise
+        if preparer.party != CLIENT:  # nobody has foreseen it: its operator is told where it was
+            _log.error("an error while preparing a bundle", exc_info=error)
         raise PeerError("the preparation of a bundle failed; nothing of it is kept") from error
     finally:
         channel.watcher = None
