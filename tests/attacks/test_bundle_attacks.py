@@ -195,7 +195,7 @@ def test_the_same_at_the_client_and_with_a_dealer(tmp_path: Path, tiny_model: Se
     theirs.close()
     preparer = Preparer(mine, CLIENT, tiny_model.plan(1, 16, fused=False).correlations)
     with pytest.raises(PeerError):
-        prepare_stored(preparer, name, plan, store)
+        prepare_stored(preparer, [name], plan, store)
     assert store.count() == 1
     mine, theirs = memory_pair(PATIENCE)
     theirs.close()

@@ -77,7 +77,7 @@ class Pair:
     def prepare(
         self, name: str, fault: Fault | None = None, side: int = CLIENT, at: int = -1
     ) -> tuple[tuple[object, object], tuple[FaultyChannel, FaultyChannel]]:
-        return self.run(lambda preparer, store: prepare_stored(preparer, name, PLAN, store), fault, side, at)
+        return self.run(lambda preparer, store: prepare_stored(preparer, [name], PLAN, store), fault, side, at)
 
     def run(
         self,
@@ -143,7 +143,7 @@ def test_bundles_are_prepared_at_the_planned_cost_stored_and_used_once(pair: Pai
 
     def work(preparer: Preparer, store: BundleStore) -> list[Traffic]:
         progress = (lambda done, total: told.append((done, total))) if preparer.party == CLIENT else None
-        return [prepare_stored(preparer, name, PLAN, store, progress) for name in names]
+        return [prepare_stored(preparer, [name], PLAN, store, progress) for name in names]
 
     (client, server), _ = pair.run(work)
     first, later = (preparation_traffic(PROGRAM, first=first) for first in (True, False))
@@ -166,9 +166,41 @@ def test_bundles_are_prepared_at_the_planned_cost_stored_and_used_once(pair: Pai
     assert not pair.files()
 
 
+def test_bundles_prepared_together_cost_less_and_have_nothing_in_common(pair: Pair) -> None:
+    names = [new_bundle_id() for _ in range(4)]
+
+    def work(preparer: Preparer, store: BundleStore) -> list[Traffic]:
+        return [prepare_stored(preparer, some, PLAN, store) for some in (names[:1], names[1:])]
+
+    (client, _), _ = pair.run(work)
+    alone, further = (preparation_traffic(PROGRAM, first=first) for first in (True, False))
+    three = preparation_traffic(PROGRAM, first=False, count=3)
+    assert client == [alone, three]
+    assert three.sent + three.received < 2 * (further.sent + further.received)
+    assert pair.stored() == [set(names), set(names)]
+    parts = [[drawn(store, name) for store in pair.stores] for name in names]
+    for mine, theirs in parts:
+        check(mine, theirs)
+    for party in (CLIENT, SERVER):
+        for place, first in enumerate(parts[0][party]):
+            for column, array in enumerate(first):
+                if array.nbytes > 16:  # what is short may be alike
+                    found = {part[party][place][column].tobytes() for part in parts}
+                    assert len(found) == len(names), (party, place)
+
+
+def test_bundles_prepared_together_are_kept_all_or_none(pair: Pair) -> None:
+    names = [new_bundle_id() for _ in range(3)]
+    for side in (CLIENT, SERVER):
+        outcomes, ends = pair.run(lambda p, store: prepare_stored(p, names, PLAN, store), "cut", side, 3)
+        assert all(isinstance(each, PeerError) for each in outcomes), outcomes
+        assert pair.stored() == [set(), set()]
+        assert not pair.files()
+
+
 def test_what_is_kept_survives_a_restart_and_damage_is_found_before_use(pair: Pair) -> None:
     name, damaged = new_bundle_id(), new_bundle_id()
-    pair.run(lambda preparer, store: [prepare_stored(preparer, each, PLAN, store) for each in (name, damaged)])
+    pair.run(lambda preparer, store: [prepare_stored(preparer, [each], PLAN, store) for each in (name, damaged)])
     again = [BundleStore(store.directory, store.party, PAIR) for store in pair.stores]
     check(*(drawn(store, name) for store in again))
     for store in again:

@@ -90,7 +90,7 @@ def prepared(program: list[Correlation]) -> list[dict[int, tuple[Words, ...]]]:
 
     def work(channel: Channel, party: int) -> dict[int, tuple[Words, ...]]:
         preparer = Preparer(channel, party, program, threads=1)
-        opened = preparer.prepare().open()
+        opened = preparer.prepare()[0].open()
         if party == CLIENT:
             assert channel.traffic == preparation_traffic(program)
         return {place: opened.draw(entry).arrays for place, entry in enumerate(program)}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -48,6 +48,7 @@ __all__ = [
     "decode_correlations",
     "encode_correlations",
     "program_digest",
+    "repeated",
 ]
 
 # What a description from outside may say. Decoding enforces it, so nobody computes with numbers beyond reason.
@@ -87,6 +88,9 @@ class Facts(NamedTuple):
 class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """What every kind says of itself."""
 
+    places: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields in which the places of other correlations are."""
+
     @property
     def facts(self) -> Facts:
         raise NotImplementedError
@@ -103,6 +107,15 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
         """Words that a dealer holds at once, beyond a few chunks. masks: those it refers to."""
         return 0
+
+    def moved(self, by: int) -> Self:
+        """The same, in a program that is so many places further on."""
+        values = {name: getattr(self, name) for name in self.places}
+        changed = {
+            name: tuple(place + by for place in value) if isinstance(value, tuple) else value + by
+            for name, value in values.items()
+        }
+        return msgspec.structs.replace(self, **changed) if changed and by else self
 
     def check(self, masks: Sequence[AnyMask]) -> None:
         """Raises ShapeError if its parts do not fit together. masks: those it refers to."""
@@ -187,6 +200,8 @@ class MonomialTerm(msgspec.Struct, frozen=True, array_like=True):
 class Monomials(Correlation, frozen=True):
     """Monomials of masks, element by element, the masks broadcast to a common shape."""
 
+    places: ClassVar[tuple[str, ...]] = ("masks",)
+
     masks: tuple[Place, ...]
     shape: Shape
     terms: tuple[MonomialTerm, ...]
@@ -220,6 +235,8 @@ class Monomials(Correlation, frozen=True):
 class SquareSums(Correlation, frozen=True):
     """Σ a² along the last axis of a mask of shape (rows, columns)."""
 
+    places: ClassVar[tuple[str, ...]] = ("mask",)
+
     mask: Place
     rows: Size
     columns: Size
@@ -237,6 +254,8 @@ class SquareSums(Correlation, frozen=True):
 
 class MatrixProduct(Correlation, frozen=True):
     """A·B for two masks, batched: (batch, m, k)·(batch, k, n), or (batch, n, k) if transposed."""
+
+    places: ClassVar[tuple[str, ...]] = ("left", "right")
 
     left: Place
     right: Place
@@ -263,6 +282,8 @@ class MatrixProduct(Correlation, frozen=True):
 
 class WeightCorrelation(Correlation, frozen=True):
     """A product of a client's mask, of so many rows, with the mask of the server's weight of that name."""
+
+    places: ClassVar[tuple[str, ...]] = ("mask",)
 
     mask: Place
     weight: str
@@ -351,6 +372,12 @@ _AnyKind = (
     | WeightScale
     | TableTransfers
 )
+
+
+def repeated(correlations: Sequence[Correlation], count: int) -> tuple[Correlation, ...]:
+    """A program so many times, one after the other."""
+    size = len(correlations)
+    return tuple(correlation.moved(copy * size) for copy in range(count) for correlation in correlations)
 
 
 def encode_correlations(correlations: Iterable[Correlation]) -> bytes:

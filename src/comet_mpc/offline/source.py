@@ -6,6 +6,7 @@ Client, server, store and plan know this interface only. A further source is a p
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from comet_mpc.offline.bundle import Bundle, OpenBundle
 from comet_mpc.offline.store import BundleStore
 
 __all__ = [
+    "MOST_TOGETHER",
     "ClientDesk",
     "Line",
     "Order",
@@ -35,13 +37,16 @@ __all__ = [
     "Visitor",
 ]
 
+MOST_TOGETHER = 8
+"""Bundles that are prepared at once, at most."""
+
 Progress = Callable[[int, int], None]
 """Is told bytes on the wire so far, and of how many."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One bundle that is to be prepared. The two parties find the same plan by the batch and the bucket."""
+    """A bundle, or several together, to be prepared. The two parties find the same plan by the batch and the bucket."""
 
     bundle_id: str
     batch: int
@@ -49,6 +54,14 @@ class Order:
     plan: Plan
     owner: str = ""
     """At the server, the name of the client's certificate: no other client can run the bundle."""
+    count: int = 1
+    """Of bundles that are prepared together, where the source can do that (`Source.together`)."""
+
+    @property
+    def bundle_ids(self) -> tuple[str, ...]:
+        """Of all of them: those after the first follow from its id."""
+        further = (f"{self.bundle_id} {place}".encode() for place in range(1, self.count))
+        return (self.bundle_id, *(hashlib.sha256(name).hexdigest()[: len(self.bundle_id)] for name in further))
 
 
 # The client's side -----------------------------------------------------------------------------------------
@@ -89,7 +102,7 @@ class Supplier(ABC):
 
     @abstractmethod
     def prepare(self, order: Order, store: BundleStore) -> None:
-        """Has a bundle prepared, by agreement with the server; the store has it when this returns."""
+        """Has what is ordered prepared, by agreement with the server; the store has it when this returns."""
 
     def pause(self) -> None:
         """Nothing more is wanted for now: gives the server back what it keeps busy."""
@@ -147,7 +160,7 @@ class Visitor(Protocol):
         """The connection belongs to the preparation, for so long: an error just ends it."""
 
     def prepared(self, order: Order, count: int, seconds: float) -> None:
-        """The bundle is in the store; `count` bytes were sent for it."""
+        """What was ordered is in the store; `count` bytes were sent for it."""
 
     def failed(self, order: Order, error: Exception) -> None:
         """It is not, after `accept`."""
@@ -228,6 +241,10 @@ class Source(ABC):
     @abstractmethod
     def offline_bytes(self, plan: Plan) -> int:
         """Bytes on the wire of preparing the first bundle for a plan."""
+
+    def together(self, correlations: Sequence[Correlation]) -> int:
+        """How many bundles of a program are best prepared at once."""
+        return 1
 
     def parts(self, correlations: Sequence[Correlation]) -> dict[str, Traffic]:
         """What the two parties send each other for it, by what it is for, as the client counts it."""

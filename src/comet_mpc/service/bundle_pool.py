@@ -42,13 +42,15 @@ class Kept(NamedTuple):
 
 
 class BundlePool:
-    """Bundles for one model, from one supplier. `ready`: how many are kept for each program in use."""
+    """Bundles for one model, from one supplier.
+
+    ready  how many are kept for each program in use
+    """
 
     def __init__(self, model: ClientModel, ready: int, supplier: Supplier, kept: Kept) -> None:
-        self._kept = kept
         self._model = model
         self._ready = ready
-        self._supplier = supplier
+        self._supplier, self._kept = supplier, kept
         self._changed = threading.Condition()
         self._open: dict[Size, deque[OpenBundle]] = {}
         self._seconds: dict[str, float] = {}
@@ -72,13 +74,17 @@ class BundlePool:
                     raise PeerTimeout(f"no randomness within {timeout:g} s")
         return self._obtain(size)
 
-    def prepare(self, batch: int, bucket: int) -> str:
-        """Has one more bundle prepared, now; returns its id. The store has it then."""
-        plan = self._model.programs.plan(batch, bucket)
-        self._model.store.check_disk(self._model.source.stored_bytes(CLIENT, plan.correlations))
-        order = Order(new_bundle_id(), batch, bucket, plan)
+    def prepare(self, batch: int, bucket: int, count: int = 1) -> tuple[str, ...]:
+        """Has that many more bundles prepared, now, or as many of them as go together; the store has them then.
+
+        Returns their ids.
+        """
+        plan, source = self._model.programs.plan(batch, bucket), self._model.source
+        count = min(count, self._kept.bundles, source.together(plan.correlations))
+        self._model.store.check_disk(count * source.stored_bytes(CLIENT, plan.correlations))
+        order = Order(new_bundle_id(), batch, bucket, plan, count=count)
         self._supplier.prepare(order, self._model.store)
-        return order.bundle_id
+        return order.bundle_ids
 
     def check_room(self, wanted: Mapping[Size, int]) -> None:
         """Raises if the server would drop some of so many bundles for others of them."""
@@ -156,7 +162,7 @@ class BundlePool:
             for bundle_id in self._stored(size):
                 with contextlib.suppress(RandomnessError):  # another process was quicker, or the file is damaged
                     return self._opened(bundle_id, size, start)
-            bundle_id = self.prepare(*size)
+            (bundle_id,) = self.prepare(*size)
             try:
                 return self._opened(bundle_id, size, start)
             except RandomnessSpent:  # others with the same cache may take what this one has prepared
@@ -197,7 +203,7 @@ class BundlePool:
         self.open_one(*size)
         while not self._closed and self.count(*size) < self._ready:
             start = time.monotonic()
-            bundle_id = self.prepare(*size)
+            made = self.prepare(*size, self._ready - self.count(*size))
             with self._changed:
-                self._seconds[bundle_id] = time.monotonic() - start
+                self._seconds |= dict.fromkeys(made, (time.monotonic() - start) / len(made))
                 self._changed.notify_all()

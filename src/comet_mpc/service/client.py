@@ -235,12 +235,12 @@ class Client:
         try:
             while (ready := pool.count(batch, bucket)) < count and time.monotonic() < until:
                 try:
-                    pool.prepare(batch, bucket)
+                    made = pool.prepare(batch, bucket, count - ready)
                 except (PeerClosed, NodeLost) as error:
                     model, pool = self._go_on_after(error)
                     continue
                 if told is not None:
-                    told(ready + 1)
+                    told(ready + len(made))
         finally:
             pool.pause()
         if ready and warm:

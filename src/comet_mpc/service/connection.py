@@ -202,7 +202,7 @@ class Connection:
 
 
 def _prepare(order: Order) -> Prepare:
-    return Prepare(order.bundle_id, order.batch, order.bucket, order.plan.digest)
+    return Prepare(order.bundle_id, order.batch, order.bucket, order.plan.digest, order.count)
 
 
 def _exchange(channel: Channel, message: Prepare | Run, kind: type[M]) -> None:

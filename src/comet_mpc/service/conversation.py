@@ -182,8 +182,8 @@ class Conversation:
                 self._send(pieces)
             case Prepare():
                 plan = self._deployment.plan(message)
-                self._deployment.check_room(plan)
-                order = Order(message.bundle_id, message.batch, message.bucket, plan, self._client)
+                self._deployment.check_room(plan, message.count)
+                order = Order(message.bundle_id, message.batch, message.bucket, plan, self._client, message.count)
                 self._deployment.provider.prepare(order, self._deployment.store, self)
             case Run():
                 plan = self._deployment.plan(message)
@@ -227,8 +227,10 @@ class Conversation:
         say(self.channel, Accepted())
 
     def prepared(self, order: Order, count: int, seconds: float) -> None:
-        self._counters.add(bundles_prepared_total=1, offline_bytes_total=count, offline_seconds_total=seconds)
-        fields = self._fields(batch=order.batch, bucket=order.bucket, bytes=count, seconds=round(seconds, 6))
+        self._counters.add(bundles_prepared_total=order.count, offline_bytes_total=count, offline_seconds_total=seconds)
+        fields = self._fields(
+            batch=order.batch, bucket=order.bucket, bundles=order.count, bytes=count, seconds=round(seconds, 6)
+        )
         _log.info("prepared a bundle", extra={"fields": fields})
 
     def failed(self, order: Order, error: Exception) -> None:

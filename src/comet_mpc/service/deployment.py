@@ -123,9 +123,12 @@ class Deployment:
             raise ProtocolMismatch("the parameters of the program", got=message.digest, expected=plan.digest)
         return plan
 
-    def check_room(self, plan: Plan) -> None:
-        """Refuses a bundle that no dropping of others would make room for."""
-        needed = self.source.stored_bytes(SERVER, plan.correlations)
+    def check_room(self, plan: Plan, count: int) -> None:
+        """Refuses bundles that no dropping of others would make room for, and more than are prepared together."""
+        most = min(self.source.together(plan.correlations), self.limits.client_bundles)
+        if count > most:
+            raise ConfigurationError(f"{count} bundles at once: of this size {most} can be prepared together")
+        needed = count * self.source.stored_bytes(SERVER, plan.correlations)
         self.store.check_disk(needed)
         if needed > self._largest_share:
             raise ConfigurationError(

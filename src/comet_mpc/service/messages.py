@@ -39,7 +39,7 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import UNREADABLE, Channel, agree, greet, greeting_frame
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
-from comet_mpc.offline.source import Progress, Source
+from comet_mpc.offline.source import MOST_TOGETHER, Progress, Source
 from comet_mpc.offline.sources import SOURCES
 
 __all__ = [
@@ -71,6 +71,7 @@ FRAME_BYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 42)]
 MOST_KEPT = 1 << 16
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_KEPT)]
+Together = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOGETHER)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 BundleId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Host = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
@@ -113,7 +114,9 @@ class _Program(Message, frozen=True):
 
 
 class Prepare(_Program, frozen=True):
-    """Asks for a bundle to be prepared: at the dealer's, or right here."""
+    """Asks for a bundle to be prepared: at the dealer's, or right here; or for several at once (`Source.together`)."""
+
+    count: Together = 1
 
 
 class Run(_Program, frozen=True):

@@ -338,7 +338,7 @@ class _Case:
 
     def prepared(self, run: int, preparer: Preparer, weights: Mapping[str, Weight]) -> OpenBundle:
         preparer.weights = weights
-        made = preparer.prepare()
+        (made,) = preparer.prepare()
         if self.control == "same seed":
             made = replace(made, seed=self.seeds[run][0])
         return made.open()

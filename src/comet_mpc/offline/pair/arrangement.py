@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from comet_mpc.engine.correlations import (
     AnyMask,
     BitProducts,
@@ -91,43 +93,69 @@ def grouped(program: Sequence[Correlation | None], kind: type[Kind]) -> Iterator
 
 @dataclass(frozen=True)
 class Products:
-    """Homomorphic matrix products of one mask of the client's, uploaded once; the same for every member of a batch."""
+    """Homomorphic matrix products of a mask of the client's, uploaded once; the same for every member of a batch."""
 
-    place: int
-    """Of the correlation that they are for."""
-    mask: int
+    places: tuple[int, ...]
+    """Of the correlations that they are for. Several have rows of one weight's product each, one below the other."""
+    masks: tuple[int, ...]
     batch: int
     tiling: Tiling
     width: int
-    scales: tuple[int, ...] = ()
-    """Places of the correlations that scale the same mask."""
+    free: bool
+    """Whether the ciphertexts may define the masks."""
+    scales: tuple[tuple[int, ...], ...] = ()
+    """Places of the correlations that scale the same masks, of each place."""
 
 
-def matrix_products(program: Sequence[Correlation]) -> list[Products]:
-    """All of them, in the order in which they are prepared. The first that a mask enters may define it."""
-    return list(_matrix_products(program, packing_pays(program)))
+def matrix_products(program: Sequence[Correlation], copies: int = 1) -> list[Products]:
+    """All of them, in the order in which they are prepared. The first that a mask enters may define it.
+
+    copies: how many times the program holds the same one (`repeated`)
+    """
+    return list(_matrix_products(program, packing_pays(program[: len(program) // copies])))
 
 
 def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[Products]:
     riding = _riding(program) if packed else {}
     met: set[int] = set()
+    done: set[int] = set()
+    alike: dict[WeightProduct, list[int]] = defaultdict(list)
+    for place, entry in enumerate(program):
+        if isinstance(entry, WeightProduct):
+            alike[_nowhere(entry)].append(place)
     for place, entry in enumerate(program):
         match entry:
-            case WeightProduct(mask=mask, rows=rows, inputs=inputs, outputs=outputs, width=width):
-                shape, scales = (rows, inputs, outputs), riding.get(place, ())
+            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width) if place not in done:
+                fitting = max(1, BATCH // (rows * inputs))
+                places = tuple(other for other in alike[_nowhere(entry)] if other not in done)[:fitting]
+                done |= {*places}
+                masks, scales = tuple(_mask_of(program, other) for other in places), riding.get(place, ())
+                free = [_free(program, mask, width, met) for mask in masks]
                 tiling = choose_tiling(
-                    *(*shape, width, WEIGHT_BITS, packed),
+                    *(rows * len(places), inputs, outputs, width, WEIGHT_BITS, packed),
                     length=WEIGHT_LENGTH,
                     diagonals=len(scales),
-                    free=_free(program, mask, width, met),
+                    free=all(free),
                 )
-                yield Products(place, mask, 1, tiling, width, scales)
+                every = tuple(riding.get(other, ()) for other in places)
+                yield Products(places, masks, 1, tiling, width, all(free), every)
             case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width):
                 for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
-                    free = _free(program, mask, width, met)
+                    free_one = _free(program, mask, width, met)
                     length = math.sqrt(k * 4.0**width / 12)  # the server's factor is a mask: uniform
-                    tiling = choose_tiling(*shape, width, width, packed, length=length, free=free)
-                    yield Products(place, mask, batch, tiling, width)
+                    tiling = choose_tiling(*shape, width, width, packed, length=length, free=free_one)
+                    yield Products((place,), (mask,), batch, tiling, width, free_one)
+
+
+def _nowhere(entry: WeightProduct) -> WeightProduct:
+    """What products that can be prepared together have in common."""
+    return msgspec.structs.replace(entry, mask=0)
+
+
+def _mask_of(program: Sequence[Correlation], place: int) -> int:
+    entry = program[place]
+    assert isinstance(entry, WeightProduct)
+    return entry.mask
 
 
 def _riding(program: Sequence[Correlation]) -> dict[int, tuple[int, ...]]:
@@ -152,15 +180,15 @@ def _free(program: Sequence[Correlation], place: int, width: int, met: set[int])
     return mask.ring == Ring(width)
 
 
-def scales_alone(program: Sequence[Correlation]) -> list[Correlation | None]:
+def scales_alone(program: Sequence[Correlation], copies: int = 1) -> list[Correlation | None]:
     """The program's scalings that no matrix product takes along, at their places."""
-    taken = {place for products in matrix_products(program) for place in products.scales}
+    taken = {place for products in matrix_products(program, copies) for places in products.scales for place in places}
     return [entry if isinstance(entry, WeightScale) and i not in taken else None for i, entry in enumerate(program)]
 
 
 def masks_by_ciphertext(program: Sequence[Correlation]) -> frozenset[int]:
-    """Places of the masks whose words at the client are what its ciphertexts say; it stores them in its bundle."""
-    by_matrices = {products.mask for products in matrix_products(program) if products.tiling.defines}
+    """Places of the masks whose words at the client may be what its ciphertexts say; it stores them in its bundle."""
+    by_matrices = {mask for products in matrix_products(program) if products.free for mask in products.masks}
     return defined_masks(program) | by_matrices
 
 

@@ -1,11 +1,11 @@
-"""How the two parties prepare a bundle between themselves, on a connection of their own, and keep it: both or neither.
+"""How the two parties prepare bundles between themselves, on a connection of their own, and keep them: both or neither.
 
     client                                server
     keys, transfers, products     <->     the same                   prepare.Preparer
     writes its part, sealed               writes its part, sealed    on disk, but nobody takes it yet
-    the bundle's id                ->
+    the bundles' ids               ->
                                           commits
-                                  <-      the bundle's id
+                                  <-      the bundles' ids
     commits
 
 What the client keeps, the server has kept before. If the client's end breaks after that, the server holds a bundle
@@ -15,7 +15,9 @@ a part that is not committed is removed, and masks, keys and transfers are forgo
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Sequence
 
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT
@@ -35,50 +37,54 @@ _PARTING_SECONDS = 1.0
 
 def prepare_stored(
     preparer: Preparer,
-    bundle_id: str,
+    bundle_ids: Sequence[str],
     plan: Plan,
     store: BundleStore,
     progress: Progress | None = None,
     *,
     owner: str = "",
 ) -> Traffic:
-    """One more bundle for the plan in this party's store, by agreement with the other. Any error ends the connection.
+    """More bundles for the plan in this party's store, by agreement with the other. Any error ends the connection.
 
     owner: at the server, the name of the client's certificate. No other client can run the bundle.
     Returns what it took on the wire, the last two messages apart: what `preparation_traffic` says.
     """
     channel = preparer.channel
-    writer: BundleWriter | None = None
+    writers: list[BundleWriter] = []
     before = channel.traffic
     if progress is not None:
-        expected = preparation_traffic(plan.correlations, first=preparer.fresh)
+        expected = preparation_traffic(plan.correlations, first=preparer.fresh, count=len(bundle_ids))
         total, told = expected.sent + expected.received, progress
         channel.watcher = lambda now: told(_bytes(now - before), total)
     try:
-        prepared = preparer.prepare()
+        prepared = preparer.prepare(len(bundle_ids))
         traffic = channel.traffic - before
         channel.watcher = None
-        name = bytes.fromhex(bundle_id)
-        with store.add(bundle_id, plan.digest, prepared.seed, spent=_bytes(traffic), owner=owner) as writer:
-            for piece in prepared.packed():
-                writer.write(piece)
-            writer.seal()
+        spent, names = _bytes(traffic) // len(bundle_ids), bytes.fromhex("".join(bundle_ids))
+        with contextlib.ExitStack() as stack:
+            for bundle_id, one in zip(bundle_ids, prepared, strict=True):
+                writers.append(store.add(bundle_id, plan.digest, one.seed, spent=spent, owner=owner))
+                stack.enter_context(writers[-1])
+                for piece in one.packed():
+                    writers[-1].write(piece)
+                writers[-1].seal()
             if preparer.party == CLIENT:
-                channel.exchange([name], 0)
-                _confirmed(channel.exchange([], len(name)), name)
+                channel.exchange([names], 0)
+                _confirmed(channel.exchange([], len(names)), names)
             else:
-                _confirmed(channel.exchange([], len(name)), name)
-                writer.commit()
-                channel.exchange([name], 0)
+                _confirmed(channel.exchange([], len(names)), names)
+                for writer in writers:
+                    writer.commit()
+                channel.exchange([names], 0)
     except PeerGaveUp as error:
-        if writer is None:
+        if not writers:
             raise
         raise PeerError("the server could not store its part of the bundle: its disk may be full") from error
     except BaseException as error:
         if isinstance(error, ConfigurationError) and preparer.party != CLIENT:
             channel.give_up(_PARTING_SECONDS)  # the client, which waits for this side's word, is told
         channel.close()
-        if writer is not None:
+        for writer in writers:
             writer.retract()  # a bundle that had the same id before stays
         if isinstance(error, CometError | KeyboardInterrupt | SystemExit):
             raise
@@ -94,6 +100,6 @@ def _bytes(traffic: Traffic) -> int:
     return traffic.sent + traffic.received
 
 
-def _confirmed(data: memoryview, name: bytes) -> None:
-    if data.tobytes() != name:
+def _confirmed(data: memoryview, names: bytes) -> None:
+    if data.tobytes() != names:
         raise PeerError("the other side has prepared another bundle; nothing of it is kept")

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from comet_mpc.engine.correlations import BitProducts, Correlation, Monomials, SquareSums, TableTransfers, WeightScale
+from comet_mpc.engine.correlations import (
+    BitProducts,
+    Correlation,
+    Monomials,
+    SquareSums,
+    TableTransfers,
+    WeightScale,
+    repeated,
+)
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.net.channel import FRAME_HEADER, Traffic
@@ -35,28 +43,30 @@ _KEYS = Traffic(_SEEDS + PublicKey.SIZE + FRAME_HEADER, _SEEDS, 2)
 """Two seeds at once, then the client's public key."""
 
 
-def preparation_traffic(program: Sequence[Correlation], *, first: bool = True) -> Traffic:
+def preparation_traffic(program: Sequence[Correlation], *, first: bool = True, count: int = 1) -> Traffic:
     """What `Preparer.prepare` sends and receives, and in how many rounds, as the client counts it.
 
-    first: with the keys and base transfers, which later bundles on the same connection share.
+    first: with the keys and base transfers, which later bundles on the same connection share
+    count: of bundles that are prepared together
     """
-    parts = preparation_parts(program)
+    parts = preparation_parts(program, count)
     if not first:
         del parts["keys"]
     return sum(parts.values(), Traffic())
 
 
-def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
+def preparation_parts(once: Sequence[Correlation], count: int = 1) -> dict[str, Traffic]:
     """The same by what it is spent on, in the order of first use."""
+    program = repeated(once, count)
     parts = {"agreement": Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)}  # the program's digest
     parts["keys"] = _KEYS + set_up_traffic()
 
     def add(name: str, traffic: Traffic) -> None:
         parts[name] = parts.get(name, Traffic()) + traffic
 
-    if packing_pays(program):
+    if packing_pays(once):
         add("keys", Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1))
-    for products in matrix_products(program):
+    for products in matrix_products(program, count):
         tiling = products.tiling
         add("matrix products", _jobs(products.batch, tiling.upload_bytes, tiling.response_bytes))
     for (width, modulus), bits in grouped(program, BitProducts):
@@ -75,7 +85,7 @@ def preparation_parts(program: Sequence[Correlation]) -> dict[str, Traffic]:
         rows = sum(entry.rows for _, entry in sums)
         count = terms_per_sum(rows, columns, width)
         add("sums of squares", _slots(square_plan(count, width), rows * -(-columns // count), width))
-    for width, scales in grouped(scales_alone(program), WeightScale):
+    for width, scales in grouped(scales_alone(program, count), WeightScale):
         add("scales", _slots(scale_plan(width), sum(entry.rows * entry.size for _, entry in scales), width))
     return parts
 

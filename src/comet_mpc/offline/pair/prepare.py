@@ -37,6 +37,7 @@ from comet_mpc.engine.correlations import (
     WeightProduct,
     WeightScale,
     program_digest,
+    repeated,
 )
 from comet_mpc.engine.seeds import expand, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
@@ -59,7 +60,7 @@ from comet_mpc.offline.pair.arrangement import (
 )
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared, mask_words
-from comet_mpc.offline.pair.units import prepare_units
+from comet_mpc.offline.pair.units import defined_masks, prepare_units
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
@@ -68,7 +69,7 @@ __all__ = ["Preparer", "prepare_bundle"]
 
 
 class Preparer:
-    """One party's side of a connection on which bundles for one program are prepared, one after the other.
+    """One party's side of a connection on which bundles for one program are prepared, one after the other or together.
 
     Keys and base transfers are set up with the first bundle and serve the others too. The server gives its weights.
     """
@@ -93,9 +94,10 @@ class Preparer:
         """Whether keys and transfers are still to be set up."""
         return self._tools is None
 
-    def prepare(self) -> Prepared:
-        """The next bundle. Both parties call it with the same program."""
-        digest = bytes.fromhex(program_digest(self.correlations))
+    def prepare(self, count: int = 1) -> list[Prepared]:
+        """The next bundles, together: small tensors of several share ciphertexts. Both parties ask for as many."""
+        program = repeated(self.correlations, count)
+        digest = bytes.fromhex(program_digest(program))
         theirs = self.channel.exchange([digest], len(digest)).tobytes()
         if theirs != digest:
             self.channel.close()
@@ -104,9 +106,12 @@ class Preparer:
             engine = Homomorphic(self.channel, self.party, threads=self._threads)
             self._tools = engine, set_up_transfers(self.channel, self.party)
         engine, transfers = self._tools
-        preparation = _Preparation(self.channel, self.party, self.correlations, self.weights, engine, transfers)
+        preparation = _Preparation(self.channel, self.party, program, count, self.weights, engine, transfers)
         preparation.run()
-        return Prepared(self.party, preparation.seed, self.correlations, preparation.arrays)
+        return [
+            Prepared(self.party, seed, self.correlations, preparation.of(copy))
+            for copy, seed in enumerate(preparation.seeds)
+        ]
 
 
 def prepare_bundle(
@@ -118,7 +123,7 @@ def prepare_bundle(
     threads: int | None = None,
 ) -> PairRandomness:
     """One bundle. Both parties call it with the same program, planned with fused=False; the server with its weights."""
-    return Preparer(channel, party, correlations, weights, threads=threads).prepare().open()
+    return Preparer(channel, party, correlations, weights, threads=threads).prepare()[0].open()
 
 
 class _Preparation:
@@ -126,27 +131,34 @@ class _Preparation:
         self,
         channel: Channel,
         party: int,
-        correlations: Sequence[Correlation],
+        program: tuple[Correlation, ...],
+        copies: int,
         weights: Mapping[str, Weight],
         engine: Homomorphic,
         transfers: Transfers,
     ) -> None:
-        self.seed = new_seed()
+        self.seeds = [new_seed() for _ in range(copies)]
         self.arrays: dict[int, tuple[Words, ...]] = {}
         self._channel, self._party, self._weights = channel, party, weights
-        self._program = tuple(correlations)
+        self._program, self._size = program, len(program) // copies
         self._engine, self._transfers = engine, transfers
-        self._by_ciphertext = masks_by_ciphertext(self._program)
+        self._stored = masks_by_ciphertext(program[: self._size])
+        self._by_units = defined_masks(program[: self._size])
+
+    def of(self, copy: int) -> dict[int, tuple[Words, ...]]:
+        """What a copy of the program draws, by its own places."""
+        start = copy * self._size
+        return {place - start: self.arrays[place] for place in range(start, start + self._size) if place in self.arrays}
 
     def run(self) -> None:
-        program = self._program
-        if packing_pays(program):
+        program, copies = self._program, len(self.seeds)
+        if packing_pays(program[: self._size]):
             self._engine.set_up_packing()
-        pending = iter(matrix_products(program))  # first, since they define masks that others use
+        pending = iter(matrix_products(program, copies))  # first, since they define masks that others use
         for products in pending:
-            match program[products.place]:
+            match program[products.places[0]]:
                 case WeightProduct() as entry:
-                    self._weight_product(entry, products)
+                    self._weight_products(entry, products)
                 case MatrixProduct() as entry:
                     self._matrix_product(entry, products, next(pending))
         for (width, modulus), bits in grouped(program, BitProducts):
@@ -159,18 +171,26 @@ class _Preparation:
             self._monomials([term.powers for term in terms], [term.width for term in terms], monomials)
         for (columns, width), sums in grouped(program, SquareSums):
             self._square_sums(columns, width, sums)
-        for width, scales in grouped(scales_alone(program), WeightScale):
+        for width, scales in grouped(scales_alone(program, copies), WeightScale):
             self._weight_scales(width, scales)
+
+    def _seed(self, index: int) -> tuple[bytes, int]:
+        """That of the copy which a place belongs to, and the place in it."""
+        copy, place = divmod(index, self._size)
+        return self.seeds[copy], place
 
     def _mask(self, index: int, shape: tuple[int, ...] | None = None) -> Words:
         """This party's part of a mask, spread to a shape."""
         described = self._program[index]
         if not isinstance(described, AnyMask):
             raise ShapeError(f"correlation {index} is not a mask")
-        if self._party == CLIENT and index in self._by_ciphertext:
+        seed, place = self._seed(index)
+        if self._party == CLIENT and (index in self.arrays or place in self._by_units):
             (own,) = self.arrays[index]  # made before it is used
         else:
-            own = mask_words(self.seed, index, described)
+            own = mask_words(seed, place, described)
+            if self._party == CLIENT and place in self._stored:
+                self.arrays[index] = (own,)  # no ciphertext has defined it, but the bundle has a place for it
         if shape is not None and math.prod(shape) == own.size:
             return own.reshape(shape)
         own = own.reshape(described.shape)
@@ -195,7 +215,7 @@ class _Preparation:
             places, words = read_words(self._channel, self._transfers, count, entry.entries)
             self.arrays[index] = (places, *(words >> shift for shift in shifts))
             return
-        own = expand(self.seed, index, len(sizes) * count).reshape(len(sizes), count)
+        own = expand(*self._seed(index), len(sizes) * count).reshape(len(sizes), count)
         pads = [np.empty(count * entry.entries * size, np.uint8) for size in sizes]
         start = 0
         for words in give_words(self._channel, self._transfers, count, entry.entries):
@@ -296,25 +316,29 @@ class _Preparation:
         """A mask of the client's is what its ciphertexts said."""
         self.arrays[mask] = (np.ascontiguousarray(words).reshape(-1),)
 
-    def _weight_product(self, entry: WeightProduct, products: Products) -> None:
-        shape = (entry.rows, entry.inputs, entry.outputs)
+    def _weight_products(self, entry: WeightProduct, products: Products) -> None:
+        """Of one weight, with the masks of several correlations one below the other."""
+        rows, count = entry.rows, len(products.places)
         scales: list[Integers] = []
-        for place in products.scales if self._party == SERVER else ():
+        for place in products.scales[0] if self._party == SERVER else ():
             scaled = self._program[place]
             assert isinstance(scaled, WeightScale)
             scales.append(self._weight(scaled.weight, (scaled.size,)))
         (job,) = self._run(
             products,
-            lambda: self._mask(entry.mask).reshape(1, *shape[:2]),
+            lambda: np.concatenate([self._mask(mask).reshape(rows, entry.inputs) for mask in products.masks])[None],
             lambda: self._weight(entry.weight, (entry.outputs, entry.inputs))[None],
             scales,
         )
-        if products.tiling.defines and self._party == CLIENT:
-            self._define(entry.mask, job.x)
-        share, *others = job.shares
-        self.arrays[products.place] = (np.ascontiguousarray(share.T if self._party == SERVER else share).reshape(-1),)
-        for place, other in zip(products.scales, others, strict=True):
-            self.arrays[place] = (other.reshape(-1),)
+        for copy in range(count):
+            cut = slice(copy * rows, (copy + 1) * rows)
+            if products.tiling.defines and self._party == CLIENT:
+                self._define(products.masks[copy], job.x[cut])
+            share, *others = (part[cut] for part in job.shares)
+            own = share.T if self._party == SERVER else share
+            self.arrays[products.places[copy]] = (np.ascontiguousarray(own).reshape(-1),)
+            for place, other in zip(products.scales[copy], others, strict=True):
+                self.arrays[place] = (other.reshape(-1).copy(),)
 
     def _matrix_product(self, entry: MatrixProduct, first: Products, second: Products) -> None:
         """A·B = A_c·B_c + A_c·B_s + (B_cᵀ·A_sᵀ)ᵀ + A_s·B_s."""
@@ -339,7 +363,7 @@ class _Preparation:
         share = kernels.matmul(np.ascontiguousarray(left()), right(), transpose_right=True, width=width)
         for whole, job, other in zip(share, jobs, others, strict=True):
             whole += job.share + other.share.T
-        self.arrays[first.place] = (share.reshape(-1),)
+        self.arrays[first.places[0]] = (share.reshape(-1),)
 
 
 def _monomial(values: Sequence[Words], exponents: Sequence[int]) -> Words:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from comet_mpc.engine import Weight
-from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, PeerClosed, ServerBusy
@@ -21,12 +21,23 @@ from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.pair.shares import PairRandomness, stored_bytes
-from comet_mpc.offline.source import ClientDesk, Line, Order, Provider, ServerDesk, Source, Supplier, Visitor
+from comet_mpc.offline.source import (
+    MOST_TOGETHER,
+    ClientDesk,
+    Line,
+    Order,
+    Provider,
+    ServerDesk,
+    Source,
+    Supplier,
+    Visitor,
+)
 from comet_mpc.offline.store import BundleStore
 
 __all__ = ["PairSource"]
 
 _MOST_TRIES = 3  # to get a connection on which the server begins
+_ELEMENTS_TOGETHER = 1 << 20  # of masks: beyond it, the bundles of small programs have no slots left to share
 _BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
 
 
@@ -52,6 +63,10 @@ class PairSource(Source):
         traffic = preparation_traffic(plan.correlations)
         return traffic.sent + traffic.received
 
+    def together(self, correlations: Sequence[Correlation]) -> int:
+        masked = sum(entry.facts.elements for entry in correlations if isinstance(entry, AnyMask))
+        return max(1, min(MOST_TOGETHER, _ELEMENTS_TOGETHER // max(1, masked)))
+
     def parts(self, correlations: Sequence[Correlation]) -> dict[str, Traffic]:
         return preparation_parts(correlations)
 
@@ -75,7 +90,7 @@ class _Supplier(Supplier):
     def prepare(self, order: Order, store: BundleStore) -> None:
         with self._one_at_a_time:
             preparer = self._accepted(order)
-            prepare_stored(preparer, order.bundle_id, order.plan, store, self._desk.progress)
+            prepare_stored(preparer, order.bundle_ids, order.plan, store, self._desk.progress)
 
     def pause(self) -> None:
         if self._one_at_a_time.acquire(blocking=False):  # else another thread is preparing
@@ -157,5 +172,5 @@ class _Provider(Provider):
             channel.timeout = self._desk.limits.step_seconds
             visitor.accept()
             start = time.monotonic()
-            traffic = prepare_stored(preparer, order.bundle_id, order.plan, store, owner=order.owner)
+            traffic = prepare_stored(preparer, order.bundle_ids, order.plan, store, owner=order.owner)
         visitor.prepared(order, traffic.sent + traffic.received, time.monotonic() - start)
