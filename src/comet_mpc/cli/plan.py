@@ -99,6 +99,7 @@ def plan(
     link = Network.parse(network) if network else None
     words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
     parts = kind.parts(planned.correlations)
+    together = kind.together(planned.correlations)
     summary: dict[str, Any] = {
         "model": name,
         "tokens": tokens,
@@ -111,6 +112,8 @@ def plan(
         "client_sends": planned.sent(0),
         "server_sends": planned.sent(1),
         "offline_bytes": kind.offline_bytes(planned),
+        "together": together,
+        "offline_bytes_together": kind.offline_bytes(planned, together) // together,
         "setup_bytes": 8 * words if kind.masks_weights else 0,
         "memory_bytes": party_memory(planned, words),
         "compute_seconds": compute_seconds(planned),
@@ -156,9 +159,11 @@ def _preparation(parts: dict[str, Traffic]) -> Group:
 def _in_words(summary: dict[str, Any], source: Source, network: str | None) -> str:
     size = {key: human_bytes(summary[f"{key}_bytes"]) for key in ("online", "offline", "setup", "memory")}
     client, server = (human_bytes(summary[f"{party}_sends"]) for party in ("client", "server"))
+    together = summary["together"]
+    each = f"; {human_bytes(summary['offline_bytes_together'])} for each of {together} that are prepared together"
     lines = [
         f"[bold]{summary['rounds']} rounds, {size['online']} online[/bold] (client {client}, server {server})",
-        f"{size['offline']} offline, {source.who}",
+        f"{size['offline']} offline, {source.who}{each if together > 1 else ''}",
         *([f"{size['setup']} for set-up, once per client and model"] if summary["setup_bytes"] else []),
         f"about {size['memory']} of memory and {human_seconds(summary['compute_seconds'])} of compute for each party",
     ]

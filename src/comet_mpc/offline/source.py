@@ -239,8 +239,8 @@ class Source(ABC):
         """A bundle that was taken, as what a program draws from."""
 
     @abstractmethod
-    def offline_bytes(self, plan: Plan) -> int:
-        """Bytes on the wire of preparing the first bundle for a plan."""
+    def offline_bytes(self, plan: Plan, count: int = 1) -> int:
+        """Bytes on the wire of preparing so many bundles for a plan, keys included."""
 
     def together(self, correlations: Sequence[Correlation]) -> int:
         """How many bundles of a program are best prepared at once."""

@@ -244,7 +244,7 @@ def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
     rows, exchanged, kept = [], 0, 0
     for (batch, bucket), count in wanted.items():
         plan = public.plan(batch, bucket, fused=source.fused)
-        sent, stored = count * source.offline_bytes(plan), count * source.stored_bytes(CLIENT, plan.correlations)
+        sent, stored = source.offline_bytes(plan, count), count * source.stored_bytes(CLIENT, plan.correlations)
         exchanged, kept = exchanged + sent, kept + stored
         what = f"{counted(batch, 'text')} of {bucket} tokens"
         ready = str(sizes[batch, bucket] - count)

@@ -51,8 +51,8 @@ class DealerSource(Source):
     def open(self, bundle: Bundle, weights: Mapping[str, Weight]) -> DealtRandomness:
         return DealtRandomness(bundle, weights)
 
-    def offline_bytes(self, plan: Plan) -> int:
-        return plan.correction_bytes
+    def offline_bytes(self, plan: Plan, count: int = 1) -> int:
+        return count * plan.correction_bytes
 
     def supplier(self, desk: ClientDesk) -> Supplier:
         return _Supplier(desk)

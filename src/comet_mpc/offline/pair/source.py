@@ -59,9 +59,12 @@ class PairSource(Source):
     def open(self, bundle: Bundle, weights: Mapping[str, Weight]) -> PairRandomness:
         return PairRandomness(bundle)
 
-    def offline_bytes(self, plan: Plan) -> int:
-        traffic = preparation_traffic(plan.correlations)
-        return traffic.sent + traffic.received
+    def offline_bytes(self, plan: Plan, count: int = 1) -> int:
+        most, total = self.together(plan.correlations), 0
+        for done in range(0, count, most):
+            traffic = preparation_traffic(plan.correlations, first=not done, count=min(most, count - done))
+            total += traffic.sent + traffic.received
+        return total
 
     def together(self, correlations: Sequence[Correlation]) -> int:
         masked = sum(entry.facts.elements for entry in correlations if isinstance(entry, AnyMask))
