@@ -31,7 +31,7 @@ from comet_mpc.cli.main import app as comet
 from comet_mpc.cli.tables import with_origin, write_json
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, unified
 from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row
-from comet_mpc.models.checkpoint import load_checkpoint
+from comet_mpc.models.checkpoint import USUAL_RULE, load_checkpoint
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.tasks import TASKS, find_task
 
@@ -157,7 +157,7 @@ def run(
     batch: Annotated[int | None, typer.Option(help="Rows per update.")] = None,
     rule: Annotated[
         str, typer.Option(help="Of activations and scores: minimax, or a polynomial's degree.")
-    ] = "minimax",
+    ] = USUAL_RULE,
     steps: Annotated[int, typer.Option(help="Steps of activations and scores, with --rule minimax.")] = 3,
     limit: Rows = None,
     distil: Annotated[bool, typer.Option(help="Learn from the unmodified model too, not from labels alone.")] = True,

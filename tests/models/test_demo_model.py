@@ -17,6 +17,7 @@ from comet_mpc.cli.main import app
 from comet_mpc.functions import fit
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.lab.evaluation import evaluate_twin
+from comet_mpc.models.checkpoint import USUAL_RULE
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.served import PublicModel, ServedModel
 from comet_mpc.models.tasks import TASKS, Example
@@ -42,9 +43,9 @@ def test_it_fits_into_the_repository() -> None:
     assert sum(path.stat().st_size for path in DIRECTORY.iterdir()) <= 12_000_000
 
 
-def test_it_is_certified_and_needs_three_steps(model: ServedModel) -> None:
+def test_it_is_certified_and_has_the_usual_rule(model: ServedModel) -> None:
     assert model.config.certified
-    assert model.config.steps <= 3
+    assert model.config.rule == USUAL_RULE
     assert all(site.certified_high for site in model.config.sites.values())
 
 

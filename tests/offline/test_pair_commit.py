@@ -192,7 +192,7 @@ def test_bundles_prepared_together_cost_less_and_have_nothing_in_common(pair: Pa
 def test_bundles_prepared_together_are_kept_all_or_none(pair: Pair) -> None:
     names = [new_bundle_id() for _ in range(3)]
     for side in (CLIENT, SERVER):
-        outcomes, ends = pair.run(lambda p, store: prepare_stored(p, names, PLAN, store), "cut", side, 3)
+        outcomes, _ = pair.run(lambda p, store: prepare_stored(p, names, PLAN, store), "cut", side, 3)
         assert all(isinstance(each, PeerError) for each in outcomes), outcomes
         assert pair.stored() == [set(), set()]
         assert not pair.files()

@@ -51,6 +51,7 @@ from comet_mpc.lab.peers.environments import default_place
 from comet_mpc.lab.peers.inputs import TASKS
 from comet_mpc.lab.peers.trials import TrialRecord, run_trials
 from comet_mpc.lab.processes import Crew
+from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
 
@@ -94,8 +95,8 @@ def model(
     tokens: Tokens = 128,
     batch: Batch = 1,
     layers: Layers = None,
-    rule: ShapeRule = "minimax",
-    steps: Steps = 3,
+    rule: ShapeRule = None,
+    steps: Steps = None,
     opening: RootOpening = "t",
     source: SourceName = DEALER.name,
     network: NetworkName = None,
@@ -108,9 +109,10 @@ def model(
     """
     name = shape or "bert-base"
     link = Network.parse(network) if network else None
+    by, count = chosen_rule(rule, steps)
     case = ModelCase(
-        name, find_shape(name, layers), tokens, steps, batch, link,
-        source=find_source(source).name, rule=rule, opening=opening,
+        name, find_shape(name, layers), tokens, count, batch, link,
+        source=find_source(source).name, rule=by, opening=opening,
     )  # fmt: skip
     with bar(f"measuring {name}") as tick, Crew() as crew:
         tick(0, 0)
@@ -126,7 +128,8 @@ def profile(
     shape: ShapeName = None,
     tokens: Tokens = 128,
     layers: Layers = None,
-    steps: Steps = 3,
+    rule: ShapeRule = None,
+    steps: Steps = None,
     repeat: Annotated[int, typer.Option(min=1, max=100, help="Queries. The fastest one is shown.")] = 5,
     json: JsonFile = None,
 ) -> None:
@@ -136,7 +139,8 @@ def profile(
     """
     if model is not None and shape is not None:
         raise typer.BadParameter("name a checkpoint or a shape, not both", param_hint="--shape")
-    random = ModelCase(shape, find_shape(shape, layers), tokens, steps) if shape is not None else None
+    by, count = chosen_rule(rule, steps)
+    random = ModelCase(shape, find_shape(shape, layers), tokens, count, rule=by) if shape is not None else None
     with bar("profiling") as tick, Crew() as crew:
         tick(0, 0)
         record = profile_query(crew, ProfileCase(None if model is None else str(model), random), repeat)

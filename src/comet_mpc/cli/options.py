@@ -101,11 +101,15 @@ Batch = Annotated[int, typer.Option(min=1, max=1024, help="Texts that are classi
 ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"A model of this shape: {', '.join(SHAPES)}.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: only this many layers.")]
 Steps = Annotated[
-    int, typer.Option(min=1, max=16, help="With --shape: steps of each 1/sqrt. More are more exact and cost more.")
+    int | None,
+    typer.Option(min=1, max=16, help="With --shape: minimax steps of each 1/sqrt. More are more exact and cost more."),
 ]
 ShapeRule = Annotated[
-    RuleName,
-    typer.Option("--rule", help="With --shape: minimax steps of 1/sqrt, or the root by a polynomial of that degree."),
+    RuleName | None,
+    typer.Option(
+        "--rule",
+        help="With --shape: the root by a polynomial of that degree, or minimax steps of 1/sqrt. Default: quadratic.",
+    ),
 ]
 RootOpening = Annotated[
     Opening,

@@ -29,6 +29,7 @@ from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, comput
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.activation import Opening
+from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import (
     EncoderShape,
@@ -73,8 +74,8 @@ def plan(
     shape: ShapeName = None,
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens per text, padding included.")] = 128,
     batch: Batch = 1,
-    rule: ShapeRule = "minimax",
-    steps: Steps = 3,
+    rule: ShapeRule = None,
+    steps: Steps = None,
     opening: RootOpening = "t",
     layers: Layers = None,
     source: SourceName = DEFAULT_SOURCE,
@@ -85,12 +86,12 @@ def plan(
 
     Bytes, rounds, memory and an estimate of the time, by operation and by layer. Bytes and rounds are exact.
     """
-    kind = find_source(source)
+    kind, (by, count) = find_source(source), chosen_rule(rule, steps)
     if model is None:
         if shape is None:
             raise ConfigurationError("name a checkpoint, or a shape with --shape")
         size, name = find_shape(shape, layers), shape
-        planned = plan_shape(size, tokens, steps, batch, rule=rule, opening=opening, fused=kind.fused)
+        planned = plan_shape(size, tokens, count, batch, rule=by, opening=opening, fused=kind.fused)
     elif shape is not None:
         raise ConfigurationError("name a checkpoint or a shape, not both")
     else:
@@ -105,7 +106,7 @@ def plan(
         "tokens": tokens,
         "batch": batch,
         "rule": rule if model is None else None,
-        "steps": steps if model is None and rule == "minimax" else None,
+        "steps": count if model is None and by == "minimax" else None,
         "source": source,
         "rounds": planned.rounds,
         "online_bytes": planned.online_bytes,

@@ -22,6 +22,7 @@ from comet_mpc.models.checkpoint import (
     AttentionChoice,
     CometConfig,
     RuleName,
+    chosen_rule,
     fingerprint,
     load_checkpoint,
     save_checkpoint,
@@ -82,12 +83,13 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
     return activation, attention
 
 
-def unified(config: CometConfig, tensors: Any, **rules: Any) -> tuple[CometConfig, Any]:
-    """A model in the certified form, with its head: not trained yet. rules: `rule` and `steps`, if not as usual."""
+def unified(config: CometConfig, tensors: Any, *, rule: RuleName | None, steps: int | None) -> tuple[CometConfig, Any]:
+    """A model in the certified form, with its head: not trained yet."""
     activation, attention = _choices("certified", {})
+    by, count = chosen_rule(rule, steps)
     made, weights = in_form(
         config, tensors, activation=activation, attention=attention, pooler=_pooler("certified", config.pooler),
-        labels=config.encoder.labels, **{name: value for name, value in rules.items() if value is not None},
+        labels=config.encoder.labels, rule=by, steps=count,
     )  # fmt: skip
     return certify(made, weights), weights
 
@@ -114,10 +116,15 @@ def unify(
         typer.Option(help="What to make of a text: a label, a label for every token, or an embedding."),
     ] = None,
     rule: Annotated[
-        RuleName,
-        typer.Option(help="Of activations and scores: minimax (steps of 1/sqrt), or the root by such a polynomial."),
-    ] = "minimax",
-    steps: Annotated[int, typer.Option(min=1, max=16, help="Steps of 1/sqrt, with --rule minimax.")] = 4,
+        RuleName | None,
+        typer.Option(
+            help="Of activations and scores: the root by such a polynomial, or minimax (steps of 1/sqrt). "
+            "Default: quadratic in the certified form."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Minimax steps of 1/sqrt; 4 in the paper's form.")
+    ] = None,
     activation: Annotated[Literal["gelu", "smu"] | None, typer.Option(help="Other activation than the form's.")] = None,
     attention: Annotated[
         Literal["softmax", "relu", "smu"] | None, typer.Option(help="Other attention than the form's.")
@@ -164,9 +171,10 @@ def unify(
     if form == "certified" and pooler == "tanh":
         raise ConfigurationError("tanh has no protocol: the certified form has the algebraic pooler")
     chosen, attends = _choices(form, options)
+    by, count = chosen_rule(rule, steps) if form == "certified" else (rule or "minimax", steps or 4)
     config, made = in_form(
-        config, tensors, activation=chosen, attention=attends, labels=names, head=made_for, rule=rule,
-        steps=steps, seed=seed,
+        config, tensors, activation=chosen, attention=attends, labels=names, head=made_for, rule=by,
+        steps=count, seed=seed,
         pooler=(pooler or _pooler(form, config.pooler)) if made_for.kind == "label" else "none",
     )  # fmt: skip
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)

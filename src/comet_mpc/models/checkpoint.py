@@ -29,6 +29,8 @@ from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.heads import Head, Pooler
 
 __all__ = [
+    "USUAL_RULE",
+    "USUAL_STEPS",
     "ActivationChoice",
     "AnyRule",
     "AttentionChoice",
@@ -39,6 +41,7 @@ __all__ = [
     "Tensors",
     "account_for",
     "check_finite",
+    "chosen_rule",
     "fingerprint",
     "load_checkpoint",
     "read_config",
@@ -62,6 +65,15 @@ _TENSORS, _TOKENIZER = "model.safetensors", "tokenizer.json"
 
 RuleName = Literal["minimax", "linear", "quadratic", "cubic", "quartic", "quintic"]
 """What activations and scores are computed by: steps of 1/sqrt, or the root by one polynomial (`root_rule`)."""
+USUAL_RULE: RuleName = "quadratic"
+"""The cheapest that keeps a model's accuracy (docs/accuracy.md)."""
+USUAL_STEPS = 3
+
+
+def chosen_rule(rule: RuleName | None, steps: int | None) -> tuple[RuleName, int]:
+    """The usual rule if none is given, or steps of 1/sqrt if their number is."""
+    return rule or (USUAL_RULE if steps is None else "minimax"), steps or USUAL_STEPS
+
 
 Positive = Annotated[int, msgspec.Meta(gt=0, le=1 << 24)]
 Real = Annotated[float, msgspec.Meta(ge=0.0, lt=float(2**20))]
