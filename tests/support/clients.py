@@ -297,7 +297,8 @@ class LocalClient(Client):
         try:
             self.connect()
             assert self._pool is not None
-            return self._pool.prepare(batch, bucket)
+            (made,) = self._pool.prepare(batch, bucket)
+            return made
         except CometError as error:
             return error
         finally:

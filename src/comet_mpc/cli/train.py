@@ -83,7 +83,9 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
     return activation, attention
 
 
-def unified(config: CometConfig, tensors: Any, *, rule: RuleName | None, steps: int | None) -> tuple[CometConfig, Any]:
+def unified(
+    config: CometConfig, tensors: Any, *, rule: RuleName | None = None, steps: int | None = None
+) -> tuple[CometConfig, Any]:
     """A model in the certified form, with its head: not trained yet."""
     activation, attention = _choices("certified", {})
     by, count = chosen_rule(rule, steps)

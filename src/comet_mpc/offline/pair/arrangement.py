@@ -127,9 +127,12 @@ def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[P
         match entry:
             case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width) if place not in done:
                 fitting = max(1, BATCH // (rows * inputs))
-                places = tuple(other for other in alike[_nowhere(entry)] if other not in done)[:fitting]
+                masked: dict[int, int] = {}  # each mask once
+                for other in alike[_nowhere(entry)]:
+                    if other not in done and len(masked) < fitting:
+                        masked.setdefault(_mask_of(program, other), other)
+                masks, places, scales = tuple(masked), tuple(masked.values()), riding.get(place, ())
                 done |= {*places}
-                masks, scales = tuple(_mask_of(program, other) for other in places), riding.get(place, ())
                 free = [_free(program, mask, width, met) for mask in masks]
                 tiling = choose_tiling(
                     *(rows * len(places), inputs, outputs, width, WEIGHT_BITS, packed),
