@@ -18,8 +18,8 @@ def runs_of(model: PublicModel, texts: Sequence[Text], largest: int) -> list[tup
 
     largest: most texts in one run
     """
-    if isinstance(texts, str):
-        raise ConfigurationError("a list of texts is needed, not one text")
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise ConfigurationError(f"a list of texts is needed, not {type(texts).__name__}")
     if not texts:
         raise ConfigurationError("there is no text to classify")
     buckets: dict[int, list[int]] = {}
