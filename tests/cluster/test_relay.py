@@ -121,7 +121,7 @@ def test_a_machine_that_cannot_be_reached_is_told_and_another_is_chosen() -> Non
     run(test)
 
 
-@pytest.mark.parametrize("first", [b"", b"GET /", HELLO[:50]])
+@pytest.mark.parametrize("first", [b"", b"GET /", HELLO[:50]], ids=["silent", "another protocol", "half a greeting"])
 def test_whoever_says_nothing_useful_is_let_go(first: bytes) -> None:
     """The silent after a while; who speaks something else gets to a machine, whose TLS refuses it."""
 
