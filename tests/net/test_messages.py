@@ -20,6 +20,7 @@ TOLD_AS = {
     "ImpossibleAnswer": "PeerError",
     "LeakError": "PeerError",
     "NobodyConnected": "PeerTimeout",
+    "NodeLost": "PeerError",
     "NotAuthenticated": "NotAuthenticated",
     "NotFinite": "PeerError",
     "PeerClosed": "PeerClosed",

@@ -280,14 +280,14 @@ def test_a_break_between_the_two_commits_leaves_nothing_at_the_client(pair: Pair
 def test_an_error_that_nobody_has_foreseen_is_typed_and_the_servers_operator_is_told_where_it_was(
     tmp_path: Path, party: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(self: Preparer) -> object:
+    def fail(self: Preparer, count: int) -> object:
         raise ValueError("a number that is secret")
 
     monkeypatch.setattr(Preparer, "prepare", fail)
     near, _ = memory_pair(PATIENCE)
     store = BundleStore(tmp_path / "store", party, PAIR)
     with pytest.raises(PeerError, match="nothing of it is kept"):
-        prepare_stored(Preparer(near, party, PROGRAM, WEIGHTS), new_bundle_id(), PLAN, store)
+        prepare_stored(Preparer(near, party, PROGRAM, WEIGHTS), [new_bundle_id()], PLAN, store)
     shown = [JsonFormatter().format(record) for record in caplog.records]
     assert ["test_pair_commit.py" in line for line in shown] == [True] * (party == SERVER)
     assert not any("secret" in line for line in shown)
