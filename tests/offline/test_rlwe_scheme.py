@@ -395,7 +395,8 @@ def test_turning_uploads_spares_merges_and_its_noise_is_within_the_bound(
     norm = math.sqrt(np.square(y).sum(axis=(1, 2)).max())
     turning = turning_noise(wider.limbs, levels, turns, norm) / math.prod(PRIMES[limbs : limbs + more]) ** 2
     bound = (ERROR_VARIANCE + 1) * norm**2 + turning + packing_noise(limbs, levels)
-    assert np.mean(rest**2) <= bound
+    alike = (2**turns - 1) * turning  # few weights of each output: their sums may be longer than of unrelated ones
+    assert np.mean(rest**2) <= bound + alike
     assert np.mean(rest**2) > bound / 100
     with pytest.raises(ShapeError):
         multiply_turned(wider, left, y[..., : live // 2], levels, plain_limbs=limbs)
