@@ -19,11 +19,12 @@ make up a third of it.
 first a levels, changes the keys of these, and multiplies them by what the weights become (native/rlwe/products.hpp).
 l - a levels of merges remain for one 2^a-th of the products. The division by 2^l mod q comes first, on the uploads.
 Noise: a change of keys now comes before a product, so it is multiplied by plaintexts, which are the sum of those of 2^a
-outputs, of length √(2^a)·norm if these have nothing to do with each other (of outputs that are all alike up to 2^a·norm,
-which nothing here rules out: rows of real weights are 2 to 8 times shorter than the bound that is assumed). Of the 2^a ways every level takes part in half, so a·2^(a-1) changes of keys meet in a
-product, and merges multiply their sum by 2^(l-a): variance V·norm²·4^l·a/2 (`turning_noise`). Where that is too much
-for the modulus, uploads are first multiplied by one more prime of q, which they are taken modulo from then on: changes
-of keys add as much as ever to numbers that are 2^30 times larger, and that prime is divided out before merges. What
+outputs, of length √(2^a)·norm if these have nothing to do with each other. Outputs that are all alike would have up to
+2^a·norm. Even then the bound holds for weights whose rows are a quarter as long as assumed, 2^21: MiniLM's and those of
+the demonstration model have at most 2^20.7. Longer ones that are alike are not ruled out. Of the 2^a ways every level
+takes part in half, so a·2^(a-1) changes of keys meet in a product, and merges multiply their sum by 2^(l-a): variance
+V·norm²·4^l·a/2 (`turning_noise`). Where that is too much for the modulus, uploads are first multiplied by one more
+prime of q, which they are taken modulo from then on: changes of keys add as much as ever to numbers that are 2^30 times larger, and that prime is divided out before merges. What
 is sent stays as it was.
 """
 
