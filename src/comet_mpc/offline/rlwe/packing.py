@@ -24,8 +24,8 @@ outputs, of length √(2^a)·norm if these have nothing to do with each other. O
 the demonstration model have at most 2^20.7. Longer ones that are alike are not ruled out. Of the 2^a ways every level
 takes part in half, so a·2^(a-1) changes of keys meet in a product, and merges multiply their sum by 2^(l-a): variance
 V·norm²·4^l·a/2 (`turning_noise`). Where that is too much for the modulus, uploads are first multiplied by one more
-prime of q, which they are taken modulo from then on: changes of keys add as much as ever to numbers that are 2^30 times larger, and that prime is divided out before merges. What
-is sent stays as it was.
+prime of q, which they are taken modulo from then on: changes of keys add as much as ever to numbers that are 2^30 times
+larger, and that prime is divided out before merges. What is sent stays as it was.
 """
 
 from __future__ import annotations
