@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -39,7 +40,7 @@ from comet_mpc.net.authority import issue, make_test_set
 from comet_mpc.net.channel import Channel, greet, memory_pair
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import TcpChannel
-from comet_mpc.offline.source import Order
+from comet_mpc.offline.source import MOST_TOGETHER, Order
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.client import Client
@@ -343,6 +344,7 @@ def test_requests_that_cannot_be_granted_are_refused_and_the_client_may_go_on(wo
             (Prepare(name, 1, 12, plan.digest), ShapeError),
             (Prepare(name, 1, 16, "0" * 64), ProtocolMismatch),
             (Prepare(name, 2, 16, plan.digest), ProtocolMismatch),
+            (Prepare(name, 1, 16, plan.digest, MOST_TOGETHER), ConfigurationError),  # a dealer deals one at a time
         ):
             say(channel, request)
             with pytest.raises(error):
@@ -360,6 +362,14 @@ def test_a_client_that_is_set_up_wrongly_says_so(world: World, tmp_path: Path) -
         Client("localhost:1", keys=tmp_path)
     with pytest.raises(ConfigurationError, match="either keys"):
         Client("localhost:1")
+
+
+@pytest.mark.parametrize("count", [0, -1, MOST_TOGETHER + 1, 2**70, 1.5, True, "2", None, [2]])
+def test_a_number_of_bundles_that_makes_no_sense_is_no_message(count: object) -> None:
+    fields = msgspec.json.decode(msgspec.json.encode(Prepare(new_bundle_id(), 1, 16, "0" * 64, 2)))
+    assert from_client(msgspec.json.encode({**fields, "count": 2})) == from_client(msgspec.json.encode(fields))
+    with pytest.raises(PeerError, match="no message"):
+        from_client(msgspec.json.encode({**fields, "count": count}))
 
 
 NESTED = b'{"nested":' + b"[" * 4000

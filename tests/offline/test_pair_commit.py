@@ -29,6 +29,7 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import (
     CometError,
+    ConfigurationError,
     ForeignRandomness,
     PeerError,
     PeerTimeout,
@@ -41,7 +42,7 @@ from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.sources import DEALER, PAIR
-from comet_mpc.offline.store import BundleStore, new_bundle_id
+from comet_mpc.offline.store import BundleStore, BundleWriter, new_bundle_id
 from support.faulty_channel import Fault, FaultyChannel
 from support.shared_transfers import share_base_transfers
 from support.two_parties import as_parties, outcome
@@ -196,6 +197,37 @@ def test_bundles_prepared_together_are_kept_all_or_none(pair: Pair) -> None:
         assert all(isinstance(each, PeerError) for each in outcomes), outcomes
         assert pair.stored() == [set(), set()]
         assert not pair.files()
+
+
+@pytest.mark.parametrize("side", [CLIENT, SERVER])
+def test_if_not_all_of_them_can_be_stored_the_client_keeps_none(
+    pair: Pair, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server keeps then is never named to it, so no mask is used by half of a pair."""
+    names, stored, commit = [new_bundle_id() for _ in range(3)], 0, BundleWriter.commit
+
+    def fails_at_the_second(self: BundleWriter) -> None:
+        nonlocal stored
+        if self._store.party == side:
+            if stored == 1:
+                raise ConfigurationError("the disk is full")
+            stored += 1
+        commit(self)
+
+    monkeypatch.setattr(BundleWriter, "commit", fails_at_the_second)
+    outcomes, _ = pair.run(lambda p, store: prepare_stored(p, names, PLAN, store))
+    assert stored == 1  # one of them had been there
+    assert isinstance(outcomes[side], ConfigurationError)
+    assert pair.stored() == [set(), set() if side == SERVER else set(names)]
+
+
+def test_an_id_that_the_server_has_spoils_all_that_are_prepared_with_it_and_stays(pair: Pair) -> None:
+    known, names = new_bundle_id(), [new_bundle_id() for _ in range(2)]
+    pair.prepare(known)
+    outcomes, _ = pair.run(lambda p, store: prepare_stored(p, [names[0], known, names[1]], PLAN, store))
+    assert all(isinstance(each, CometError) for each in outcomes), outcomes
+    assert pair.stored() == [{known}, {known}]
+    check(*(drawn(store, known) for store in pair.stores))  # the one from before
 
 
 def test_what_is_kept_survives_a_restart_and_damage_is_found_before_use(pair: Pair) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -354,6 +355,59 @@ def test_packing_interleaves_and_its_noise_is_within_the_bound(count: int, level
     assert np.mean(rest**2) > packing_noise(5, levels) / 100
 
 
+def random_weights(*shape: int) -> npt.NDArray[np.int64]:
+    return RNG.integers(-(2**10), 2**10 + 1, shape)
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Encryptions that are turned, multiplied by integers (outputs, inputs, live) and packed: what goes wrong in it."""
+
+    y: npt.NDArray[np.int64]
+    levels: int
+    turns: int
+    limbs: int
+    more: int
+
+    def noise(self, isa: str) -> npt.NDArray[np.float64]:
+        """Of all coefficients; checks that it is the same by plain code."""
+        width, (outputs, inputs, _) = 8, self.y.shape
+        scheme, wider = Scheme(self.limbs, width), Scheme(self.limbs + self.more, width)
+        key, seed = SecretKey(), new_seed()
+        words = [random_words(DEGREE, width) for _ in range(inputs)]
+        data = seed + b"".join(
+            key.encrypt_words(scheme, word, width, seed, index).tobytes() for index, word in enumerate(words)
+        )
+        keys, uploads = PackingKeys(b"".join(packing_keys(key))), read_uploads([scheme] * inputs, data)
+
+        def all_of(isa: str) -> list[Residues]:
+            left = keys.turn(scheme, wider, [uploads], self.levels, self.turns, isa=isa)
+            sums = multiply_turned(wider, left, self.y, self.levels, plain_limbs=self.limbs, isa=isa)
+            packed = keys.pack(wider, scheme, sums[0].copy(), self.levels - self.turns, isa)
+            return [left[..., : 2 * DEGREE], sums, packed]  # a row behind is not used
+
+        found = all_of(isa)
+        assert all(np.array_equal(one, other) for one, other in zip(found, all_of("portable"), strict=True))
+        with pytest.raises(ShapeError):
+            multiply_turned(wider, found[0], self.y[..., : 2**self.levels // 2], self.levels, plain_limbs=self.limbs)
+        expected = np.zeros(DEGREE, np.uint64)
+        for o in range(outputs):
+            product = np.zeros(2 * DEGREE, np.uint64)
+            for word, factor in zip(words, self.y[o].view(np.uint64), strict=True):
+                for place, number in enumerate(factor):
+                    product[place : place + DEGREE] += word * number
+            expected[o :: 2**self.levels] = (product[:DEGREE] - product[DEGREE:])[:: 2**self.levels]
+        message = lift(scale_words(scheme, expected % np.uint64(2**width), width), scheme.primes)
+        return np.array(noise(found[2].reshape(2, self.limbs, DEGREE), secret_of(key), scheme, message), np.float64)
+
+    def bound(self, *, related: bool = True) -> float:
+        """Of its variance."""
+        norm = math.sqrt(np.square(self.y).sum(axis=(1, 2)).max())
+        larger = math.prod(PRIMES[self.limbs : self.limbs + self.more])
+        turning = turning_noise(self.limbs + self.more, self.levels, self.turns, norm, related=related) / larger**2
+        return (ERROR_VARIANCE + 1) * norm**2 + turning + packing_noise(self.limbs, self.levels)
+
+
 @pytest.mark.parametrize(
     ("outputs", "inputs", "levels", "turns", "limbs", "more"),
     [(4, 1, 2, 1, 5, 0), (3, 2, 3, 2, 5, 1), (16, 1, 4, 3, 4, 1), (37, 2, 6, 4, 5, 1), (70, 1, 7, 4, 6, 0)],
@@ -363,43 +417,23 @@ def test_turning_uploads_spares_merges_and_its_noise_is_within_the_bound(
     outputs: int, inputs: int, levels: int, turns: int, limbs: int, more: int, isa: str
 ) -> None:
     """As packing the products themselves would; also where a prime more makes room for the noise of turning."""
-    width, live = 8, 2**levels
-    scheme, wider = Scheme(limbs, width), Scheme(limbs + more, width)
-    key, seed = SecretKey(), new_seed()
-    words = [random_words(DEGREE, width) for _ in range(inputs)]
-    data = seed + b"".join(
-        key.encrypt_words(scheme, word, width, seed, index).tobytes() for index, word in enumerate(words)
-    )
-    y = RNG.integers(-(2**10), 2**10 + 1, (outputs, inputs, live))
-    keys = PackingKeys(b"".join(packing_keys(key)))
-    uploads = read_uploads([scheme] * inputs, data)
+    product = Turned(random_weights(outputs, inputs, 2**levels), levels, turns, limbs, more)
+    variance = np.mean(product.noise(isa) ** 2)
+    assert product.bound() / 100 < variance <= product.bound()
 
-    def all_of(isa: str) -> list[Residues]:
-        left = keys.turn(scheme, wider, [uploads], levels, turns, isa=isa)
-        sums = multiply_turned(wider, left, y, levels, plain_limbs=limbs, isa=isa)
-        packed = keys.pack(wider, scheme, sums[0].copy(), levels - turns, isa)
-        return [left[..., : 2 * DEGREE], sums, packed]  # a row behind is not used
 
-    found = all_of(isa)
-    assert all(np.array_equal(one, other) for one, other in zip(found, all_of("portable"), strict=True))
-    left, _, packed = found
-    expected = np.zeros(DEGREE, np.uint64)
-    for o in range(outputs):
-        product = np.zeros(2 * DEGREE, np.uint64)
-        for word, factor in zip(words, y[o].view(np.uint64), strict=True):
-            for place, number in enumerate(factor):
-                product[place : place + DEGREE] += word * number
-        expected[o :: 2**levels] = (product[:DEGREE] - product[DEGREE:])[:: 2**levels]
-    message = lift(scale_words(scheme, expected % np.uint64(2**width), width), scheme.primes)
-    rest = np.array(noise(packed.reshape(2, limbs, DEGREE), secret_of(key), scheme, message), np.float64)
-    norm = math.sqrt(np.square(y).sum(axis=(1, 2)).max())
-    turning = turning_noise(wider.limbs, levels, turns, norm) / math.prod(PRIMES[limbs : limbs + more]) ** 2
-    bound = (ERROR_VARIANCE + 1) * norm**2 + turning + packing_noise(limbs, levels)
-    alike = (2**turns - 1) * turning  # few weights of each output: their sums may be longer than of unrelated ones
-    assert np.mean(rest**2) <= bound + alike
-    assert np.mean(rest**2) > bound / 100
-    with pytest.raises(ShapeError):
-        multiply_turned(wider, left, y[..., : live // 2], levels, plain_limbs=limbs)
+def test_weights_of_alternating_signs_have_all_the_noise_that_turning_may_have() -> None:
+    """X^(m·d)·y_m is the same for all m but for its sign: the worst there is, and twice as bad as unrelated weights."""
+    levels, turns, live = 3, 1, 64
+    distance = 2 ** (levels - turns)
+    y = np.zeros((2**levels, 1, live), np.int64)
+    y[:distance, :, distance:] = random_weights(distance, 1, live - distance)
+    unrelated = Turned(random_weights(*y.shape), levels, turns, 5, 0)
+    y[distance:, :, :-distance] = -y[:distance, :, distance:]
+    alternating = Turned(y, levels, turns, 5, 0)
+    assert np.mean(unrelated.noise("") ** 2) < 1.3 * unrelated.bound(related=False)
+    worst = np.mean(alternating.noise("") ** 2)
+    assert 1.3 * alternating.bound(related=False) < worst < 1.3 * alternating.bound()
 
 
 def test_packing_needs_fewer_primes_than_products_but_never_too_few() -> None:

@@ -146,7 +146,7 @@ def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[P
                 for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
                     free_one = _free(program, mask, width, met)
                     length = math.sqrt(k * 4.0**width / 12)  # the server's factor is a mask: uniform
-                    tiling = choose_tiling(*shape, width, width, packed, length=length, free=free_one)
+                    tiling = choose_tiling(*(*shape, width, width, packed), length=length, free=free_one, related=False)
                     yield Products((place,), (mask,), batch, tiling, width, free_one)
 
 

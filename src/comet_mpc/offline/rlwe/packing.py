@@ -18,14 +18,20 @@ make up a third of it.
 Σ s(x_i)·s(y_i), and there are far fewer uploads than products: the server turns every upload x_i in the 2^a ways of the
 first a levels, changes the keys of these, and multiplies them by what the weights become (native/rlwe/products.hpp).
 l - a levels of merges remain for one 2^a-th of the products. The division by 2^l mod q comes first, on the uploads.
-Noise: a change of keys now comes before a product, so it is multiplied by plaintexts, which are the sum of those of 2^a
-outputs, of length √(2^a)·norm if these have nothing to do with each other. Outputs that are all alike would have up to
-2^a·norm. Even then the bound holds for weights whose rows are a quarter as long as assumed, 2^21: MiniLM's and those of
-the demonstration model have at most 2^20.7. Longer ones that are alike are not ruled out. Of the 2^a ways every level
-takes part in half, so a·2^(a-1) changes of keys meet in a product, and merges multiply their sum by 2^(l-a): variance
-V·norm²·4^l·a/2 (`turning_noise`). Where that is too much for the modulus, uploads are first multiplied by one more
-prime of q, which they are taken modulo from then on: changes of keys add as much as ever to numbers that are 2^30 times
-larger, and that prime is divided out before merges. What is sent stays as it was.
+Noise: a change of keys now comes before a product, so it is multiplied by plaintexts. Say its level is the j-th, and it
+ends in the turn S of an upload. The merges of all later levels, whether done before products or after, take it along as
+they take any polynomial: they keep what is wanted of it, 2^(l-j) times, and all else cancels. So what reaches an output
+is 2^(l-j) times a coefficient of noise·s_S(w_S), where w_S = Σ_m s_S^-1(X^(m·d))·y_m, d = 2^(l-j), is made of the 2^j
+outputs that are together by then. The sets S of the first j levels take X^d to X^d·z^h, z = X^(2N/2^j), with
+another h = 0 … 2^j-1 each, and powers of z are signed shifts, z^(2^(j-1)) = -1. So the w_S are a Fourier transform of
+the X^(m·d)·y_m, and Parseval says Σ_S ‖w_S‖² = 2^j·Σ_m ‖y_m‖² <= 4^j·norm², *whatever the weights are*. A level of
+changes of keys thus adds at most 4^(l-j)·4^j·V·norm², and a of them a·4^l·V·norm² (`turning_noise`). The j-th level
+takes part in half of the sets. For outputs that have nothing to do with each other, such as masks, these have half of
+the sum, so half of that is enough; outputs that are alike but for alternating signs have all of it.
+
+Where that is too much for the modulus, uploads are first multiplied by one more prime of q, which they are taken modulo
+from then on: changes of keys add as much as ever to numbers that are 2^30 times larger, and that prime is divided out
+before merges. What is sent stays as it was.
 """
 
 from __future__ import annotations
@@ -69,9 +75,12 @@ def _change_noise(limbs: int) -> float:
     return limbs * DEGREE * ERROR_VARIANCE / 12 + DEGREE / 18 + 1
 
 
-def turning_noise(limbs: int, levels: int, turns: int, norm: float) -> float:
-    """Variance of what turning adds to every output of products with plaintexts of length `norm`."""
-    return float(_change_noise(limbs) * norm**2 * 4**levels * turns / 2)
+def turning_noise(limbs: int, levels: int, turns: int, norm: float, *, related: bool = True) -> float:
+    """Variance of what turning adds to every output of products with plaintexts of length `norm`.
+
+    related: whether those of different outputs may have something to do with each other
+    """
+    return float(_change_noise(limbs) * norm**2 * 4**levels * turns / (1 if related else 2))
 
 
 def packed_scheme(scheme: Scheme, norm: float, levels: int, variance: float = 0.0) -> Scheme:

@@ -231,6 +231,7 @@ def choose_tiling(
     length: float | None = None,
     diagonals: int = 0,
     free: bool = False,
+    related: bool = True,
 ) -> Tiling:
     """The cheapest blocks for words mod 2^width times integers |y| <= 2^(bits-1), by bytes and server time.
 
@@ -238,6 +239,7 @@ def choose_tiling(
     length     of a row of y, at most: Σ y² <= length²; without it all of a row may be as large as an entry
     diagonals  how many vectors scale the same factor of the client's
     free       whether the client's factor may be what its ciphertexts say
+    related    whether rows of y may be alike; those of a uniform mask are not
     """
     if min(rows, inputs, outputs) < 1:
         raise ShapeError(f"an empty product: ({rows}, {inputs})·({outputs}, {inputs})ᵀ")
@@ -260,13 +262,13 @@ def choose_tiling(
             cut = (parts, part_bits, diagonals, free and stride == block_inputs)
             fewer = packed_scheme(scheme, norm, levels).limbs if levels else None
             tiling = Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut, packed_limbs=fewer)
-            options += [tiling, *_turned(tiling, norm)]
+            options += [tiling, *_turned(tiling, norm, related)]
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
     return min(options, key=_cost)
 
 
-def _turned(plain: Tiling, norm: float) -> Iterator[Tiling]:
+def _turned(plain: Tiling, norm: float, related: bool) -> Iterator[Tiling]:
     """The same with turned uploads. Their noise must fit into the modulus, or into one with a prime more."""
     if not plain.levels or plain.stride > DEGREE // 16:
         return
@@ -274,7 +276,7 @@ def _turned(plain: Tiling, norm: float) -> Iterator[Tiling]:
     for turns in range(1, min(MAX_TURNS, levels - 1) + 1):
         for limbs in range(scheme.limbs, min(scheme.limbs + 2, len(PRIMES))):
             scale = math.prod(PRIMES[scheme.limbs : limbs])
-            variance = turning_noise(limbs, levels, turns, norm) / scale**2
+            variance = turning_noise(limbs, levels, turns, norm, related=related) / scale**2
             try:
                 fits = choose_scheme(scheme.plain_bits, norm, packing_noise(len(PRIMES), levels) + variance)
             except RangeError:
