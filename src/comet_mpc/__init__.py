@@ -14,7 +14,6 @@ A name is loaded when it is first used, so `import comet_mpc` itself is quick.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from comet_mpc import errors
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tag, Tagging
     from comet_mpc.service.server import Server
 
-__version__ = version("comet-mpc")
+    __version__: str
 
 __all__ = [
     "BOTH",
@@ -96,6 +95,9 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 if not TYPE_CHECKING:  # a type checker reads the imports above, and must report a name that is not there
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":  # importlib.metadata takes longer than all the rest of this module
+            globals()[name] = import_module("importlib.metadata").version("comet-mpc")
+            return globals()[name]
         try:
             home = _HOME[name]
         except KeyError:

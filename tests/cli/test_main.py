@@ -261,6 +261,16 @@ def test_an_interrupt_while_modules_are_imported_ends_in_order(tmp_path: Path) -
     assert (found.returncode, found.stderr) == (130, "")
 
 
+def test_the_command_begins_before_anything_else_is_imported() -> None:
+    """Until then Ctrl-C shows a traceback, of the launcher that pip has written."""
+    code = """
+import sys
+from comet_mpc.cli.start import run
+print(sorted({"email", "importlib.metadata", "msgspec", "numpy", "typer"} & sys.modules.keys()))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_what_the_operating_system_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

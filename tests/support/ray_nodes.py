@@ -23,6 +23,8 @@ from support.waiting import PATIENCE, eventually
 __all__ = ["ClusterServer", "RayCluster", "cluster_server", "ray_cluster"]
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# on a busy machine a node takes long to start
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "600")
 cluster_utils = pytest.importorskip(
     "ray.cluster_utils", reason="ray is not installed: pip install 'comet-mpc[cluster]'"
 )

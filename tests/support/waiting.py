@@ -12,7 +12,7 @@ __all__ = ["PATIENCE", "Clock", "blocked_in", "eventually", "once_blocked_in", "
 
 Found = TypeVar("Found")
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds in which something must happen that takes moments on an idle machine. Only a failure ever takes them."""
 
 
