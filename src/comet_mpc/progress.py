@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-__all__ = ["Pace", "Tick", "bar"]
+__all__ = ["Pace", "Tick", "bar", "silent"]
 
 _SOON = 10.0
 """Seconds, or per cent: earlier than both, an estimate of the time left is of no use."""
@@ -21,6 +21,10 @@ class Tick(Protocol):
     """Is told how much is done, of how much in all (0: nobody knows), and a note such as the loss."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
+def silent(done: int, total: int, note: str = "") -> None:
+    """A Tick that tells nobody."""
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -24,16 +24,11 @@ from comet_mpc.cli.options import (
     group,
 )
 from comet_mpc.cli.tables import (
-    appendix_table,
     model_tables,
     operations_table,
-    peers_tables,
     profile_tables,
-    published_tables,
     report,
     rules_table,
-    trials_table,
-    truncation_table,
     with_origin,
     write_json,
 )
@@ -51,6 +46,10 @@ from comet_mpc.lab.peers.environments import default_place
 from comet_mpc.lab.peers.inputs import TASKS
 from comet_mpc.lab.peers.trials import TrialRecord, run_trials
 from comet_mpc.lab.processes import Crew
+from comet_mpc.lab.report.costs import peer_grids, trial_grid, truncation_grid
+from comet_mpc.lab.report.grid import Grid
+from comet_mpc.lab.report.published import appendix_grid, cost_grids
+from comet_mpc.lab.report.records import Results, results_of
 from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
@@ -175,26 +174,31 @@ def peers(
     the same file.
     """
     chosen = _among("system", system, SYSTEMS), _among("operation", task, TASKS)
-    kept = _kept(json)
-    known = msgspec.convert(kept, list[PeerRecord])
     with bar("measuring") as tick:
-        records = compare(
-            *chosen, tokens, place or default_place(), known, tick,
-            lambda found: write_json(json, _added(kept, found)),
-        )  # fmt: skip
-    report(_added(kept, records), json, *peers_tables(records))
+        records = _resumed(
+            json, PeerRecord, lambda known: compare(*chosen, tokens, place or default_place(), known, tick)
+        )
+    _report(records, json, peer_grids)
 
 
-def _kept(json: Path | None) -> list[dict[str, Any]]:
-    """What a run that broke off has left in its file."""
-    if json is None or str(json) == "-" or not json.exists():
-        return []
-    return msgspec.json.decode(json.read_bytes(), type=list[dict[str, Any]])
+R = TypeVar("R")
 
 
-def _added(kept: list[dict[str, Any]], records: Sequence[Any]) -> list[dict[str, Any]]:
-    """Those with the origin that they have, and the new ones with this one."""
-    return [*kept, *with_origin(records[len(kept) :])]
+def _resumed(json: Path | None, kind: type[R], measured: Callable[[list[R]], Iterable[R]]) -> list[dict[str, Any]]:
+    """What a run that broke off has left in the file, and what is measured beyond that, each kept as it comes."""
+    file = json if json is not None and str(json) != "-" else None
+    records: list[dict[str, Any]] = []
+    if file is not None and file.exists():
+        records = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+    for one in measured(msgspec.convert(records, list[kind])):  # type: ignore[valid-type]
+        records += with_origin([one])
+        write_json(file, records)
+    return records
+
+
+def _report(records: list[dict[str, Any]], json: Path | None, grids: Callable[[Results], list[Grid]]) -> None:
+    """As `comet report` shows them."""
+    report(records, json, *(grid.table() for grid in grids(results_of(records))))
 
 
 @bench.command()
@@ -210,13 +214,9 @@ def trials(
     All inputs are inside the stated ranges. CrypTen's environment is made the first time, which takes minutes; ten
     million values take about ten minutes on two cores. A run that broke off goes on if --json names the same file.
     """
-    kept = _kept(json)
-    known = msgspec.convert(kept, list[TrialRecord])
     with bar("trying") as tick:
-        records = run_trials(
-            values, place or default_place(), known, tick, lambda found: write_json(json, _added(kept, found))
-        )
-    report(_added(kept, records), json, trials_table(records))
+        records = _resumed(json, TrialRecord, lambda known: run_trials(values, place or default_place(), known, tick))
+    _report(records, json, lambda results: [trial_grid(results)])
 
 
 @bench.command()
@@ -238,15 +238,10 @@ def paper(
         )
     with bar(f"measuring table {table}") as tick, Crew() as crew:
         if table == "appendix":
-            stated = measure_appendix(crew, tokens)
-            report(with_origin(stated), json, appendix_table(stated))
+            _report(with_origin(measure_appendix(crew, tokens)), json, lambda results: [appendix_grid(results)])
         else:
-            kept = _kept(json)
-            known = msgspec.convert(kept, list[PublishedRecord])
-            records = measure_table(
-                crew, table, tokens, known, tick, lambda found: write_json(json, _added(kept, found))
-            )
-            report(_added(kept, records), json, *published_tables(records))
+            records = _resumed(json, PublishedRecord, lambda known: measure_table(crew, table, tokens, known, tick))
+            _report(records, json, cost_grids)
 
 
 def _among(what: str, names: list[str] | None, known: Iterable[str]) -> list[str]:
@@ -269,6 +264,6 @@ def truncation(
     """
     with bar("truncating") as tick:
         records = check_truncation(values, progress=tick)
-    report(with_origin(records), json, truncation_table(records))
+    _report(with_origin(records), json, lambda results: [truncation_grid(results)])
     if not all(record.exact for record in records):
         raise CometError("truncation is not exact: see the table")

@@ -26,27 +26,18 @@ if TYPE_CHECKING:  # a command that shows no measurement need not load what meas
     from comet_mpc.lab.bench.models import ModelRecord
     from comet_mpc.lab.bench.operations import Record
     from comet_mpc.lab.bench.profile import ProfileRecord
-    from comet_mpc.lab.bench.published import AppendixRecord, PublishedRecord
     from comet_mpc.lab.bench.rules import RuleRecord
-    from comet_mpc.lab.bench.truncation import TruncationRecord
     from comet_mpc.lab.demo import TextResult
-    from comet_mpc.lab.peers.compare import PeerRecord
-    from comet_mpc.lab.peers.trials import TrialRecord
 
 __all__ = [
-    "appendix_table",
     "demo_tables",
     "model_tables",
     "operations_table",
     "origin",
-    "peers_tables",
     "profile_tables",
-    "published_tables",
     "report",
     "rules_table",
     "table",
-    "trials_table",
-    "truncation_table",
     "with_origin",
     "write_json",
 ]
@@ -146,29 +137,6 @@ def operations_table(records: Sequence[Record], width: int = 160) -> Group:
     )
 
 
-def truncation_table(records: Sequence[TruncationRecord]) -> Group:
-    """One line per shift."""
-    rows = (
-        (
-            str(record.shift),
-            f"{record.values:,}",
-            str(record.wraps),
-            f"{record.max_error:.6f}",
-            f"{record.mean_error:+.1e}",
-            f"{record.standard_error:.1e}",
-            human_seconds(record.seconds),
-            "exact" if record.exact else "NOT EXACT",
-        )
-        for record in records
-    )
-    return table(
-        "Truncation of random values up to 2^61. Errors are in units of the last place",
-        ("shift", "values", "wraps", "largest error", "mean", "by chance", "time", ""),
-        rows,
-        left=0,
-    )
-
-
 def rules_table(records: Sequence[RuleRecord]) -> Group:
     """One line per rule and number of steps."""
     first = records[0]
@@ -188,89 +156,6 @@ def rules_table(records: Sequence[RuleRecord]) -> Group:
         ("rule", "steps", "error", "online", *(f"offline, {source}" for source in sources)),
         rows,
     )
-
-
-def peers_tables(records: Sequence[PeerRecord]) -> list[Group]:
-    """A table for every task: systems below each other, ratios to the first."""
-    return [
-        table(
-            f"{task}, {counted(tokens, 'token')}: ratios are to {members[0].system}",
-            ("system", "bytes", "ratio", "rounds", "time", "CPU", "ratio", "memory", "error", ""),
-            (
-                (
-                    one.system,
-                    human_bytes(one.online_bytes + (one.offline_bytes or 0)),
-                    f"{one.online_bytes / members[0].online_bytes:.1f}",
-                    str(one.rounds),
-                    human_seconds(one.seconds),
-                    human_seconds(one.cpu_seconds),
-                    f"{one.cpu_seconds / members[0].cpu_seconds:.1f}",
-                    human_bytes(one.peak_rss),
-                    _error(one.max_abs_error),
-                    "right" if one.right else "WRONG",
-                )
-                for one in members
-            ),
-        )
-        for (task, tokens), group in groupby(
-            sorted(records, key=lambda record: (record.task, record.tokens)),
-            lambda record: (record.task, record.tokens),
-        )
-        if (members := list(group))
-    ]
-
-
-def trials_table(records: Sequence[TrialRecord]) -> Group:
-    """One line per function and variant."""
-    rows = (
-        (
-            each.function,
-            each.variant,
-            f"{each.values:,}",
-            str(each.off),
-            str(each.wrapped),
-            "" if each.expected is None else f"{each.expected:.1f}",
-            str(each.misread),
-            _error(each.worst_else),
-        )
-        for each in records
-    )
-    columns = ("", "", "values", "off", "wrapped", "expected", "misread", "error else")
-    return table("Wrong results of CrypTen, inside the stated ranges", columns, rows, left=2)
-
-
-def published_tables(records: Sequence[PublishedRecord]) -> list[Group]:
-    """For each function: what the paper says and what was measured."""
-    return [
-        table(
-            f"Table {one}, {model}: {function}",
-            ("method", "online", "offline", "rounds", "time", "error", "paper", "paper's time"),
-            (
-                (
-                    each.method if each.private else f"{each.method} (not private)",
-                    human_bytes(each.online_bytes),
-                    human_bytes(each.offline_bytes),
-                    str(each.rounds),
-                    human_seconds(each.seconds),
-                    _error(each.max_abs_error),
-                    "-" if each.paper_bytes is None else human_bytes(each.paper_bytes),
-                    "-" if each.paper_seconds is None else human_seconds(each.paper_seconds),
-                )
-                for each in members
-            ),
-        )
-        for (one, model, function), group in groupby(
-            sorted(records, key=lambda record: (record.table, record.model, record.function)),
-            lambda record: (record.table, record.model, record.function),
-        )
-        if (members := list(group))
-    ]
-
-
-def appendix_table(records: Sequence[AppendixRecord]) -> Group:
-    """One line per statement."""
-    rows = ((each.statement, each.setting, f"{each.measured:.3g} {each.unit}") for each in records)
-    return table("The paper's appendix", ("", "", "measured"), rows, left=2)
 
 
 def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:

@@ -25,10 +25,11 @@ from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.tasks import Example, Task, token_tags
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER
+from comet_mpc.progress import silent
 from comet_mpc.service.client import Asks, Client
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 
-__all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "silent", "texts_of"]
+__all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "texts_of"]
 
 Reals = npt.NDArray[np.float64]
 Answers = Sequence[Reals] | Reals
@@ -38,10 +39,6 @@ Progress = Callable[[int, int], object]
 
 _TOKENS = 1024
 """How many the twin computes at once, with padding: bounds memory."""
-
-
-def silent(done: int, total: int) -> None:
-    """A Progress that tells nobody."""
 
 
 def texts_of(examples: Sequence[Example], kind: Kind = "label") -> list[str | tuple[str, str]]:

@@ -43,7 +43,7 @@ from comet_mpc.functions.inverse_sqrt import NewtonRule
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.lab.bench.models import masked_weights
 from comet_mpc.lab.bench.parties import Seat, check_planned, set_up
-from comet_mpc.lab.evaluation import Progress, compared, silent, texts_of
+from comet_mpc.lab.evaluation import Progress, compared, texts_of
 from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
@@ -57,6 +57,7 @@ from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.store import new_bundle_id
+from comet_mpc.progress import silent
 
 __all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.tasks import Example, Task, token_tags, words_of
-from comet_mpc.progress import Tick
+from comet_mpc.progress import Tick, silent
 from comet_mpc.train.model import UnifiedModel
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "observe",
     "predict",
     "quantiles",
-    "silent",
 ]
 
 
@@ -148,10 +147,6 @@ def answered(data: Encoded, outputs: npt.NDArray[np.float64], task: Task) -> Enc
     elif task.kind == "label":
         labels = (outputs[:, 0] if task.regression else outputs.argmax(axis=-1)).astype(np.float32)
     return replace(data, labels=labels)
-
-
-def silent(done: int, total: int, note: str = "") -> None:
-    """A Tick that tells nobody."""
 
 
 def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = silent) -> npt.NDArray[np.float64]:

@@ -30,8 +30,8 @@ from comet_mpc.files import atomic_write
 from comet_mpc.models.certify import calibrated
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, fingerprint, load_checkpoint, save_checkpoint
 from comet_mpc.models.tasks import Task
-from comet_mpc.progress import Tick
-from comet_mpc.train.batches import Batch, Encoded, first_rows, observe, predict, quantiles, silent
+from comet_mpc.progress import Tick, silent
+from comet_mpc.train.batches import Batch, Encoded, first_rows, observe, predict, quantiles
 from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher

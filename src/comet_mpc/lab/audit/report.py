@@ -12,7 +12,7 @@ from comet_mpc.lab.audit.online import Control, Recorded, record
 from comet_mpc.lab.audit.preparation import SET_UPS, record_preparation
 from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS, judge, pile_up
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES
-from comet_mpc.progress import Tick
+from comet_mpc.progress import Tick, silent
 
 __all__ = ["CAUGHT", "FEWEST", "PHASES", "Finding", "audit", "findings", "passes"]
 
@@ -93,7 +93,7 @@ def findings(recorded: Sequence[Recorded], phase: str, control: Control = "") ->
     return found
 
 
-def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick | None = None) -> list[Finding]:
+def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick = silent) -> list[Finding]:
     """All messages and controls. runs: with a dealer; a pair, which takes longer, has a twentieth of them."""
     if runs < FEWEST:
         raise ConfigurationError(f"{runs} runs are too few to tell chance from a leak: there must be {FEWEST}")
@@ -109,8 +109,7 @@ def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick | None = None) -
         def one() -> None:
             nonlocal done
             done += 1
-            if tick is not None:
-                tick(done, total, note)
+            tick(done, total, note)
 
         return one
 

@@ -8,7 +8,7 @@ so what the protocol costs is the same for both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from comet_mpc.lab.bench.cases import Case, Reals
 from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.processes import Crew
 from comet_mpc.offline.sources import DEALER, PAIR
-from comet_mpc.progress import Tick
+from comet_mpc.progress import Tick, silent
 
 __all__ = ["TABLES", "AppendixRecord", "PublishedRecord", "measure_appendix", "measure_table"]
 
@@ -108,37 +108,32 @@ def measure_table(
     table: str,
     tokens: int,
     known: Iterable[PublishedRecord] = (),
-    progress: Tick | None = None,
-    keep: Callable[[list[PublishedRecord]], None] = lambda records: None,
-) -> list[PublishedRecord]:
-    """Every function by every method of a table that is not known yet. `keep` is called after each, so that a run that
-    broke off can go on."""
+    progress: Tick = silent,
+) -> Iterator[PublishedRecord]:
+    """Every function by every method of a table that is not known yet, as it comes."""
     methods = list(dict.fromkeys(method for rows in TABLES[table].values() for method in rows))
-    records = list(known)
-    done_before = {(record.function, record.method, record.tokens) for record in records if record.table == table}
-    wanted = [
-        (function, method) for function in _COUNT for method in methods if (function, method, tokens) not in done_before
-    ]
-    for done, (function, method) in enumerate(wanted):
-        if progress is not None:
-            progress(done, len(wanted), f"{function} by {method}")
+    done = {(record.model, record.function, record.method, record.tokens) for record in known if record.table == table}
+    wanted = {
+        (function, method): models
+        for function in _COUNT
+        for method in methods
+        if (models := [model for model in TABLES[table] if (model, function, method, tokens) not in done])
+    }
+    for place, ((function, method), models) in enumerate(wanted.items()):
+        progress(place, len(wanted), f"{function} by {method}")
         case = Case(function, _OURS[function] if method == "ours" else method, tokens)
         one, times = measure(crew, case, source=_SOURCES[table]), LAYERS * _COUNT[function]
-        for model, rows in TABLES[table].items():
-            seconds, size = rows[method].get(function, (None, None))
-            records.append(
-                PublishedRecord(
-                    table=table, model=model, function=function, method=method, private=one.private, tokens=tokens,
-                    online_bytes=times * one.online_bytes, offline_bytes=times * one.offline_bytes,
-                    rounds=times * one.rounds, seconds=times * one.seconds, cpu_seconds=times * one.cpu_seconds,
-                    offline_seconds=times * one.offline_seconds,
-                    offline_cpu_seconds=times * sum(one.offline_cpu_seconds_by_party),
-                    max_abs_error=one.max_abs_error, paper_seconds=seconds,
-                    paper_bytes=None if size is None else size * 1e9, why=_WHY[function],
-                )
+        for model in models:
+            seconds, size = TABLES[table][model][method].get(function, (None, None))
+            yield PublishedRecord(
+                table=table, model=model, function=function, method=method, private=one.private, tokens=tokens,
+                online_bytes=times * one.online_bytes, offline_bytes=times * one.offline_bytes,
+                rounds=times * one.rounds, seconds=times * one.seconds, cpu_seconds=times * one.cpu_seconds,
+                offline_seconds=times * one.offline_seconds,
+                offline_cpu_seconds=times * sum(one.offline_cpu_seconds_by_party),
+                max_abs_error=one.max_abs_error, paper_seconds=seconds,
+                paper_bytes=None if size is None else size * 1e9, why=_WHY[function],
             )  # fmt: skip
-        keep(records)
-    return records
 
 
 class AppendixRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from comet_mpc.functions.inverse_sqrt import RULES, NewtonRule, inverse_sqrt, ma
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.offline.sources import SOURCES
-from comet_mpc.progress import Tick
+from comet_mpc.progress import Tick, silent
 
 __all__ = ["RuleRecord", "measure_rules"]
 
@@ -72,13 +72,12 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """t, and the relative error there: at each point the largest in its neighbourhood."""
 
 
-def measure_rules(progress: Tick | None = None) -> list[RuleRecord]:
+def measure_rules(progress: Tick = silent) -> list[RuleRecord]:
     """All rules there are, with their usual number of steps and with 1 to 6 where they take one; and polynomials."""
     chosen = list(_choices())
     records = []
     for done, (name, steps, rule) in enumerate(chosen):
-        if progress is not None:
-            progress(done, len(chosen), f"{name}")
+        progress(done, len(chosen), name)
         records.append(_measure(name, steps, rule))
     return records
 

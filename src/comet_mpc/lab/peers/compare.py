@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from comet_mpc.lab.peers.inputs import TASKS, Reals
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.sources import find_source
-from comet_mpc.progress import Tick
+from comet_mpc.progress import Tick, silent
 
 __all__ = ["SYSTEMS", "PeerRecord", "compare", "run_crypten"]
 
@@ -219,19 +219,14 @@ def compare(
     tokens: int,
     place: Path,
     known: Iterable[PeerRecord] = (),
-    progress: Tick | None = None,
-    keep: Callable[[list[PeerRecord]], None] = lambda records: None,
-) -> list[PeerRecord]:
-    """Everything that is not known yet. `keep` is called after each, so that a run that broke off can go on."""
-    records = list(known)
-    done = {(record.system, record.task, record.tokens) for record in records}
+    progress: Tick = silent,
+) -> Iterator[PeerRecord]:
+    """Everything that is not known yet, as it comes."""
+    done = {(record.system, record.task, record.tokens) for record in known}
     wanted = [(s, t) for t in tasks for s in systems if (s, t, tokens) not in done]
     for count, (system, task) in enumerate(wanted):
-        if progress is not None:
-            progress(count, len(wanted), f"{task} by {system}{SYSTEMS[system].installing(place)}")
-        records.append(_one(system, task, tokens, place))
-        keep(records)
-    return records
+        progress(count, len(wanted), f"{task} by {system}{SYSTEMS[system].installing(place)}")
+        yield _one(system, task, tokens, place)
 
 
 def _one(name: str, task: str, tokens: int, place: Path) -> PeerRecord:

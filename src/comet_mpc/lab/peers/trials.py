@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from comet_mpc.lab.peers import crypten_trials
 from comet_mpc.lab.peers.compare import run_crypten
 from comet_mpc.lab.peers.crypten_trials import TRIALS, expected_wraps
-from comet_mpc.progress import Tick
+from comet_mpc.progress import Tick, silent
 
 __all__ = ["TrialRecord", "run_trials"]
 
@@ -41,20 +41,15 @@ def run_trials(
     count: int,
     place: Path,
     known: Iterable[TrialRecord] = (),
-    progress: Tick | None = None,
-    keep: Callable[[list[TrialRecord]], None] = lambda records: None,
-) -> list[TrialRecord]:
-    """Every function that is not known yet. `keep` is called after each, so that a run that broke off can go on."""
-    records = list(known)
-    done = {(record.function, record.variant) for record in records}
+    progress: Tick = silent,
+) -> Iterator[TrialRecord]:
+    """Every function that is not known yet, as it comes."""
+    done = {(record.function, record.variant) for record in known}
     variants = {name: ("own",) if name == "product" else ("certified", "own") for name in TRIALS}
     wanted = [(name, variant) for name in TRIALS for variant in variants[name] if (name, variant) not in done]
     for place_in_line, (function, variant) in enumerate(wanted):
-        if progress is not None:
-            progress(place_in_line, len(wanted), f"{function}, {variant}")
+        progress(place_in_line, len(wanted), f"{function}, {variant}")
         found = run_crypten(crypten_trials.__name__, [function, str(count), str(_SEED), variant], place)[0]
         expected = expected_wraps(found["values"]) if function == "product" else None
         about = {"function": function, "variant": variant, "expected": expected}
-        records.append(msgspec.convert({**about, **found}, TrialRecord))
-        keep(records)
-    return records
+        yield msgspec.convert({**about, **found}, TrialRecord)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.models.tasks import TASKS
 
-__all__ = ["Record", "Results", "read_results"]
+__all__ = ["Record", "Results", "read_results", "results_of"]
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,17 @@ _RUN = re.compile(rf".+?-(?:{'|'.join(name.lower() for name in TASKS)})-seed\d+"
 class Results:
     """Results by kind, in the order of the files' names."""
 
-    directory: Path
+    directory: Path = Path()
     kinds: dict[str, list[Record]] = field(default_factory=dict)
     strange: list[str] = field(default_factory=list)
     """Files with something that nothing here shows."""
+
+    def add(self, record: Record) -> None:
+        kind = _kind(record)
+        if kind is not None:
+            self.kinds.setdefault(kind, []).append(record)
+        elif record.source not in self.strange:
+            self.strange.append(record.source)
 
     def of(self, kind: str) -> list[Record]:
         return self.kinds.get(kind, [])
@@ -106,9 +113,13 @@ def read_results(directory: Path) -> Results:
     for path in sorted(directory.rglob("*.json")):
         source = path.relative_to(directory).as_posix()
         for record in _records(path, source):
-            kind = _kind(record)
-            if kind is not None:
-                results.kinds.setdefault(kind, []).append(record)
-            elif source not in results.strange:
-                results.strange.append(source)
+            results.add(record)
+    return results
+
+
+def results_of(measured: Iterable[Mapping[str, Any]]) -> Results:
+    """What is in no file yet."""
+    results = Results()
+    for fields in measured:
+        results.add(Record("", fields))
     return results
