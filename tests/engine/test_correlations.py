@@ -10,6 +10,7 @@ from comet_mpc.engine.correlations import (
     MatrixProduct,
     Monomials,
     MonomialTerm,
+    PartyBits,
     SquareSums,
     TableTransfers,
     WeightProduct,
@@ -17,9 +18,11 @@ from comet_mpc.engine.correlations import (
     decode_correlations,
     encode_correlations,
 )
+from comet_mpc.engine.ring import ODD_MODULI
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
 from comet_mpc.offline.dealer.bundles import Dealing
 
+ODD = min(ODD_MODULI)
 PROGRAM: dict[Correlation, str] = {
     Mask((2, 3), 64, 5, 32): '{"type":"Mask","shape":[2,3],"width":64,"shift":5,"out_width":32,"modulus":0}',
     Mask((2, 3), 40): '{"type":"Mask","shape":[2,3],"width":40,"shift":0,"out_width":64,"modulus":0}',
@@ -37,6 +40,9 @@ PROGRAM: dict[Correlation, str] = {
     ),
     WeightScale(2, "s", 2, 2, 24): '{"type":"WeightScale","mask":2,"weight":"s","rows":2,"size":2,"width":24}',
     TableTransfers(6, 16, (1, 3)): '{"type":"TableTransfers","count":6,"entries":16,"sizes":[1,3]}',
+    PartyBits((4,), 33, 0, 33, ODD, 1): (
+        f'{{"type":"PartyBits","shape":[4],"width":33,"shift":0,"out_width":33,"modulus":{ODD},"owner":1}}'
+    ),
 }
 
 
@@ -51,7 +57,7 @@ def test_the_program_above_has_every_kind() -> None:
         below = kind.__subclasses__()
         return set().union(*map(leaves, below)) if below else {kind}
 
-    assert {type(entry) for entry in PROGRAM} == leaves(Correlation)
+    assert {type(entry) for entry in PROGRAM} == leaves(Correlation) | {Mask}
 
 
 def test_a_dealer_streams_the_corrections_that_a_kind_announces() -> None:

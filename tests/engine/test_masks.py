@@ -14,6 +14,7 @@ from comet_mpc.engine.correlations import (
     Mask,
     MatrixProduct,
     Monomials,
+    PartyBits,
     SquareSums,
     TableTransfers,
     WeightProduct,
@@ -60,7 +61,8 @@ def test_a_mask_is_used_for_one_opening_and_correlations_refer_backwards(fused: 
     program(session, {name: weight.public() for name, weight in weights.items()})
     indices = [index for index, _, _ in session.uses]
     assert len(indices) == len(set(indices))
-    masks = [i for i, c in enumerate(session.correlations) if isinstance(c, Mask | ClientMask)]
+    bits = {i for i, c in enumerate(session.correlations) if isinstance(c, PartyBits)}
+    masks = [i for i, c in enumerate(session.correlations) if isinstance(c, Mask | ClientMask) and i not in bits]
     openings = [i for i, _, request in session.uses if isinstance(request, Open | TruncateOpen | Give)]
     assert sorted(openings) == masks
     for index, correlation, request in session.uses:
@@ -68,7 +70,12 @@ def test_a_mask_is_used_for_one_opening_and_correlations_refer_backwards(fused: 
         assert wire_bytes(request) != (0, 0)
         if isinstance(request, Open | TruncateOpen):
             assert isinstance(correlation, Mask)
-            assert (correlation.shape, correlation.width) == (request.share.shape, request.share.width)
+            ring = request.ring if isinstance(request, TruncateOpen) else request.share.ring
+            assert (correlation.shape, correlation.ring) == (request.share.shape, ring)
+            if isinstance(request, TruncateOpen) and request.modulus:
+                owners = [session.correlations[index + 1 + party] for party in (CLIENT, SERVER)]
+                assert [each.owner for each in owners if isinstance(each, PartyBits)] == [CLIENT, SERVER]
+                bits -= {index + 1, index + 2}
         elif isinstance(request, Give):
             assert isinstance(correlation, ClientMask)
         elif isinstance(request, Choose):
@@ -79,7 +86,8 @@ def test_a_mask_is_used_for_one_opening_and_correlations_refer_backwards(fused: 
         assert referred(correlation) == tuple(reference.place for reference in correlation.facts.references)
         for mask in referred(correlation):
             assert 0 <= mask < place
-            assert mask in masks
+            assert mask in masks or isinstance(session.correlations[mask], PartyBits)
+    assert not bits
 
 
 def test_two_openings_of_one_tensor_have_two_masks() -> None:

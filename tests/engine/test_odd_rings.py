@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comet_mpc.engine import Session
+from comet_mpc.engine import Opened, Session, TruncateOpen
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import (
     LATTICE_PRIMES,
@@ -21,7 +21,7 @@ from comet_mpc.engine.ring import (
     power_ring,
     slot_primes,
 )
-from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
+from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, concatenate
 from comet_mpc.errors import PeerError, RangeError, ScaleError, ShapeError
 from support.two_parties import Weights, run_two_parties, together, twin_value
 
@@ -139,6 +139,30 @@ def program(session: Session, weights: Weights) -> Share:
 def test_a_program_in_odd_rings_agrees_with_its_twin(source: str) -> None:
     run = run_two_parties(program, source=source, fused=False)  # type: ignore[arg-type]
     assert np.max(np.abs(together(run) - twin_value(program, fused=False))) < 0.02
+
+
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+@pytest.mark.parametrize("before", [odd_ring(2.0**44), power_ring(48)])
+def test_an_opening_that_truncates_is_exactly_a_polynomial_of_a_neighbour(source: str, before: Ring) -> None:
+    """Truncated and opened in one round: x is one number, off by less than 1.125 units, in every power of it."""
+    values, ring, shift = np.random.default_rng(3).uniform(-0.9, 0.9, 300), odd_ring(2.0**60), 9
+    factors = np.random.default_rng(4).uniform(-0.9, 0.9, 300)
+
+    def program(session: Session, weights: Weights) -> Share:
+        x, y = (session.private(owner, (300,), 20, 1.0, real) for owner, real in ((CLIENT, values), (SERVER, factors)))
+        x = session.truncate_to(x.lift(21), 20, before)
+        beside = session.open(session.truncate_to(y.lift(21), 8, ring))
+        (opened,) = session.communicate(TruncateOpen(x, shift, ring.width, ring.modulus))
+        assert isinstance(opened, Opened)
+        whole = session.evaluate(X + 0 * Y, {"x": opened, "y": beside}, fraction=11, bound=1.0)
+        cubed = session.evaluate(X**3 + 3 * X**2 * Y, {"x": opened, "y": beside}, fraction=33, bound=4.1)
+        plain = session.evaluate(Y, {"y": beside}, fraction=8, bound=1.0)
+        return concatenate([whole.lift(33), plain.lift(33), cubed], 0)
+
+    run = run_two_parties(program, source=source, fused=False)  # type: ignore[arg-type]
+    x, y, cubic = together(run).reshape(3, -1)
+    assert np.max(np.abs(x - values)) < 1.2 * 2.0 ** (shift - 20)
+    assert np.array_equal(cubic, x**3 + 3 * x**2 * y)
 
 
 def test_rings_do_not_mix() -> None:

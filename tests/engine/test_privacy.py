@@ -171,7 +171,7 @@ def test_the_masked_weights_are_uniform_and_new_for_a_changed_model() -> None:
     assert uniformity(careless.reshape(-1).view(np.uint8)) < 1e-12
 
 
-def test_a_result_in_an_odd_ring_says_nothing_above_its_width() -> None:
+def test_a_result_says_nothing_above_its_width() -> None:
     """Bits above the width of a product depend on its factors and on the openings, not on the result."""
     width = 20
 
@@ -182,8 +182,7 @@ def test_a_result_in_an_odd_ring_says_nothing_above_its_width() -> None:
 
     ends = recording_pair()
     run_two_parties(program, seeds=seeds(7), channels=ends)
-    last = np.frombuffer(ends[CLIENT].received[-1], np.uint8).reshape(64, 3)
-    assert not np.any(last[:, 2] >> 4)
+    assert len(ends[CLIENT].received[-1]) == 64 * width // 8
 
 
 # What the paper's flooded shares give away --------------------------------------------------------------------

@@ -18,7 +18,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt
-from comet_mpc.functions.minimax import CubicStep, MinimaxRule
+from comet_mpc.functions.minimax import MinimaxRule, RuleStep
 from support.recording import recording_pair
 from support.two_parties import Program, run_two_parties
 
@@ -92,7 +92,7 @@ def _reveal(session: Session, _: Mapping[str, Weight]) -> object:
 
 def _inverse_sqrt(session: Session, _: Mapping[str, Weight]) -> object:
     """With coefficients written out, so that the digest does not depend on how they are fitted."""
-    step = CubicStep(a=1.5, shift=1, fraction=55, bound=8.0)
+    step = RuleStep(a=1.5, shift=1, fraction=55, bound=8.0)
     rule = MinimaxRule(0.25, 1.0, 0.0, 0, 12, 14, (2.25, -1.5), 36, 4.0, (step,), 1.0, 4.0)
     shape = (6,)
     t = session.private(CLIENT, shape, 20, 1.0, np.linspace(0.25, 1.0, 6))

@@ -169,21 +169,23 @@ def test_positions_start_after_the_padding_id(model: ServedModel) -> None:
     np.testing.assert_allclose(query.rows[0, 1], (table - table.mean()) / table.std(), atol=1e-6)
 
 
-@pytest.mark.parametrize("ring", [56, 64])
-def test_an_encoder_with_very_long_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: int) -> None:
-    """As RoBERTa has them: a LayerNorm takes sums of very different lengths, and may have to take still longer ones."""
-    monkeypatch.setattr("comet_mpc.models.transformer._RING", ring)
+@pytest.mark.parametrize(("least", "longest"), [(0.02, 14), (0.002, 14)])
+def test_an_encoder_with_very_long_rows(tmp_path: Path, least: float, longest: int) -> None:
+    """As RoBERTa has them: a LayerNorm takes sums of very different lengths, and may have to take still longer ones.
+
+    The second interval is too wide for a rule of few steps.
+    """
     config, tensors = load_checkpoint(make_checkpoint(tmp_path, architecture="roberta"))
     tensors["layers.0.down.weight"][:2] *= 500.0
-    lows = {"layers.0.output_norm": 0.02}
+    lows = {"layers.0.output_norm": least}
     save_checkpoint(tmp_path, certify(msgspec.structs.replace(config, sites={}), tensors, lows), tensors)
     model = ServedModel.load(tmp_path, answer_bits=16)
     rule = model.config.sites["layers.0.output_norm"].minimax
-    assert rule.high > 2.0**14 * rule.low
-    assert _ring(model.shape, model.rules) == ring
-    top = replace(rule, high=2.0**30)
+    assert rule.high > 2.0**longest * rule.low
+    ring = _ring(model.shape, model.rules)
+    top = replace(rule, high=2.0**8 * rule.high)
     longer = replace(model.rules.layers[0], variances=(top, top))
-    assert _ring(model.shape, replace(model.rules, layers=(longer,))) == 64
+    assert _ring(model.shape, replace(model.rules, layers=(longer,))) >= ring + 3
     query = model.encode(TEXTS)
     program = states_program(model, query)
     run = run_two_parties(program, model.weights())

@@ -128,5 +128,5 @@ def test_what_is_looked_up_is_the_tables_entry(table: Table, places: list[int], 
         np.testing.assert_array_equal(decode(mine.values + theirs.values, 3, column.width), exact)
         np.testing.assert_array_equal(decode(twin.values, 3, column.width), exact)
     assert run.plan.rounds == 2
-    assert run.plan.sent(SERVER) == 8 + len(places)
+    assert run.plan.sent(SERVER) == 8 + (len(places) * width + 7) // 8
     assert run.plan.sent(CLIENT) == 8 + len(places) * table.entries * sum(table.sizes)

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.share import CLIENT, Share, word_bytes
+from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import CometError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
@@ -154,10 +156,8 @@ def out_of_range(answer: memoryview, model: ServedModel) -> memoryview:
     """
     shares: list[Share] = []
     plan_program(lambda session: shares.append(model.program(1, 16)(session, model.public().weights())))
-    width = shares[0].width
-    size = word_bytes(width)
-    top = (1 << (width - 1)).to_bytes(size, "little")
-    return memoryview(bytearray(byte ^ top[place % size] for place, byte in enumerate(answer)))
+    ring, count = shares[0].ring, shares[0].count
+    return ring.pack(ring.unpack(answer, count) ^ np.uint64(1 << (ring.width - 1))).data
 
 
 class NamedChannel(FaultyChannel):

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from comet_mpc.engine.ring import MOST_BITS, WORD, Ring
-from comet_mpc.engine.share import CLIENT, SERVER, word_bytes
+from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
 from comet_mpc.engine.tables import MOST_ENTRIES
 from comet_mpc.errors import ShapeError
 
@@ -38,6 +38,7 @@ __all__ = [
     "MatrixProduct",
     "MonomialTerm",
     "Monomials",
+    "PartyBits",
     "Reference",
     "SquareSums",
     "TableTransfers",
@@ -98,7 +99,7 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     @property
     def correction_bytes(self) -> int:
         """Bytes that the server receives."""
-        return sum(count * word_bytes(ring.width) for count, ring in self.facts.corrections)
+        return sum(ring.wire_bytes(count) for count, ring in self.facts.corrections)
 
     def layout(self, party: int) -> list[tuple[int, int]]:
         """The arrays that a party draws, masks aside: (elements, bytes of a word), or (bytes, 0) for packed bytes."""
@@ -146,6 +147,15 @@ class AnyMask(Correlation, frozen=True):
         """Whether a party has a part of it."""
         return True
 
+    @property
+    def words_of_element(self) -> int:
+        """Words of a stream that an element takes (`from_seed`)."""
+        return self.ring.seed_words
+
+    def from_seed(self, words: Words) -> Words:
+        """A party's part from uniform words."""
+        return self.ring.from_seed(words)
+
 
 class Mask(AnyMask, frozen=True):
     """A uniform mask a for an opening, in Z_2^width or in the ring of an odd modulus.
@@ -165,6 +175,22 @@ class Mask(AnyMask, frozen=True):
     def check(self, masks: Sequence[AnyMask]) -> None:
         if not 0 <= self.shift <= (self.width - 2 if not self.ring.modulus else 0):
             raise ShapeError(f"a mask of {self.width} bits cannot be shifted by {self.shift}")
+
+
+class PartyBits(Mask, frozen=True):
+    """Uniform bits that one party knows, as elements of an odd ring in which they are multiplied with masks."""
+
+    owner: Annotated[int, msgspec.Meta(ge=CLIENT, le=SERVER)] = CLIENT
+
+    @property
+    def words_of_element(self) -> int:
+        return 1
+
+    def from_seed(self, words: Words) -> Words:
+        return words & np.uint64(1)
+
+    def held_by(self, party: int) -> bool:
+        return party == self.owner
 
 
 class ClientMask(AnyMask, frozen=True):
@@ -363,6 +389,7 @@ class TableTransfers(Correlation, frozen=True):
 
 _AnyKind = (
     Mask
+    | PartyBits
     | ClientMask
     | BitProducts
     | Monomials

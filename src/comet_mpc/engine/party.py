@@ -17,7 +17,7 @@ from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.demand import DrawingSession, Drawn, MaskTerm, expansions
 from comet_mpc.engine.requests import Opened, Request, Result, Step
-from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, word_bytes
+from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
 
@@ -123,6 +123,12 @@ class PartySession(DrawingSession):
             case ask.Open(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.ring.subtract(share.flat(), mask)
                 return share.ring.pack(own), lambda data: self._finish_open(request, index, mask, own, data)
+            case ask.TruncateOpen(share=share, ring=ring), Drawn(index=index, arrays=(mask, bits)):
+                own = ring.subtract(request.conversion.part(share.flat(), self._leader), mask)
+                packed = np.packbits(bits.astype(np.uint8), bitorder="little")
+                mine = request.conversion.mask(share.flat(), packed, self._leader)
+                message = np.concatenate([ring.pack(own), mine])
+                return message, lambda data: self._finish_odd_open(request, index, mask, own, mine, data)
             case ask.TruncateOpen(share=share), Drawn(index=index, arrays=(mask,)):
                 own = share.flat() - mask
                 if self._leader:
@@ -156,7 +162,7 @@ class PartySession(DrawingSession):
     @staticmethod
     def _start(share: Share, data: memoryview) -> Words:
         """The entry that lies under a row's first pad: x_c - (c - x_s), c the pad that the server knows."""
-        return share.flat() - kernels.unpack_words(data, word_bytes(share.width), share.count)
+        return share.flat() - share.ring.unpack(data, share.count)
 
     def _fetch(self, chosen: ask.Chosen) -> Leg:
         """Column by column. The server's share is entry + word of the client's, the client's is minus that word."""
@@ -212,7 +218,27 @@ class PartySession(DrawingSession):
         step = np.uint64(2 ** (width - 1 - shift))
         public = (low >> np.uint64(shift)) + np.uint64(offset % 2**WORD) - top * step
         result = ask.opened(request, index, public)
-        return replace(result, sign=np.uint64(1) - np.uint64(2) * top)
+        return replace(result, factors=(np.uint64(1) - np.uint64(2) * top,))
+
+    def _finish_odd_open(
+        self, request: ask.TruncateOpen, index: int, mask: Words, own: Words, mine: Packed, data: memoryview
+    ) -> Opened:
+        """What is missing is wrap·n_0·n_1, n_i being the bit that came as v_i = n_i xor b_i: its factors are public.
+
+        n_0·n_1 = v_0·v_1 + v_1·s_0·b_0 + v_0·s_1·b_1 + s_0·s_1·b_0·b_1 with s_i = 1 - 2·v_i.
+        """
+        share, ring = request.share, request.ring
+        size = ring.wire_bytes(share.count)
+        public = ring.add(own, ring.unpack(data[:size], share.count)).reshape(share.shape)
+        bits = [
+            np.unpackbits(packed, count=share.count, bitorder="little").astype(np.uint64).reshape(share.shape)
+            for packed in (mine, np.frombuffer(data[size:], np.uint8))
+        ]
+        v0, v1 = bits if self._leader else reversed(bits)
+        s0, s1 = (np.where(v == 0, np.uint64(1), np.uint64(ring.modulus - 1)) for v in (v0, v1))
+        result = ask.opened(request, index, public)
+        result.known[((index,), (1,), (0,))] = mask.reshape(share.shape)
+        return replace(result, factors=(v0 * v1, v1 * s0, v0 * s1, ring.multiply(s0, s1)))
 
     def _finish_truncate(
         self, request: ask.Truncate, bits: Packed, mine: Packed, product: Words, data: memoryview
@@ -246,24 +272,25 @@ class PartySession(DrawingSession):
             return np.ascontiguousarray(whole).reshape(-1)
 
         monomials = {
-            monomial: spread(self._monomial(expansion, step.operands))
-            for monomial, expansion in expansions(step).items()
+            monomial: spread(self._monomial(expansion, step)) for monomial, expansion in expansions(step).items()
         }
         publics = [spread(operand.words()) for operand in step.operands]
         return step.ring.evaluate(step.terms, publics, monomials, self._leader).reshape(step.shape)
 
-    def _monomial(self, expansion: Sequence[MaskTerm], operands: Sequence[Opened]) -> Words:
+    def _monomial(self, expansion: Sequence[MaskTerm], step: ask.Evaluate) -> Words:
         """A share of a mask monomial, put together from what was drawn."""
+        operands, ring = step.operands, step.ring
         total: Words | None = None
         for term in expansion:
-            words = operands[term.places[-1]].known[term.name(operands)]
+            if term.places:
+                words = term.holder(operands).known[term.name(operands)]
+            else:  # a public number: the leader's
+                words = np.full((), np.uint64(self._leader))
             if term.coefficient != 1:
-                words = words * np.uint64(term.coefficient % 2**WORD)
-            for i in term.signs:
-                sign = operands[i].sign
-                assert sign is not None
-                words = words * sign
-            total = words if total is None else total + words
+                words = ring.times(words, term.coefficient)
+            for operand, which in term.factors:
+                words = ring.multiply(words, operands[operand].factors[which])
+            total = words if total is None else ring.add(total, words)
         assert total is not None
         return total
 

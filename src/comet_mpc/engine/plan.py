@@ -100,7 +100,7 @@ class PlanSession(DrawingSession):
                 return ask.truncated(request, None)
             case ((ask.Open() | ask.TruncateOpen()), Drawn(index=index)):
                 result = ask.opened(request, index, None)
-                if isinstance(request, ask.Open):
+                if isinstance(request, ask.Open) or request.modulus:
                     result.known[((index,), (1,), (0,))] = np.empty(0, np.uint64)
                 return result
             case ask.Give(), Drawn(index=index):

@@ -16,7 +16,7 @@ A program writes requests itself. Steps are made by the methods of `Session`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -87,12 +87,15 @@ class Masked:
 class Opened(Masked):
     """Both parties know `public`; nobody knows the mask m.
 
-    sign    ±1 by element, for a mask that truncates (`demand._mask_expansion`)
-    known   shares of monomials of m and of others' that were drawn already, by (masks, powers, carries)
+    factors  public numbers by element, for a mask that truncates (`demand._mask_expansion`)
+    step     of such a mask in Z_2^w: what its top bit is worth is 2^step
+    wrap     of such a mask in an odd ring: what the product of the parties' bits is worth
+    known    shares of monomials of m and of others' that were drawn already, by (masks, powers, carries)
     """
 
-    sign: Words | None = field(default=None, repr=False)
+    factors: tuple[Words, ...] = field(default=(), repr=False)
     step: int = 0
+    wrap: int = 0
     known: dict[tuple[object, ...], Words] = field(default_factory=dict, repr=False)
 
 
@@ -174,11 +177,25 @@ class Truncate:
 
 @dataclass(frozen=True, eq=False)
 class TruncateOpen:
-    """z -> z / 2^shift, opened. One round; where the source of randomness cannot do it, two."""
+    """z -> z / 2^shift, opened. One round; where the source of randomness cannot do it, two.
+
+    Into an odd ring: each party sends its part of the truncated value under a mask, and the bit of a truncation with
+    it; that the bits' product is still missing is a matter of the mask (`demand._mask_expansion`).
+    """
 
     share: Share
     shift: int
     width: int = WORD
+    modulus: int = 0
+
+    @property
+    def conversion(self) -> Conversion:
+        return Conversion(self.share.ring, self.shift, Ring(self.width, self.modulus))
+
+    @property
+    def ring(self) -> Ring:
+        """That of what is sent."""
+        return Ring(self.width, self.modulus) if self.modulus else self.share.ring
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,6 +340,9 @@ def wire_bytes(request: Request) -> tuple[int, int]:
     share = request.share
     full = share.ring.wire_bytes(share.count)
     match request:
+        case TruncateOpen(modulus=modulus, ring=ring) if modulus:
+            both = ring.wire_bytes(share.count) + (share.count + 7) // 8
+            return both, both
         case Open() | TruncateOpen():
             return full, full
         case Truncate(free=free):
@@ -340,11 +360,11 @@ def wire_bytes(request: Request) -> tuple[int, int]:
 
 def check_truncation(request: Truncate | TruncateOpen, part: str) -> None:
     share = request.share
-    if isinstance(request, TruncateOpen) and request.shift == 0:
+    if isinstance(request, TruncateOpen) and request.shift == 0 and not request.modulus:
         raise RangeError(f"{part}: a TruncateOpen by no bits is an Open: ask for that")
     if not 0 <= request.shift <= share.width - 2:
         raise RangeError(f"{part}: cannot truncate by {request.shift} bits in a ring of {share.width}")
-    target = Ring(request.width, request.modulus if isinstance(request, Truncate) else 0)
+    target = Ring(request.width, request.modulus)
     if not target.holds(share.bound * 2.0 ** (share.fraction - request.shift)):
         raise RangeError(f"{part}: the truncated value does not fit into a ring of {request.width} bits")
     if not share.ring.holds(share.bound * 2.0**share.fraction + (2.0**request.shift if share.modulus else 0.0)):
@@ -366,9 +386,11 @@ def opened(request: Open | TruncateOpen, mask: int, public: Words | None) -> Ope
     share = request.share
     if isinstance(request, Open):
         return Opened(share.shape, share.fraction, share.bound, share.width, mask, public, share.modulus)
-    after = truncated(Truncate(share, request.shift, request.width), None)
-    step = share.width - 1 - request.shift
-    return Opened(share.shape, after.fraction, after.bound, request.width, mask, public, step=step)
+    after = truncated(Truncate(share, request.shift, request.width, request.modulus), None)
+    found = Opened(share.shape, after.fraction, after.bound, request.width, mask, public, request.modulus)
+    if request.modulus:
+        return replace(found, wrap=request.conversion.wrap)
+    return replace(found, step=share.width - 1 - request.shift)
 
 
 def given(request: Give, mask: int, public: Words | None) -> Given:

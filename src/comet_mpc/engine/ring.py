@@ -161,27 +161,27 @@ class Ring:
     # On the wire, and from seeds -----------------------------------------------------------------------------
 
     def wire_bytes(self, count: int) -> int:
-        """Of so many elements: whole bytes for each of Z_2^w, packed bits in Z_T."""
-        return count * ((self.width + 7) // 8) if not self.modulus else (count * self.width + 7) // 8
+        """Of so many elements, packed bit by bit."""
+        return (count * self.width + 7) // 8
 
     def pack(self, words: Words) -> Bytes:
         """Bits above the ring's width mean nothing and are not sent."""
-        if not self.modulus:
-            shown = words & np.uint64(2**self.width - 1) if self.width % 8 else words
-            return kernels.pack_words(shown, (self.width + 7) // 8)
+        if self.width % 8 == 0:
+            return kernels.pack_words(words, self.width // 8)
         out = np.empty(self.wire_bytes(words.size), np.uint8)
         _native.pack_bits(np.ascontiguousarray(words).reshape(-1), out, self.width)
         return out
 
-    def unpack(self, data: bytes | memoryview, count: int) -> Words:
+    def unpack(self, data: bytes | memoryview | Bytes, count: int) -> Words:
         """Refuses what is no element."""
-        if not self.modulus:
-            return kernels.unpack_words(data, (self.width + 7) // 8, count)
+        if self.width % 8 == 0 and not self.modulus:
+            return kernels.unpack_words(data, self.width // 8, count)
         if len(data) != self.wire_bytes(count):
             raise ShapeError(f"{count} elements of {self.width} bits are not {len(data)} bytes")
         out = np.empty(count, np.uint64)
         if not _native.unpack_bits(np.frombuffer(data, np.uint8), out, self.width, self.modulus):
-            raise PeerError(f"a number that was received is not below the modulus of {self.width} bits")
+            limit = f"below the modulus of {self.width} bits" if self.modulus else f"one of {self.width} bits"
+            raise PeerError(f"a number that was received is not {limit}")
         return out
 
     @property
@@ -274,6 +274,11 @@ class Conversion:
         return numbers, offset
 
     @property
+    def wrap(self) -> int:
+        """What the product of the two bits is worth."""
+        return self._numbers[0][7]
+
+    @property
     def product_ring(self) -> Ring:
         """Where the product of the two bits is shared: of 2^w' only what is left of the wrap counts."""
         if self.target.modulus or self.source.modulus:
@@ -287,6 +292,12 @@ class Conversion:
         out = np.empty((words.size + 7) // 8, np.uint8)
         _native.convert_mask(self._numbers[0], leader, words, bits, out)
         return out
+
+    def part(self, words: Words, leader: bool) -> Words:
+        """A party's part of the converted value, from which `wrap` times the product of the parties' bits is missing;
+        one of the two rings is odd."""
+        none, zeros = np.zeros((words.size + 7) // 8, np.uint8), np.zeros(words.size, np.uint64)
+        return self.finish(words, none, none, none, zeros, leader)
 
     def finish(self, words: Words, bits: Bytes, mine: Bytes, theirs: Bytes, product: Words, leader: bool) -> Words:
         """A share of the converted value; `product` is a share of b_0·b_1 in `product_ring`."""

@@ -26,13 +26,15 @@ from comet_mpc.engine.share import CLIENT, WORD, Share, Words, as_ring, encode, 
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
-__all__ = ["FUSE_UP_TO", "Session"]
+__all__ = ["FUSE_ODD_UP_TO", "FUSE_UP_TO", "Session"]
 
 _ROUNDED = 1.0 + 2.0**-7
 """Room for what roundings add to a bound."""
 
 FUSE_UP_TO = 1 << 14
 """Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
+FUSE_ODD_UP_TO = 1 << 11
+"""The same in an odd ring, where it takes four times as many products of masks."""
 
 
 class Session(ABC):
@@ -52,7 +54,7 @@ class Session(ABC):
     def odd(self) -> bool:
         """Whether element-wise work is done modulo odd numbers: where two parties prepare the randomness alone.
 
-        That is also where nothing can be fused.
+        That is also where nothing can be fused in Z_2^w.
         """
         return not self._fused
 
@@ -155,7 +157,7 @@ class Session(ABC):
         return results[: len(requests)]
 
     @overload
-    def defer(self, request: Open, /) -> Deferred[Opened]: ...
+    def defer(self, request: Open | TruncateOpen, /) -> Deferred[Opened]: ...
     @overload
     def defer(self, request: Truncate, /) -> Deferred[Share]: ...
     @overload
@@ -173,14 +175,18 @@ class Session(ABC):
         for request in requests:
             if isinstance(request, Truncate | TruncateOpen):
                 ask.check_truncation(request, self.here)
-            if isinstance(request, ask.Give | TruncateOpen | ask.Choose) and request.share.modulus:
+            even = not (isinstance(request, TruncateOpen) and request.modulus)
+            if isinstance(request, ask.Give | TruncateOpen | ask.Choose) and request.share.modulus and even:
                 raise ShapeError(f"{self.here}: this is not done in an odd ring: truncate into Z_2^w first")
-        if self.fused or not any(isinstance(request, TruncateOpen) for request in requests):
+        late = [i for i, r in enumerate(requests) if not self.fused and isinstance(r, TruncateOpen) and not r.modulus]
+        if not late:
             return tuple(self._round(requests))
         first = self._round(
-            [Truncate(r.share, r.shift, r.width) if isinstance(r, TruncateOpen) else r for r in requests]
+            [
+                Truncate(r.share, r.shift, r.width) if i in late and isinstance(r, TruncateOpen) else r
+                for i, r in enumerate(requests)
+            ]
         )
-        late = [i for i, request in enumerate(requests) if isinstance(request, TruncateOpen)]
         results = list(first)
         shares = [result for i in late if isinstance(result := first[i], Share)]
         for i, opened in zip(late, self._round([Open(share) for share in shares]), strict=True):
@@ -227,19 +233,38 @@ class Session(ABC):
         assert isinstance(result, Opened)
         return result
 
-    def reopen(self, share: Share, fraction: int, width: int | Ring = WORD) -> Opened:
+    def reopen(self, share: Share, fraction: int, width: int | Ring = WORD, *, beside_rows: bool = False) -> Opened:
         """The value with `fraction` bits, opened: one round for a small tensor, two for a large one.
 
         Doing both in one round takes about twice the correlated randomness, so it is kept for where rounds count
         and bytes do not: the quantities that there is one of per row.
+        beside_rows: it will be multiplied with whole rows, which counts again where it takes four times as much
         """
         share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
         shift = share.fraction - fraction
+        if (
+            ring.modulus
+            and self.odd
+            and not beside_rows
+            and share.count <= FUSE_ODD_UP_TO
+            and (shift or share.ring != ring)
+        ):
+            (result,) = self.communicate(TruncateOpen(share, shift, ring.width, ring.modulus))
+            assert isinstance(result, Opened)
+            return result
         if share.modulus or ring.modulus or (shift == 0 and share.width >= ring.width):
             return self.open(self.truncate_to(share, fraction, ring))
         if share.count <= FUSE_UP_TO:
             return self.truncate_open(share, shift, ring.width)
         return self.open(self.truncate(share, shift, ring))
+
+    def reopen_later(self, share: Share, fraction: int, width: int | Ring = WORD) -> Deferred[Opened]:
+        """The same, along with rounds that happen anyway."""
+        share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
+        shift = share.fraction - fraction
+        if self.fused and shift and not share.modulus and not ring.modulus:
+            return self.defer(TruncateOpen(share, shift, ring.width))
+        return self.defer(Truncate(share, shift, ring.width, ring.modulus), Open)
 
     def give(self, share: Share) -> Given:
         """Opens a share to the server only. One round."""

@@ -42,7 +42,7 @@ BOTH = 2
 
 
 def word_bytes(width: int) -> int:
-    """Bytes of one element of Z_2^width on the wire: whole bytes."""
+    """Bytes of one element of Z_2^width where it is stored: whole bytes."""
     return (width + 7) // 8
 
 
@@ -52,14 +52,11 @@ def as_ring(ring: int | Ring) -> Ring:
 
 
 def ring_width(fraction: int, bound: float) -> int:
-    """The narrowest ring, in whole bytes, in which values up to `bound` with so many fraction bits stay exact."""
-    bits = 3 + fraction + max(0, math.ceil(math.log2(bound))) if bound > 0 else 8
-    width = 8 * math.ceil(bits / 8)
-    if bound * 2.0**fraction < 2.0 ** (width - 10):
-        width -= 8
-    if width > WORD:
+    """The narrowest ring, of 8 bits at least, in which values up to `bound` with so many fraction bits stay exact."""
+    largest = bound * 2.0**fraction
+    if not largest < 2.0 ** (WORD - 2):
         raise RangeError(f"values up to {bound:g} with {fraction} fraction bits do not fit into a ring of {WORD} bits")
-    return max(8, width)
+    return 2 + max(6, math.frexp(largest)[1])  # largest < 2^(width - 2)
 
 
 def encode(values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Words:

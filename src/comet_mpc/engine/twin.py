@@ -59,7 +59,9 @@ class TwinSession(Session):
 
     def _result(self, request: Request) -> Result:
         shift = request.shift if isinstance(request, ask.Truncate | ask.TruncateOpen) else 0
-        ring = request.conversion.target if isinstance(request, ask.Truncate) else request.share.ring
+        ring = request.share.ring
+        if isinstance(request, ask.Truncate) or (isinstance(request, ask.TruncateOpen) and request.modulus):
+            ring = request.conversion.target
         value = self._shifted(request.share, shift, ring)
         match request:
             case ask.Open() | ask.TruncateOpen():

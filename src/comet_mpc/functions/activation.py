@@ -25,6 +25,7 @@ from comet_mpc.functions.inverse_sqrt import (
 )
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.functions.row_rule import row_rule
 
 __all__ = [
     "Opening",
@@ -253,9 +254,10 @@ def _polynomial(rule: RootRule, tau: Polynomial) -> Polynomial:
     return total
 
 
-def tanh_like_rule(bound: float, steps: int) -> MinimaxRule:
-    """For t = 1 + x², |x| <= bound."""
-    return minimax_rule(1.0, 1.0 + bound**2, steps, floor=0.99)
+def tanh_like_rule(bound: float, steps: int | None = None) -> MinimaxRule:
+    """For t = 1 + x², |x| <= bound; by default in as few steps as its error allows (`row_rule`)."""
+    high = 1.0 + bound**2
+    return minimax_rule(1.0, high, steps, floor=0.99) if steps is not None else row_rule(1.0, high, floor=0.99)
 
 
 def tanh_like(session: Session, x: Share, rule: InverseSqrtRule, *, fraction: int = 12) -> Share:

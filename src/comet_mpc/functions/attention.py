@@ -23,7 +23,9 @@ from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, times_real
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
+from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import RootRule
+from comet_mpc.functions.row_rule import row_rule
 
 __all__ = [
     "LARGEST_ACTIVATED",
@@ -32,6 +34,8 @@ __all__ = [
     "attention",
     "certified_attention",
     "certified_form",
+    "denominator_rule",
+    "norm_rule",
     "paper_form",
     "plain_attention",
 ]
@@ -49,12 +53,14 @@ _ACTIVATED = 14
 _R = range(20, 23)  # as many of them as the narrowest ring has room for
 _ROW = 14
 _NUMERATOR = 26
-_RECIPROCAL_ROOT = 12
+_RECIPROCAL_ROOT = 11
 LARGEST_ACTIVATED = 1.12
 """smu(s) for |s| <= 1, the rule's error included."""
 SMALLEST_MEAN = 2.0**-14
 """Of a row's R: below it, less accurate."""
 _R_TOP = LARGEST_ACTIVATED**2
+_DENOMINATOR_ERROR = 2.0**-7  # of 1/sqrt: all weights of a row are off by as much
+_TOO_LONG = 0.0016  # what a normalised query or key may be longer than 1
 
 
 @dataclass(frozen=True)
@@ -98,22 +104,34 @@ def certified_form(
     steps: int,
     *,
     mu: float = 0.125,
-    row_steps: int = 6,
+    row_steps: int | None = None,
     norm_interval: tuple[float, float] = (2.0**-12, 1.0 + 2.0**-6),
     name: str = "minimax",
     emphasis: float = 0.25,
 ) -> AttentionForm:
     """Certified attention with rules for `norm_interval`, that of |q|² and |k|², its top certified.
 
-    A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1. The
-    denominators' interval is wider than the others' and gets a step more.
+    A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1.
+    row_steps: of norms and, one more, of denominators; by default as many as their errors allow (`row_rule`).
     """
     return certified_attention(
         mu,
         scores=smu_rule(Smu(mu / 2.0), 1.0 + 2.0**-8, steps, name=name, emphasis=emphasis),
-        denominators=make_rule("minimax", SMALLEST_MEAN, 1.0 + 2.0**-4, row_steps + 1),
-        norms=make_rule("minimax", *norm_interval, row_steps),
+        denominators=denominator_rule(1.0 + 2.0**-4, row_steps and row_steps + 1),
+        norms=norm_rule(*norm_interval, row_steps),
     )
+
+
+def denominator_rule(high: float, steps: int | None = None) -> MinimaxRule:
+    """For the mean of a row's R, at most `high`."""
+    if steps is not None:
+        return minimax_rule(SMALLEST_MEAN, high, steps)
+    return row_rule(SMALLEST_MEAN, high, error=_DENOMINATOR_ERROR)
+
+
+def norm_rule(low: float, high: float, steps: int | None = None) -> MinimaxRule:
+    """For |q|² and |k|². What is divided by it must not be too long, or scores would leave their interval."""
+    return minimax_rule(low, high, steps) if steps is not None else row_rule(low, high, above=_TOO_LONG)
 
 
 def paper_form(
@@ -250,10 +268,11 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
             ring = Ring(min(ring.width, rows.width))
         opened = session.open(session.truncate_to(rows, bits, ring))
         squares = session.square_sum(opened, bound=rule.high)
-        y = session.reopen(inverse_sqrt(session, squares, rule), _ROW, ring if ring.modulus else WORD)
+        inverse = inverse_sqrt(session, squares, rule)
+        y = session.reopen(inverse, _ROW, ring if ring.modulus else WORD, beside_rows=True)
         unit = session.product(opened, y, bound=limit)
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
-        unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, top))
+        unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
         halves = session.open(unit[0], unit[1])
         return session.matmul(halves[0], halves[1], transposed=True, bound=top)
 
@@ -294,7 +313,7 @@ def _divide(
         mean = total.times_power(-exponent)
         if form.floor:
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
-        mean = mean.bounded(rule.high)
+        mean = mean.bounded(min(mean.bound, rule.high))
         y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
         factor = Y**2
         if ring.modulus:  # two parties alone: a round more, and a monomial less of every element

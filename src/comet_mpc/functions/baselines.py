@@ -192,7 +192,7 @@ def chebyshev_tanh(session: Session, w: Share) -> Share:
         angles = (np.arange(_TANH_TERMS) + 0.5) * (math.pi / _TANH_TERMS)
         degrees = np.arange(1, _TANH_TERMS, 2)
         coefficients = 2.0 / _TANH_TERMS * np.cos(np.outer(degrees, angles)) @ np.tanh(_TANH_WIDTH * np.cos(angles))
-        width = ring_width(2 * _TANH, 3.3)
+        width = ring_width(2 * _TANH, 4.0)
         w = session.truncate_to(w.lift(max(w.fraction, _TANH)), _TANH).narrow(width)
         w_opened = session.open(w)
         double = session.add_constant(

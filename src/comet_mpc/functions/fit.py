@@ -90,16 +90,17 @@ def fit_start_and_steps(
 
 
 def fit_multiples(
-    low: float, high: float, emphasis: float, start: tuple[float, ...], units: list[float], scale: float
+    tau: Reals, root: Reals, weight: Reals, start: tuple[float, ...], units: list[float], scale: float
 ) -> list[float]:
     """The start over `scale` with its coefficients rounded to their units: the highest first, and those below it fitted
-    anew to what that gives, so that a coarse unit costs little."""
-    tau = np.geomspace(low, high, GRID)
-    root = np.sqrt(tau)
+    anew to what that gives, so that a coarse unit costs little.
+
+    tau and root are the points: τ as the start takes it, and sqrt of the τ that it is for.
+    """
     left, done, target = list(start), [0.0] * len(start), np.ones_like(tau)
     for power in reversed(range(len(start))):
         done[power] = round(left[power] / (scale * units[power])) * units[power]
         target = target - scale * done[power] * root * tau**power
         if power and units[power] > _FINE:
-            left = list(chebyshev_fit([root * tau**i for i in range(power)], tau**emphasis, target))
+            left = list(chebyshev_fit([root * tau**i for i in range(power)], weight, target))
     return done

@@ -14,6 +14,7 @@ All run on the same engine, so their costs and errors compare.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,7 +118,7 @@ def inverse_sqrt(session: Session, t: Share, rule: InverseSqrtRule, *, keep: Ope
     """
     with session.part("inverse_sqrt"):
         if isinstance(rule, MinimaxRule):
-            return _last(session, open_argument(session, t, rule, row_ring(session, rule)), rule, keep=keep)
+            return _last(session, _Arguments(session, t, rule, row_ring(session, rule)), rule, keep=keep)
         y = _newton(session, t, rule) if isinstance(rule, NewtonRule) else _by_tables(session, t, rule)
         if keep is None:
             return y
@@ -131,7 +132,12 @@ def plain_inverse_sqrt(t: Reals, rule: InverseSqrtRule | None) -> Reals:
 
 def overshoot(rule: InverseSqrtRule) -> float:
     """y·sqrt(t)/gain is at most this (certified for minimax and table, else assumed); less below the interval."""
-    return 1.25 if isinstance(rule, NewtonRule) else 1.0 + rule.error + rule.rounding
+    match rule:
+        case NewtonRule():
+            return 1.25
+        case MinimaxRule():
+            return rule.overshoot
+    return 1.0 + rule.error + rule.rounding
 
 
 def check_argument(session: Session, bound: float, rule: MinimaxRule | RootRule) -> None:
@@ -147,6 +153,20 @@ def open_argument(session: Session, t: Share, rule: MinimaxRule, ring: int | Rin
     """τ = t·2^-exponent with the rule's fraction bits, opened. Refuses a t that could leave the stable range."""
     check_argument(session, t.bound, rule)
     return session.reopen(t.times_power(-rule.exponent), rule.fraction_t, ring)
+
+
+class _Arguments:
+    """τ as the stages of a rule take it, opened with their bits: the start's at once, the others' along with others."""
+
+    def __init__(self, session: Session, t: Share, rule: MinimaxRule, ring: Ring) -> None:
+        check_argument(session, t.bound, rule)
+        tau, first = t.times_power(-rule.exponent), rule.bits_of_t(None)
+        more = dict.fromkeys(bits for step in rule.steps if (bits := rule.bits_of_t(step)) != first)
+        self._later = {bits: session.reopen_later(tau, bits, ring) for bits in more}
+        self._first = session.reopen(tau, first, ring)
+
+    def __call__(self, bits: int) -> Opened:
+        return self._later[bits].result() if bits in self._later else self._first
 
 
 def row_ring(session: Session, rule: InverseSqrtRule) -> Ring:
@@ -165,23 +185,36 @@ def square_root(session: Session, tau: Opened, rule: MinimaxRule) -> Share:
     rounds more, and less randomness, since monomials of two large tensors are what costs them most.
     """
     if session.fused or not rule.steps:
-        return _last(session, tau, rule, root=True)
-    y = session.reopen(_last(session, tau, rule).times_power(rule.exponent // 2), rule.fraction_y, tau.ring)
+        return _last(session, lambda bits: tau, rule, root=True)
+    y = session.reopen(
+        _last(session, lambda bits: tau, rule).times_power(rule.exponent // 2), rule.fraction_y, tau.ring
+    )
     root = session.evaluate(T * Y, {"t": tau, "y": y}, bound=rule.root_bound)
     return root.times_power(rule.exponent // 2)
 
 
-def _last(session: Session, tau: Opened, rule: MinimaxRule, *, root: bool = False, keep: Opened | None = None) -> Share:
+def _last(
+    session: Session,
+    tau: Callable[[int], Opened],
+    rule: MinimaxRule,
+    *,
+    root: bool = False,
+    keep: Opened | None = None,
+) -> Share:
     """The start and the steps; the last one times τ if the root is wanted, or times bits that say what is kept."""
     current: Polynomial = Polynomial({})
     for power, coefficient in enumerate(rule.start):
         current = current + coefficient * T**power
     fraction, bound = rule.start_fraction, rule.start_bound
-    opened = {"t": tau}
+    opened = {"t": tau(rule.bits_of_t(None))}
     for step in rule.steps:
-        y = session.evaluate(current, opened, fraction=fraction, bound=bound)
-        opened = {"t": tau, "y": session.reopen(y, rule.fraction_y, tau.ring)}
-        current = step.a * Y - 2.0**-step.shift * T * Y**3
+        y = session.reopen(
+            session.evaluate(current, opened, fraction=fraction, bound=bound), rule.bits_of_y(step), opened["t"].ring
+        )
+        opened = {"t": tau(rule.bits_of_t(step)), "y": y}
+        current = step.a * Y - (step.b or 2.0**-step.shift) * T * Y**3
+        if step.b:
+            current = current + 2.0**-step.shift * T**2 * Y**5
         fraction, bound = step.fraction, step.bound
     if root:
         current, fraction, bound = current * T, fraction + rule.fraction_t, rule.root_bound

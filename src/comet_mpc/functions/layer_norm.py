@@ -14,6 +14,7 @@ from comet_mpc.engine.share import SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, row_ring
 from comet_mpc.functions.minimax import MinimaxRule
+from comet_mpc.functions.row_rule import row_rule
 
 __all__ = [
     "layer_norm",
@@ -40,10 +41,17 @@ def shrink_factor(size: int) -> float:
     return float(size / 2 ** math.ceil(math.log2(size)))
 
 
-def layer_norm_rule(size: int, low: float, high: float, steps: int, *, name: str = "minimax") -> InverseSqrtRule:
-    """The rule for a variance in [low, high] over rows of `size` numbers; `high` must hold for every input."""
+def layer_norm_rule(
+    size: int, low: float, high: float, steps: int | None = None, *, name: str = "minimax"
+) -> InverseSqrtRule:
+    """The rule for a variance in [low, high] over rows of `size` numbers; `high` must hold for every input.
+
+    steps: by default as many as the error of a row allows (`row_rule`)
+    """
     shrink = shrink_factor(size)
     gain = math.sqrt(shrink)
+    if steps is None and name == "minimax":
+        return row_rule(low * shrink**3, high * shrink**3, gain=gain)
     return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain)
 
 
@@ -106,12 +114,13 @@ def _over_root(
     spare = 0 if constant == 1.0 else _SPARE
     whole = _FRACTION_V + _FRACTION_Y + spare
     ring = session.ring(0, max(total * 4.0**_FRACTION_V, limit * 2.0**whole))
-    if not ring.modulus and width <= WORD - (whole - fraction):
-        ring = Ring(WORD)  # a wider ring for v makes the last truncation free
+    if not ring.modulus and (free := width + whole - fraction) <= WORD:
+        ring = Ring(max(ring.width, free))  # so that the last truncation is free
     opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, ring))
     squares = session.square_sum(opened, bound=total).times_power(-bits)
     t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
-    y = session.reopen(inverse_sqrt(session, t, rule, keep=keep), _FRACTION_Y, ring if ring.modulus else WORD)
+    inverse = inverse_sqrt(session, t, rule, keep=keep)
+    y = session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD, beside_rows=True)
     result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
     return session.truncate_to(result, fraction, width)
 

@@ -4,6 +4,7 @@ A `MinimaxRule` evaluates y ≈ 1/sqrt(t) for t in [low, high] by
 
     start   y = c_0 + c_1·t + … + c_n·t^n    from one opening of t; n = 1 is one classical step, n = 4 stands for two
     step    y <- a·y - b·t·y³                one opening of y each, a and b chosen for this very step
+            y <- a·y - b·t·y³ + c·t²·y⁵      the same of degree five, from a coarser t and y (`row_rule`)
 
 The guess costs no communication (it is a polynomial in t), it is not the constant of plain Newton, and every number
 is public and independent of the data. Coefficients are minimax: they make the largest |y·sqrt(t) - 1|·t^emphasis over
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +32,7 @@ import numpy.typing as npt
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import GRID, fit_multiples, fit_start_and_steps
 
-__all__ = ["CubicStep", "MinimaxRule", "minimax_rule"]
+__all__ = ["MinimaxRule", "RuleStep", "minimax_rule", "polynomial_value"]
 
 Reals = npt.NDArray[np.float64]
 
@@ -42,14 +44,25 @@ _MARGIN = 1.25  # bounds on |y| leave room for values above the interval's top: 
 
 
 @dataclass(frozen=True)
-class CubicStep:
-    """ŷ <- a·ŷ - 2^-shift·t·ŷ³, the value of which has `fraction` bits before it is truncated."""
+class RuleStep:
+    """ŷ <- a·ŷ - 2^-shift·t·ŷ³, or a·ŷ - b·t·ŷ³ + 2^-shift·t²·ŷ⁵; of `fraction` bits before it is truncated."""
 
     a: float
     shift: int
     fraction: int
     bound: float
     """|ŷ| after the step, for every t from the floor to the stable top."""
+    b: float = 0.0
+    """0: the step is cubic."""
+    fraction_t: int = 0
+    """Fraction bits of t in this step; 0: the rule's."""
+    fraction_y: int = 0
+    """The same of ŷ, where it is opened for this step."""
+
+    def __call__(self, tau: Any, y: Any) -> Any:
+        """In real arithmetic, of arrays of any library."""
+        square, last = tau * y**2, 2.0**-self.shift
+        return y * (self.a - square * (self.b - last * square if self.b else last))
 
 
 @dataclass(frozen=True)
@@ -67,11 +80,13 @@ class MinimaxRule:
     start: tuple[float, ...]
     start_fraction: int
     start_bound: float
-    steps: tuple[CubicStep, ...]
+    steps: tuple[RuleStep, ...]
     gain: float
     """The rule gives gain/sqrt(t): a public constant of what comes next, included for free."""
     root_bound: float
     """|τ·ŷ| at the end, for every t from the floor to the stable top."""
+    start_t: int = 0
+    """Fraction bits of τ in the start; 0: as in the steps."""
 
     @property
     def ratio(self) -> float:
@@ -90,11 +105,18 @@ class MinimaxRule:
         return np.asarray(np.asarray(t, np.float64) * self(t))
 
     def _trace(self, tau: Reals) -> list[Reals]:
-        values = [_polynomial(self.start, tau)]
+        values = [polynomial_value(self.start, tau)]
         for step in self.steps:
-            y = values[-1]
-            values.append(step.a * y - 2.0**-step.shift * tau * y**3)
+            values.append(step(tau, values[-1]))
         return values
+
+    def bits_of_t(self, step: RuleStep | None) -> int:
+        """Fraction bits of τ as a step takes it, or the start (None)."""
+        return (self.start_t if step is None else step.fraction_t) or self.fraction_t
+
+    def bits_of_y(self, step: RuleStep) -> int:
+        """Fraction bits of ŷ as a step takes it."""
+        return step.fraction_y or self.fraction_y
 
     def check(self) -> None:
         """Raises RuleError unless the numbers are a rule: for one that comes from a file and not from `minimax_rule`.
@@ -102,7 +124,9 @@ class MinimaxRule:
         From the floor to the top no value leaves its bound, and what is truncated fits the ring. Errors, rounding and
         the stable range need no check: they are computed from the numbers themselves.
         """
-        sizes = (self.fraction_t, self.fraction_y, self.start_fraction, *(step.fraction for step in self.steps))
+        sizes = [self.fraction_t, self.fraction_y, self.bits_of_t(None), self.start_fraction]
+        for step in self.steps:
+            sizes += [step.fraction, self.bits_of_t(step), self.bits_of_y(step)]
         if not 0.0 <= self.floor <= self.low < self.high < math.inf or not 0.5 <= self.gain <= 2.0:
             raise RuleError(f"the interval [{self.low:g}, {self.high:g}] or the gain {self.gain:g} is not valid")
         if self.exponent % 2 or not self.start or not all(1 <= size <= _LIMIT for size in sizes):
@@ -115,8 +139,9 @@ class MinimaxRule:
             if not float(np.max(np.abs(y))) <= bound:
                 raise RuleError("a rule's values leave the bounds that it states")
         for step in self.steps:
-            cubic = self.fraction_t + 3 * self.fraction_y + max(0, step.shift)
-            if step.fraction != cubic or step.bound * 2.0**step.fraction >= 2.0**_LIMIT:
+            degree = 2 if step.b else 1  # in t
+            least = degree * self.bits_of_t(step) + (2 * degree + 1) * self.bits_of_y(step) + max(0, step.shift)
+            if step.fraction != least or not step.bound * 2.0**step.fraction < 2.0**_LIMIT:
                 raise RuleError("a rule's step does not fit into a ring of 64 bits")
         if not float(np.max(np.abs(tau * trace[-1]))) <= self.root_bound:
             raise RuleError("a rule's root leaves the bound that it states")
@@ -153,10 +178,40 @@ class MinimaxRule:
     @cached_property
     def rounding(self) -> float:
         """What fixed point adds to `error` at most, to first order: one unit of t, one of every opened ŷ."""
+        if self.start_t:
+            inside = self._rounded_grid >= self._proof_grid[0]
+            root = np.sqrt(self._rounded_grid[inside]) / self.gain
+            return max(0.0, *(_highest(np.abs(root * y[inside] - 1.0)) - self.error for y in self._rounded))
         tau = self._proof_grid
         relative_t = 0.5 * 2.0**-self.fraction_t / tau
         relative_y = self._rounding_of_y * np.sqrt(tau) / self.gain
         return float(np.max(relative_y + relative_t * (1.0 + self.error) / (1.0 - 2 * relative_t)))
+
+    @property
+    def _rounded_grid(self) -> Reals:
+        """Also below the interval, where y·sqrt(t) must not be too large."""
+        low, high = self.low * 2.0**-self.exponent, self.high * 2.0**-self.exponent
+        return np.geomspace(low / 64.0, high, _PROOF // 5)
+
+    @cached_property
+    def _rounded(self) -> tuple[Reals, Reals]:
+        """The least and the largest that the last ŷ can be, every t and ŷ being off by up to a unit as it is opened."""
+        tau = self._rounded_grid[:, None]
+        y = polynomial_value(self.start, tau + np.linspace(-1.0, 1.0, 5) * 2.0 ** -self.bits_of_t(None))
+        for step in self.steps:
+            unit = 2.0 ** -self.bits_of_y(step)
+            least, largest = y.min(axis=1)[:, None] - unit, y.max(axis=1)[:, None] + unit
+            spread = (least + (largest - least) * np.linspace(0.0, 1.0, 9))[:, :, None]
+            moved = (tau + np.array([-1.0, 0.0, 1.0]) * 2.0 ** -self.bits_of_t(step))[:, None, :]
+            y = step(moved, spread).reshape(len(tau), -1)
+        return y.min(axis=1), y.max(axis=1)
+
+    @cached_property
+    def overshoot(self) -> float:
+        """y·sqrt(t)/gain is at most this, rounding included; less below the interval."""
+        if not self.start_t:
+            return 1.0 + self.error + self.rounding
+        return max(1.0, _highest(np.sqrt(self._rounded_grid) * self._rounded[1] / self.gain))
 
     @cached_property
     def root_rounding(self) -> float:
@@ -183,6 +238,11 @@ def _peak(error: Reals) -> float:
     """The largest |error| of a smooth function sampled on a fine grid, plus what it can rise between two samples: an
     eighth of its second difference, of which the whole is added."""
     return float(np.max(np.abs(error)) + np.max(np.abs(np.diff(error, n=2)), initial=0.0))
+
+
+def _highest(values: Reals) -> float:
+    """The largest value of a function with kinks, and half of what it moves from one sample to the next."""
+    return float(np.max(values) + 0.5 * np.max(np.abs(np.diff(values))))
 
 
 @lru_cache(maxsize=256)
@@ -322,9 +382,10 @@ class _Budget:
         scales, shifts = self._scales([b for _, b in real])
         start_fraction, start_bound = self._start_room(start, scales[0])
         units = [2.0 ** (i * self.fraction_t - start_fraction) for i in range(self.degree + 1)]
-        emphasis = wanted.emphasis * 0.5**self.cubic
-        quantised = fit_multiples(*wanted.interval, emphasis, start, units, scales[0])
-        y, steps = _polynomial(quantised, taus), []
+        tau = np.geomspace(*wanted.interval, GRID)
+        weight = tau ** (wanted.emphasis * 0.5**self.cubic)
+        quantised = fit_multiples(tau, np.sqrt(tau), weight, start, units, scales[0])
+        y, steps = polynomial_value(quantised, taus), []
         for (a, _), shift, (before, after) in zip(real, shifts, pairwise(scales), strict=True):
             step, y = self._step(a * before / after, shift, y)
             steps.append(step)
@@ -346,7 +407,7 @@ class _Budget:
 
     def _start_room(self, start: tuple[float, ...], scale: float) -> tuple[int, float]:
         """Fraction bits of the start, and what bounds it."""
-        y = _polynomial(start, self.wanted.taus) / scale
+        y = polynomial_value(start, self.wanted.taus) / scale
         bound = _with_margin(y)
         if self.wanted.root and not self.cubic:
             room = _TOP - 1 - _whole_bits(_with_margin(self.wanted.taus * y)) - self.fraction_t
@@ -357,7 +418,7 @@ class _Budget:
             raise _NoRoom
         return fraction, bound
 
-    def _step(self, a: float, shift: int, y: Reals) -> tuple[CubicStep, Reals]:
+    def _step(self, a: float, shift: int, y: Reals) -> tuple[RuleStep, Reals]:
         """A step with a rounded to what the ring holds, and what it makes of y."""
         fraction = self.fraction_t + 3 * self.fraction_y + max(0, shift)
         unit = 2.0 ** (self.fraction_y - fraction)
@@ -366,7 +427,7 @@ class _Budget:
         bound = _with_margin(y)
         if bound * 2.0**fraction >= 2.0**_LIMIT:
             raise _NoRoom
-        return CubicStep(a, shift, fraction, bound), y
+        return RuleStep(a, shift, fraction, bound), y
 
     def _check_root(self, bound: float, fraction: int) -> None:
         """τ·ŷ and what is added to it fit into the ring, if they are wanted."""
@@ -376,7 +437,8 @@ class _Budget:
             raise _NoRoom
 
 
-def _polynomial(coefficients: Sequence[float], tau: Reals) -> Reals:
+def polynomial_value(coefficients: Sequence[float], tau: Reals) -> Reals:
+    """Σ c_i·τ^i."""
     return np.asarray(np.polynomial.polynomial.polyval(tau, coefficients), np.float64)
 
 

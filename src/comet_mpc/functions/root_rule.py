@@ -37,7 +37,7 @@ DEGREES = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
 _PROOF = 20_000  # points on which errors are bounded
 _MARGIN = 1.25  # the bound on the root leaves room for values above the interval's top: the stable range
-_PRECISION = 15  # fraction bits of t, where there is room for them: what five primes of a ciphertext's modulus hold
+_PRECISION = 13  # fraction bits of t, where there is room for them
 _COARSEST = 8.0  # units of its rounding that the highest coefficient has at least
 _FEWEST = 8  # fraction bits of t
 

@@ -61,7 +61,7 @@ class TableRule:
     @property
     def width(self) -> int:
         """A ring for m times the number of cells."""
-        return max(ring_width(self.bits - 1, 2.0 * self.cells), 8 * -(-self.digit_bits * self.digits // 8))
+        return _whole_bytes(max(ring_width(self.bits - 1, 2.0 * self.cells), self.digit_bits * self.digits))
 
     def digit_table(self, place: int) -> Table:
         """Of a digit's sum with the carry from below: (carry, not zero, place of the top bit in all of t)."""
@@ -85,7 +85,7 @@ class TableRule:
     def power_tables(self) -> tuple[Table, Table]:
         powers = tuple(2 ** max(0, self.bits - 1 - top) for top in range(32))
         scales = tuple(round(2.0 ** (self.fraction_s - k / 2)) for k in self._exponents)
-        width = ring_width(self.fraction_s, max(scales) * 2.0**-self.fraction_s)
+        width = _whole_bytes(ring_width(self.fraction_s, max(scales) * 2.0**-self.fraction_s))
         return Table((Column(powers, self.width),)), Table((Column(scales, width, self.fraction_s),))
 
     def _ends(self, place: int) -> tuple[float, float]:
@@ -116,3 +116,8 @@ class TableRule:
         smallest = min(self.power_tables[1].columns[0].values)
         halved = 0.5 * 2.0**-self.fraction_t / self.low + 0.5 * 2.0**-self.fraction_m
         return 1.01 * (halved + math.sqrt(2.0) * 2.0**-self.fraction_y + 0.5 / smallest)
+
+
+def _whole_bytes(width: int) -> int:
+    """A table's entries are whole bytes."""
+    return 8 * -(-width // 8)

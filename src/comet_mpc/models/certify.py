@@ -17,6 +17,7 @@ bounds (`normalised_queries`), costs nothing and publishes nothing: the scales a
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import Smu, SmuRule, argument_interval, smu_rule, tanh_like_rule
-from comet_mpc.functions.attention import LARGEST_ACTIVATED, SMALLEST_MEAN
+from comet_mpc.functions.attention import LARGEST_ACTIVATED, denominator_rule, norm_rule
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, overshoot
 from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
@@ -72,6 +73,8 @@ Tensors = Mapping[str, npt.NDArray[np.float32]]
 
 _RATIO = 2.0**-12
 """Low end of a row quantity's interval over its top, unless calibration asks for another."""
+_ROW_STEPS = 6
+"""Of row quantities whose interval is too wide for a rule of few steps, or not certified."""
 _WIDEST = 2.0**-22
 """The least such ratio. Some encoders have a few tokens that are hundreds of times longer than the others."""
 _MARGIN = 1.05
@@ -109,15 +112,17 @@ def smu_rules(config: CometConfig) -> tuple[AnyRule, AnyRule]:
 def universal_rules(config: CometConfig) -> dict[str, AnyRule]:
     """Rules that do not depend on the weights.
 
-    The denominators' top follows from what the scores' rule can give. Their interval is wider than that of other row
-    quantities, and gets a step more.
+    The denominators' top follows from what the scores' rule can give. Where steps are counted they get one more, since
+    their interval is wider.
     """
     activation, scores = smu_rules(config)
     return {
         "activation": activation,
         "scores": scores,
-        "norms": minimax_rule(*_NORMS, config.row_steps),
-        "denominators": minimax_rule(SMALLEST_MEAN, _largest_weight(config, scores), config.row_steps + 1),
+        "norms": norm_rule(*_NORMS, config.row_steps or None),
+        "denominators": denominator_rule(
+            _largest_weight(config, scores), config.row_steps + 1 if config.row_steps else None
+        ),
     }
 
 
@@ -237,17 +242,27 @@ def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | N
     tops = _interval_tops(config, tensors, rules["activation"], sites["denominators"].minimax)
     for name, high in tops.items():
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
-        steps = config.row_steps + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
-        rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
-        while overshoot(rule) - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
-            low *= 2.0
-            rule = _minimax(layer_norm_rule(config.encoder.hidden, low, high, steps))
+        rule = _variance_rule(config, low, high)
         _check_length(name, rule)
         sites[name] = Site.of(rule, certified_high=True, certified_low=False)
     if config.pooler == "algebraic":
-        pooler = tanh_like_rule(_pooler_top(config, tensors), config.row_steps)
+        pooler = tanh_like_rule(_pooler_top(config, tensors), config.row_steps or None)
         sites["pooler"] = Site.of(pooler, certified_high=True, certified_low=True)
     return msgspec.structs.replace(config, sites=sites)
+
+
+def _variance_rule(config: CometConfig, low: float, high: float) -> MinimaxRule:
+    """In as few steps as there can be, or, where the interval is too wide for that or they are counted, in more."""
+    hidden = config.encoder.hidden
+    if not config.row_steps:
+        with contextlib.suppress(RuleError):
+            return _minimax(layer_norm_rule(hidden, 2.0 ** math.floor(math.log2(low)), high))
+    steps = (config.row_steps or _ROW_STEPS) + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
+    rule = _minimax(layer_norm_rule(hidden, low, high, steps))
+    while overshoot(rule) - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
+        low *= 2.0
+        rule = _minimax(layer_norm_rule(hidden, low, high, steps))
+    return rule
 
 
 def _check_length(name: str, rule: MinimaxRule) -> None:
@@ -298,7 +313,7 @@ def _calibrated_rule(
     A denominator is a mean over the padded length, which is another for every batch: its top is that of the scores.
     """
     quantiles = seen[name]
-    high, part = quantiles[4] * margin, name.rsplit(".", 1)[-1]
+    high, part, steps = quantiles[4] * margin, name.rsplit(".", 1)[-1], config.row_steps or _ROW_STEPS
     if part in ("activation", "scores"):
         low = max(quantiles[1] / _BELOW, high * 2.0**-9)
         if config.rule in DEGREES:
@@ -307,14 +322,14 @@ def _calibrated_rule(
     if part == "denominators":
         score = math.sqrt(seen[name.replace(part, "scores")][4] * margin)
         high = 1.05 * score**config.attention.power + config.attention.floor
-        return minimax_rule(max(quantiles[0] / (2.0 * _BELOW), high * _RATIO / 4), high, config.row_steps + 1)
+        return minimax_rule(max(quantiles[0] / (2.0 * _BELOW), high * _RATIO / 4), high, steps + 1)
     if part == "pooler":
-        return tanh_like_rule(math.sqrt(max(high, 2.0) - 1.0), config.row_steps)
+        return tanh_like_rule(math.sqrt(max(high, 2.0) - 1.0), steps)
     if name in norm_sites(config):
         hidden = config.encoder.hidden
         shrink = shrink_factor(hidden) ** 3
         low, high = max(quantiles[0] / _BELOW, high * _RATIO) / shrink, high / shrink
-        return _minimax(layer_norm_rule(hidden, low, high, config.row_steps))
+        return _minimax(layer_norm_rule(hidden, low, high, steps))
     return None
 
 

@@ -182,8 +182,8 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     rule: RuleName = "minimax"
     """Of activations and scores."""
     steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
-    row_steps: Annotated[int, msgspec.Meta(ge=1, le=15)] = 6
-    """For quantities of which there is one per row: variances, norms, denominators."""
+    row_steps: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
+    """For quantities of which there is one per row: variances, norms, denominators. 0: as few as their errors allow."""
     emphasis: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.25
     task: str = ""
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0

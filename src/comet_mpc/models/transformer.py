@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
-from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share
+from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
@@ -54,7 +54,10 @@ __all__ = [
 
 Reals = npt.NDArray[np.float64]
 
-_RING = 56  # the ring of everything that a weight is applied to, if that is enough
+_QUERIES = 55  # the least ring of rows from which queries are made: they are then cut for free
+_NEURONS = 53  # the same of neurons
+_CONTEXT = 15  # fraction bits of attention's output
+_ACTIVE = 14  # and of the activation's
 _WEIGHTS = 14  # fraction bits of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
@@ -141,7 +144,7 @@ def certified_rules(
     *,
     rule: str = "minimax",
     opening: Opening = "t",
-    row_steps: int = 6,
+    row_steps: int | None = None,
     variance: tuple[float, float] = (2.0**-5, 2.0**6),
     value_bound: float = 32.0,
     pooler_bound: float = 16.0,
@@ -236,11 +239,22 @@ def _thresholds(session: Session, weight: Weight, shape: EncoderShape, tokens: i
 
 
 def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
-    """The ring of everything that a weight is applied to: the usual, or all bits where LayerNorms take large sums."""
+    """The ring of normalised rows and of what they are multiplied into: it holds a centred row, as LayerNorm makes it.
+
+    What is given to the server with fewer fraction bits takes so many bits less (`_narrower`).
+    """
+    bits, wide = math.ceil(math.log2(shape.hidden)), 1.0 + 2.0**-6
     top = max(rule.high for layer in rules.layers for rule in layer.variances)
-    bits = math.ceil(math.log2(shape.hidden))
-    largest = 0.5 * (math.log2(top) + bits) + bits + ROWS + _WEIGHTS  # of a centred row, as LayerNorm makes it
-    return _RING if largest < _RING - 2 else WORD
+    largest = [(math.sqrt(top * 2.0**bits) * wide, bits + _WEIGHTS), (rules.residual_bound, _WEIGHTS)]
+    for layer in rules.layers:
+        largest.append((max(layer.query_bound, layer.value_bound) * wide, _fraction("qkv.weight")))
+        largest.append((layer.neuron_bound * wide, _fraction("up.weight")))
+    return max(ring_width(ROWS + fraction, bound) for bound, fraction in largest)
+
+
+def _narrower(ring: int, fraction: int, weight: Weight) -> int:
+    """The ring of x with `fraction` bits, if W·x is lifted to the scale of the rows before it is added to them."""
+    return ring - (ROWS + _WEIGHTS - fraction - weight.fraction)
 
 
 def encoder_layer(
@@ -260,12 +274,12 @@ def encoder_layer(
     """
     prefix, d = f"layer.{layer}.", shape.hidden
     own, ring = rules.layers[layer], _ring(shape, rules)
-    rows = rows.narrow(ring)
+    rows = rows.narrow(max(ring, _QUERIES))
     form, (first, second) = own.attention, own.variances
     half = rules.residual_bound / 2
     bits = None if last else padding_bits(session, mask, second)
     with session.part("linear"):
-        given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(ring))
+        given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width))
         qkv = linear(session, given, weights, prefix + "qkv", max(own.query_bound, own.value_bound))
         skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
     q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
@@ -277,23 +291,26 @@ def encoder_layer(
         form,
         thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1], form.threshold_bound),
         mask=mask,
-        fraction=ROWS,
-        width=ring,
+        fraction=_CONTEXT,
+        width=_narrower(ring, _CONTEXT, weights[prefix + "output.weight"]),
     )
     with session.part("linear"):
         given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
-        summed = linear(session, given, weights, prefix + "output", half) + skip
-    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=ROWS, width=ring)
+        summed = linear(session, given, weights, prefix + "output", half).lift(ROWS + _WEIGHTS) + skip
+    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=ROWS, width=max(ring, _NEURONS))
     with session.part("linear"):
         given = session.give(rows)
         up = linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    active = smu(session, up, own.activation, own.activation_rule, fraction=ROWS, width=ring, opening=own.opening)
+    active_ring = _narrower(ring, _ACTIVE, weights[prefix + "down.weight"])
+    active = smu(
+        session, up, own.activation, own.activation_rule, fraction=_ACTIVE, width=active_ring, opening=own.opening
+    )
     with session.part("linear"):
-        down = linear(session, session.give(active), weights, prefix + "down", half)
-        summed = down.lift(skip.fraction).narrow(skip.width) + skip
+        summed = linear(session, session.give(active), weights, prefix + "down", half).lift(ROWS + _WEIGHTS) + skip
     keep = None if bits is None else bits.result()
-    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=ring, keep=keep)
+    width = ring if last else max(ring, _QUERIES)
+    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=width, keep=keep)
 
 
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
@@ -329,7 +346,7 @@ def embed_privately(
             rules.embeddings,
             epsilon=rules.epsilon,
             fraction=ROWS,
-            width=_ring(shape, rules),
+            width=max(_ring(shape, rules), _QUERIES),
             keep=keep.result(),
         )
 

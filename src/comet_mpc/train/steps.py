@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions.attention import SMALLEST_MEAN
-from comet_mpc.functions.minimax import CubicStep, MinimaxRule, minimax_rule
+from comet_mpc.functions.attention import denominator_rule
+from comet_mpc.functions.minimax import MinimaxRule, RuleStep, minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.models.certify import smu_rules
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, RuleName
@@ -26,7 +26,7 @@ _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over 
 
 def newton_rule(constant: float, iterations: int, low: float, high: float) -> MinimaxRule:
     """Plain Newton y <- y·(3/2 - t·y²/2) from a public constant, as a rule: what the paper's guess amounts to."""
-    step = CubicStep(1.5, 1, 43, math.inf)
+    step = RuleStep(1.5, 1, 43, math.inf)
     return MinimaxRule(low, high, 0.0, 0, 14, 14, (constant,), 40, math.inf, (step,) * iterations, 1.0, math.inf)
 
 
@@ -72,7 +72,7 @@ def _denominators(config: CometConfig, rules: Mapping[str, AnyRule]) -> dict[str
     """A rule for means of smu(s)² up to the largest that these rules give, |s| <= 1."""
     s = torch.linspace(-1.0, 1.0, 4097, dtype=torch.float64)
     top = float(smu(s, config.attention.mu / 2, 0.0, rules["scores"]).square().max())
-    return {"denominators": minimax_rule(SMALLEST_MEAN, 1.02 * top, config.row_steps + 1)}
+    return {"denominators": denominator_rule(1.02 * top, config.row_steps + 1 if config.row_steps else None)}
 
 
 def through_rules(config: CometConfig, through: str | None) -> dict[str, AnyRule]:
@@ -90,7 +90,7 @@ def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:
     tau = t * 2.0**-rule.exponent
     y = _polynomial(rule.start, tau)
     for step in rule.steps:
-        y = step.a * y - 2.0**-step.shift * tau * y**3
+        y = step(tau, y)
     return y * 2.0 ** (-rule.exponent // 2)
 
 

@@ -8,7 +8,7 @@ it received earlier, its result. The two parties' inputs are one of two each, so
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -24,8 +24,9 @@ from comet_mpc.engine.party import Leg, Packed, PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.requests import Request, Step
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
+from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
 from comet_mpc.lab.audit.statistics import Message
@@ -121,11 +122,8 @@ class _OldMasks:
 class Unmasked(Dealing):
     """A dealer that sends products of masks as they are."""
 
-    def corrections(self) -> Iterator[memoryview]:
-        for index, correlation in enumerate(self.correlations):
-            for array, (_, ring) in enumerate(correlation.facts.corrections):
-                for value in self._values(index, correlation, array):
-                    yield kernels.pack_words(value, word_bytes(ring.width)).data
+    def _hidden(self, value: Words, ring: Ring, stream: int, place: int) -> Words:
+        return value
 
 
 def _unpacked(bits: Packed | Words, count: int) -> Words:
@@ -181,22 +179,25 @@ class _Watching(PartySession):
         share, size = request.share, data.size
         kind, modulus = type(request).__name__, 2**share.width
         match request, drawn:
+            case ask.TruncateOpen(ring=ring), Drawn(index=index) if request.modulus:
+                words = ring.unpack(data[: ring.wire_bytes(share.count)], share.count)
+                self._note_masked(kind, words, ring.modulus, size, share.flat(), self._expansion(index, share.count))
             case ((ask.Open() | ask.TruncateOpen() | ask.Give()), Drawn(index=index)):
-                words = kernels.unpack_words(data, word_bytes(share.width), share.count)
+                words = share.ring.unpack(data, share.count)
                 self._note_masked(kind, words, modulus, size, share.flat(), self._expansion(index, share.count))
             case ask.Truncate(), Drawn(arrays=(bits, _)):
                 theirs, mine = _unpacked(data, share.count), _unpacked(bits, share.count)
                 likely = np.uint64(0 if self._leader else 2 ** (share.width - 2)) - share.flat()
                 self._note_masked(kind, theirs, 2, size, likely >> np.uint64(share.width - 1) & np.uint64(1), mine)
             case ask.Choose(), Drawn(index=index):
-                words = kernels.unpack_words(data, word_bytes(share.width), share.count)
+                words = share.ring.unpack(data, share.count)
                 self._note_masked(
                     kind, words, modulus, size, np.uint64(0) - share.flat(), self._expansion(index, share.count)
                 )
             case ask.Fetch(chosen=chosen), None:
                 self._fetched(chosen, data)
             case ask.Reveal(), None if self.permits_leaks:
-                words = kernels.unpack_words(data, word_bytes(share.width), share.count)
+                words = share.ring.unpack(data, share.count)
                 self._note("Open", words, modulus, size, share=share.flat())
 
     def _fetched(self, chosen: ask.Chosen, data: Packed) -> None:
@@ -242,7 +243,7 @@ class _Watching(PartySession):
                 pads = self._pads(drawn.index, array - 1, correlation)
                 held["pads"] = tables.pick(pads, drawn.arrays[0], correlation.sizes[array - 1]) - held["seed"]
             kind = f"products, {_CORRECTIONS[type(correlation)]}"
-            self._note(kind, words, ring.size, count * word_bytes(ring.width), **held)
+            self._note(kind, words, ring.size, ring.wire_bytes(count), **held)
 
     def _pads(self, index: int, column: int, transfers: kinds.TableTransfers) -> Packed:
         """What the client's pads would be, had it the same seed."""

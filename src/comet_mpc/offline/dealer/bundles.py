@@ -35,7 +35,7 @@ from comet_mpc.engine.correlations import (
 )
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
+from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 
@@ -53,6 +53,12 @@ def _stream(index: int, array: int) -> int:
 def _elements(streams: Streams, ring: Ring, stream: int, count: int, offset: int = 0) -> Words:
     """Uniform elements offset … offset+count-1 of a ring."""
     return ring.from_seed(streams.words(stream, count * ring.seed_words, offset * ring.seed_words))
+
+
+def _mask_words(streams: Streams, index: int, mask: AnyMask, count: int, offset: int = 0) -> Words:
+    """A party's part of elements offset … offset+count-1 of a mask."""
+    size = mask.words_of_element
+    return mask.from_seed(streams.words(_stream(index, 0), count * size, offset * size))
 
 
 def _pads(
@@ -120,9 +126,9 @@ class DealtRandomness(OpenBundle):
 
     def _words(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         match correlation:
-            case AnyMask(facts=facts, ring=ring):
+            case AnyMask(facts=facts):
                 held = correlation.held_by(self.party)
-                return (_elements(self._streams, ring, _stream(index, 0), facts.elements),) if held else ()
+                return (_mask_words(self._streams, index, correlation, facts.elements),) if held else ()
             case BitProducts(count=count):
                 bits = self._streams.bits(_stream(index, 0), count)
                 return (bits, *self._shares(index, correlation))  # type: ignore[arg-type]
@@ -144,8 +150,7 @@ class DealtRandomness(OpenBundle):
                 arrays.append(_elements(self._streams, ring, _stream(index, array), count))
             else:
                 assert self.bundle.stored is not None
-                data = read_exactly(self.bundle.stored, count * word_bytes(ring.width))
-                arrays.append(kernels.unpack_words(data, word_bytes(ring.width), count))
+                arrays.append(ring.unpack(read_exactly(self.bundle.stored, ring.wire_bytes(count)), count))
         return tuple(arrays)
 
     def _weight_share(self, index: int, correlation: WeightCorrelation) -> Words:
@@ -161,6 +166,19 @@ class DealtRandomness(OpenBundle):
             product = kernels.matmul(a, weight.masked, transpose_right=True)
             return own.reshape(correlation.outputs, correlation.rows).T + product
         return own.reshape(a.shape) + a * weight.masked
+
+
+def _in_eights(chunks: Iterator[Words]) -> Iterator[Words]:
+    """The same words in chunks of multiples of eight, but for the last: whole bytes, however wide a word is."""
+    left = np.empty(0, np.uint64)
+    for chunk in chunks:
+        whole = np.concatenate([left, chunk]) if left.size else chunk
+        cut = whole.size // 8 * 8
+        left = whole[cut:]
+        if cut:
+            yield whole[:cut]
+    if left.size:
+        yield left
 
 
 class Dealing:
@@ -187,18 +205,19 @@ class Dealing:
         for index, correlation in enumerate(self.correlations):
             for array, (_, ring) in enumerate(correlation.facts.corrections, start=1):
                 place = 0
-                for value in self._values(index, correlation, array - 1):
-                    own = _elements(self._client, ring, _stream(index, array), value.size, place)
-                    yield kernels.pack_words(ring.subtract(value, own), word_bytes(ring.width)).data
+                for value in _in_eights(self._values(index, correlation, array - 1)):
+                    yield ring.pack(self._hidden(value, ring, _stream(index, array), place)).data
                     place += value.size
+
+    def _hidden(self, value: Words, ring: Ring, stream: int, place: int) -> Words:
+        """A product less the client's share of it."""
+        return ring.subtract(value, _elements(self._client, ring, stream, value.size, place))
 
     def _mask(self, index: int, start: int, stop: int) -> Words:
         """Elements start … stop-1 of a mask, both parties' parts added."""
-        stream, mask = _stream(index, 0), self._described(index)
-        words = _elements(self._client, mask.ring, stream, stop - start, start)
-        if mask.held_by(SERVER):
-            words = mask.ring.add(words, _elements(self._server, mask.ring, stream, stop - start, start))
-        return words
+        mask, parties = self._described(index), ((CLIENT, self._client), (SERVER, self._server))
+        own = [_mask_words(s, index, mask, stop - start, start) for party, s in parties if mask.held_by(party)]
+        return mask.ring.add(own[0], own[1]) if len(own) == 2 else own[0]
 
     def _values(self, index: int, correlation: Correlation, array: int) -> Iterator[Words]:
         """The products themselves, chunk by chunk, in the order of the array."""

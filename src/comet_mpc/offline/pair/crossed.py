@@ -6,24 +6,38 @@ import math
 from collections.abc import Sequence
 from itertools import product as cartesian
 
+from comet_mpc.engine.share import CLIENT
+
 __all__ = ["Powers", "crossed", "server_factor"]
 
 Powers = tuple[int, ...]
 
 
-def crossed(powers: Sequence[Powers]) -> tuple[list[Powers], list[tuple[int, ...]]]:
-    """The client's factors that the monomials need, and for each monomial the places of those that occur in it."""
+def crossed(
+    powers: Sequence[Powers], owners: Sequence[int | None] | None = None
+) -> tuple[list[Powers], list[tuple[int, ...]]]:
+    """The client's factors that the monomials need, and for each monomial the places of those that occur in it.
+
+    owners: for each mask the party that knows it, if one does
+    """
     uploads: list[Powers] = []
     sums = []
     for term in powers:
         places = []
-        for exponents in cartesian(*(range(power + 1) for power in term)):
+        for exponents in cartesian(*map(_taken, term, owners or [None] * len(term))):
             if any(exponents) and exponents != tuple(term):
                 if exponents not in uploads:
                     uploads.append(exponents)
                 places.append(uploads.index(exponents))
         sums.append(tuple(places))
     return uploads, sums
+
+
+def _taken(power: int, owner: int | None) -> Sequence[int]:
+    """Which powers of a mask the client's part may have."""
+    if owner is None:
+        return range(power + 1)
+    return (power if owner == CLIENT else 0,)
 
 
 def server_factor(term: Powers, client: Powers) -> tuple[int, Powers]:

@@ -56,6 +56,8 @@ class Flat:
     terms: tuple[Powers, ...]
     parts: tuple[int, ...]
     """How many of the terms belong to each of a member's correlations, in order."""
+    owners: tuple[int | None, ...]
+    """For each of the masks the party that knows it, if one does."""
     defines: tuple[bool, ...]
     """Which of the masks are defined here."""
     members: tuple[FlatMember, ...] = ()
@@ -83,7 +85,7 @@ class Flat:
     @property
     def uploads(self) -> list[Powers]:
         """Of the client: those that define a mask come first."""
-        found = crossed(self.terms)[0]
+        found = crossed(self.terms, self.owners)[0]
         return sorted(found, key=lambda powers: powers not in self._defining)  # stable
 
     @property
@@ -101,7 +103,7 @@ class Flat:
 
     def _crossed(self) -> list[tuple[Powers, list[Powers]]]:
         """The terms that are crossed, each with the client's factors in it."""
-        found, places = crossed(self.terms)
+        found, places = crossed(self.terms, self.owners)
         return [(term, [found[i] for i in used]) for term, used in zip(self.terms, places, strict=True) if used]
 
     @property

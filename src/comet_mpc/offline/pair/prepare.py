@@ -185,7 +185,9 @@ class _Preparation:
         if not isinstance(described, AnyMask):
             raise ShapeError(f"correlation {index} is not a mask")
         seed, place = self._seed(index)
-        if self._party == CLIENT and (index in self.arrays or place in self._by_units):
+        if not described.held_by(self._party):
+            own = np.zeros(described.facts.elements, np.uint64)
+        elif self._party == CLIENT and (index in self.arrays or place in self._by_units):
             (own,) = self.arrays[index]  # made before it is used
         else:
             own = mask_words(seed, place, described)

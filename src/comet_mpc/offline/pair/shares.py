@@ -74,7 +74,7 @@ class Prepared:
 
 def mask_words(seed: bytes, index: int, mask: AnyMask) -> Words:
     """A party's part of the mask at a place, from its seed."""
-    return mask.ring.from_seed(expand(seed, index, mask.ring.seed_words * mask.facts.elements))
+    return mask.from_seed(expand(seed, index, mask.words_of_element * mask.facts.elements))
 
 
 def layouts(party: int, correlations: Sequence[Correlation]) -> Callable[[int], list[tuple[int, int]]]:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from comet_mpc.engine.correlations import Correlation, Mask, Monomials, SquareSums
+from comet_mpc.engine.correlations import Correlation, Mask, Monomials, PartyBits, SquareSums
 from comet_mpc.engine.ring import Ring
 from comet_mpc.offline.pair.crossed import crossed
 from comet_mpc.offline.pair.elements import Flat, FlatMember, Keep, Own, Unit, Wide, WideMember, unit_power
@@ -98,15 +98,21 @@ def _flat(program: Sequence[Correlation], entries: list[tuple[int, Monomials]], 
             for _, each in together
             for term in each.terms
         ]
-        needed = crossed(terms)[0]
+        described = [_mask(program, mask) for mask in entry.masks]
+        owners = tuple(mask.owner if isinstance(mask, PartyBits) else None for mask in described)
+        needed = crossed(terms, owners)[0]
         defines = tuple(
-            mask not in met and unit_power(i, len(entry.masks)) in needed and _mask(program, mask).shape == entry.shape
+            mask not in met
+            and owners[i] is None
+            and unit_power(i, len(entry.masks)) in needed
+            and described[i].shape == entry.shape
             for i, mask in enumerate(entry.masks)
         )
         met |= {mask for mask, here in zip(entry.masks, defines, strict=True) if here}
         member = FlatMember(entry.masks, entry.shape, tuple(each for each, _ in together))
         parts = tuple(len(each.terms) for _, each in together)
-        found.append(Flat(Ring(entry.terms[0].width, entry.modulus), tuple(terms), parts, defines, (member,)))
+        ring = Ring(entry.terms[0].width, entry.modulus)
+        found.append(Flat(ring, tuple(terms), parts, owners, defines, (member,)))
     return found
 
 
