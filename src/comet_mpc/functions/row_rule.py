@@ -190,13 +190,17 @@ def row_rule(
         raise RuleError(f"floor {floor:g} must be in [0, low], gain {gain:g} in [0.5, 2] and the error above 0")
     if high / low > _WIDEST:
         raise RuleError(f"the interval [{low:g}, {high:g}], a ratio of {high / low:.3g}, is too wide: 2^16 at most")
-    exponent = 2 * round(math.log2(high) / 2)
-    whole = MinimaxRule(low, high, floor, exponent, 0, 0, (), 0, 0.0, (), gain, 0.0)
-    for spare in _SPARE:
-        interval = _Interval(*(end * 2.0**-exponent for end in (low, high, floor)), spare)
-        rule = _fewest_steps(whole, interval, error, above)
-        if rule is not None:
-            return rule
+    found = []
+    for exponent in {2 * round(math.log2(high) / 2), 2 * math.ceil(math.log2(high) / 2)}:
+        whole = MinimaxRule(low, high, floor, exponent, 0, 0, (), 0, 0.0, (), gain, 0.0)
+        for spare in _SPARE:
+            interval = _Interval(low * 2.0**-exponent, high * 2.0**-exponent, floor * 2.0**-exponent, spare)
+            found.append(_fewest_steps(whole, interval, error, above))
+            if found[-1] is not None:
+                break
+    rules = [rule for rule in found if rule is not None]
+    if rules:
+        return min(rules, key=lambda rule: (len(rule.steps), rule.error + rule.rounding))
     raise RuleError(
         f"the interval [{low:g}, {high:g}], a ratio of {high / low:.3g}, is too wide for an error of {error:.2%}: "
         "narrow it or allow more"
