@@ -37,7 +37,8 @@ def points(rule: MinimaxRule, count: int) -> npt.NDArray[np.float64]:
 def of_secret(t: npt.NDArray[np.float64], rule: MinimaxRule) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         bits = 30 - max(0, math.ceil(math.log2(rule.high)))
-        return inverse_sqrt(session, session.private(CLIENT, t.shape, bits, rule.high, t), rule)
+        with session.in_few_rounds():
+            return inverse_sqrt(session, session.private(CLIENT, t.shape, bits, rule.high, t), rule)
 
     return program
 
@@ -74,8 +75,11 @@ def test_rounds_are_what_it_is_for() -> None:
     rule, other = INTERVALS["norms"], minimax_rule(2.0**-12, 1.0078, 6)
 
     def rounds(count: int, which: MinimaxRule, *, fused: bool) -> int:
-        t = Share((count,), 28, 1.0078, 31)
-        return plan_program(lambda session: inverse_sqrt(session, t, which), fused=fused).rounds
+        def program(session: Session) -> Share:
+            with session.in_few_rounds():
+                return inverse_sqrt(session, Share((count,), 28, 1.0078, 31), which)
+
+        return plan_program(program, fused=fused).rounds
 
     assert (len(rule.steps), len(other.steps)) == (3, 5)
     assert (rounds(3072, rule, fused=True), rounds(3072, other, fused=True)) == (4, 6)

@@ -34,7 +34,7 @@ _ROUNDED = 1.0 + 2.0**-7
 FUSE_UP_TO = 1 << 14
 """Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
 FUSE_ODD_UP_TO = 1 << 11
-"""The same in an odd ring, where it takes four times as many products of masks."""
+"""The same in an odd ring, where it takes four times as many products of masks (`Session.in_few_rounds`)."""
 
 
 class Session(ABC):
@@ -44,6 +44,7 @@ class Session(ABC):
         self._fused, self._permits_leaks = fused, permits_leaks
         self._parts: list[str] = []
         self._deferred: list[Deferred[Any]] = []
+        self._few_rounds = False
 
     @property
     def fused(self) -> bool:
@@ -84,6 +85,16 @@ class Session(ABC):
             yield
         finally:
             self._parts.pop()
+
+    @contextmanager
+    def in_few_rounds(self, wanted: bool = True) -> Iterator[None]:
+        """Small tensors of odd rings are truncated and opened in one round. It pays where there are many of them: a
+        handful takes as many ciphertexts as thousands do."""
+        before, self._few_rounds = self._few_rounds, wanted
+        try:
+            yield
+        finally:
+            self._few_rounds = before
 
     @property
     def here(self) -> str:
@@ -242,13 +253,8 @@ class Session(ABC):
         """
         share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
         shift = share.fraction - fraction
-        if (
-            ring.modulus
-            and self.odd
-            and not beside_rows
-            and share.count <= FUSE_ODD_UP_TO
-            and (shift or share.ring != ring)
-        ):
+        small = self._few_rounds and not beside_rows and share.count <= FUSE_ODD_UP_TO
+        if ring.modulus and self.odd and small and (shift or share.ring != ring):
             (result,) = self.communicate(TruncateOpen(share, shift, ring.width, ring.modulus))
             assert isinstance(result, Opened)
             return result

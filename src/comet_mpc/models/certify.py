@@ -294,6 +294,7 @@ def calibrated(
             if (rule := _calibrated_rule(config, name, seen, margin)) is not None
         }
         return msgspec.structs.replace(config, sites=sites)
+    config = msgspec.structs.replace(config, row_steps=0)  # rules of today, whatever the checkpoint had
     names, shrink = norm_sites(config), shrink_factor(config.encoder.hidden) ** 3
     lows = {name: quantiles[0] / (1.5 * shrink) for name, quantiles in seen.items() if name in names}
     sites = dict(certify(config, tensors, lows).sites)
