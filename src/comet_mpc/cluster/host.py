@@ -32,7 +32,7 @@ from comet_mpc.service.hosting.lookout import Load
 
 __all__ = ["Host", "Seen"]
 
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 10.0  # as long as the fleet waits for it
 _STOP_SECONDS = 45.0
 _MOST_SAID = 1 << 20  # bytes of the log that are told at a time
 _LARGEST_LOG = 1 << 24  # then what was told is removed
