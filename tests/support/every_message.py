@@ -45,7 +45,9 @@ def everything(x: Reals, y: Reals) -> Program[object]:
         fused = session.truncate_open(product, 20)
         session.open(session.evaluate(X**2, {"x": fused}, bound=4.1))
         t = session.add_constant(session.evaluate(X**2, {"x": a}, bound=1.0), 0.25)
-        session.open(session.truncate_to(inverse_sqrt(session, t, RULE), 12))
+        with session.in_few_rounds():
+            inverse = inverse_sqrt(session, t, RULE)
+        session.open(session.truncate_to(inverse, 12))
         session.open(session.square_sum(a), session.mean(second))
         session.open(*session.look_up(second.digit_sum(1, 7), TABLE))
         linear = session.linear(session.give(first), weights["matrix"])
