@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from comet_mpc.functions.root_rule import DEGREES
+from comet_mpc.units import counted
 
 __all__ = ["ACCURACY_TABLES", "TASK_ORDER", "UNMODIFIED", "AccuracyTable", "Row", "command_of"]
 
@@ -77,10 +78,6 @@ def _through(kind: str, steps: int, name: str, paper: Mapping[str, Scores] | Non
     return Row(name, f"through-{kind}-{steps}", ("--steps", str(max(2, steps))), words, paper or {})
 
 
-def _counted(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"
-
-
 _UNIFIED = ((71.5, 88.6, 88.8, 92.6, 57.9), (74.9, 92.2, 90.1, 90.4, 55.8))
 _OURS = _certified("quadratic", "certified form, quadratic roots")
 
@@ -109,9 +106,9 @@ _NEWTON = {
 _STEPS = (
     UNMODIFIED,
     _form("smu", "smu", *_UNIFIED),
-    *(_through("newton", n, f"plain Newton, {_counted(n)}", _NEWTON.get(n)) for n in range(5)),
-    *(_through("minimax", n, f"minimax, {_counted(n)}") for n in range(2)),
-    *(_certified(str(n), f"minimax, {_counted(n)}") for n in range(2, 5)),
+    *(_through("newton", n, f"plain Newton, {counted(n, 'step')}", _NEWTON.get(n)) for n in range(5)),
+    *(_through("minimax", n, f"minimax, {counted(n, 'step')}") for n in range(2)),
+    *(_certified(str(n), f"minimax, {counted(n, 'step')}") for n in range(2, 5)),
     *(_certified(name, f"{name} polynomial") for name in DEGREES),
 )
 

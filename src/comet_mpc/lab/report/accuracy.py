@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Record, Results
 from comet_mpc.models.tasks import TASKS
+from comet_mpc.units import counted
 
 __all__ = [
     "Run",
@@ -194,7 +195,7 @@ def step_grid(results: Results) -> Grid:
             found.setdefault(key, {}).setdefault(run.steps, []).append(run.score)
             sources.append(run.record.source)
     counts = sorted({count for by_count in found.values() for count in by_count})
-    columns = ["checkpoint", "task", "rule", *(f"{n} step{'' if n == 1 else 's'}" for n in counts)]
+    columns = ["checkpoint", "task", "rule", *(counted(n, "step") for n in counts)]
     rows = [[*key, *(shown(by_count.get(n, [])) for n in counts)] for key, by_count in sorted(found.items())]
     note = "newton: plain steps from the paper's constant. Only the number trained with was trained for."
     return Grid("The same weights with other steps of activations and scores", columns, rows, note, 3, sources)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.records import Record, Results
-from comet_mpc.units import human_bytes, human_seconds
+from comet_mpc.lab.report.records import Record, Results, sources_of
+from comet_mpc.units import counted, human_bytes, human_seconds
 
 __all__ = [
     "demo_grid",
@@ -26,10 +26,6 @@ def _two(values: Iterable[float], unit: float = 1.0) -> str:
     """The client's and the server's."""
     scaled = [value / unit for value in values]
     return " / ".join(f"{v:.2f}" if v < 0.995 else f"{v:.1f}" if v < 9.95 else f"{v:.0f}" for v in scaled)
-
-
-def _sources(records: Iterable[Record]) -> list[str]:
-    return list(dict.fromkeys(record.source for record in records))
 
 
 def _what(record: Record) -> str:
@@ -69,7 +65,7 @@ def model_grid(results: Results, source: str) -> Grid:
         rule = ", ".join(part for part in (record.rule, "planned") if part)
         grid.rows.append([_what(record), _tokens(record), rule, *bytes_and_rounds, offline, "", "", "", ""])
     grid.note = "CPU seconds and GB of memory: client / server. All processes shared two cores."
-    grid.sources = _sources([*measured, *planned])
+    grid.sources = sources_of([*measured, *planned])
     return grid
 
 
@@ -92,7 +88,7 @@ def network_grid(results: Results) -> Grid:
         online = [human_bytes(record["online_bytes"]), str(record["rounds"]), human_seconds(record["seconds"])]
         offline = [human_bytes(record["offline_bytes"]), human_seconds(record["offline_seconds"])]
         grid.rows.append([_what(record), record["network"], _tokens(record), record.rule, *online, *offline])
-    grid.sources = _sources(measured)
+    grid.sources = sources_of(measured)
     return grid
 
 
@@ -105,7 +101,7 @@ def operation_grid(results: Results) -> Grid:
         for place, record in enumerate(sorted(group, key=lambda record: int(record["online_bytes"]))):
             size = "×".join(map(str, record["shape"]))
             steps = record.get("steps")
-            method = str(record["method"]) + (f", {steps} step{'' if steps == 1 else 's'}" if steps else "")
+            method = str(record["method"]) + (f", {counted(steps, 'step')}" if steps else "")
             grid.rows.append(
                 [
                     f"{operation} {size}" if not place else operation,
@@ -119,7 +115,7 @@ def operation_grid(results: Results) -> Grid:
                 ]
             )
     grid.note = "Bytes of both parties. CPU: the busier party. Errors: the largest, against the exact function."
-    grid.sources = _sources(records)
+    grid.sources = sources_of(records)
     return grid
 
 
@@ -145,14 +141,14 @@ def demo_grid(results: Results) -> Grid:
             ]
         )
     grid.note = "With keys of the connection, where a first text has more bytes offline than the next."
-    grid.sources = _sources(results.of("demo"))
+    grid.sources = sources_of(results.of("demo"))
     return grid
 
 
 def profile_grid(results: Results) -> Grid:
     """Where the time of a query goes."""
     columns = ["query", "tokens", "online", "bytes need", "compute", "measured", "measured / needed"]
-    grid = Grid("Where the time of a query goes", columns, sources=_sources(results.of("profile")))
+    grid = Grid("Where the time of a query goes", columns, sources=sources_of(results.of("profile")))
     for record in results.of("profile"):
         transfer = record["online_bytes"] / record["rate"]
         grid.rows.append(
@@ -172,7 +168,7 @@ def profile_grid(results: Results) -> Grid:
 def truncation_grid(results: Results) -> Grid:
     """Is truncation exact?"""
     columns = ["shift", "values", "wrapped around", "largest error", "mean error", "by chance"]
-    grid = Grid("Truncation, in units of the last place", columns, sources=_sources(results.of("truncation")))
+    grid = Grid("Truncation, in units of the last place", columns, sources=sources_of(results.of("truncation")))
     for record in results.of("truncation"):
         errors = [f"{record['max_error']:.4f}", f"{record['mean_error']:+.1e}", f"{record['standard_error']:.1e}"]
         grid.rows.append([str(record["shift"]), f"{record['values']:,}", str(record["wraps"]), *errors])
@@ -190,7 +186,7 @@ def kernel_grid(results: Results) -> Grid:
         times = record.get("times_numpy")
         rate = f"{record['rate']:.2f} {record['unit']}"
         grid.rows.append([name, str(record["isa"]), rate, "" if times is None else f"{times:.1f}"])
-    grid.sources = _sources(best.values())
+    grid.sources = sources_of(best.values())
     return grid
 
 
@@ -202,7 +198,7 @@ def peer_grids(results: Results) -> list[Grid]:
     for (task, tokens), group in groupby(found, key=lambda record: (str(record["task"]), int(record["tokens"]))):
         members = sorted(group, key=lambda record: int(record["online_bytes"]) + int(record["offline_bytes"] or 0))
         what = "One BERT-base layer" if task == "layer" else task
-        grid = Grid(f"{what}, {tokens} tokens, by system", columns, sources=_sources(members))
+        grid = Grid(f"{what}, {tokens} tokens, by system", columns, sources=sources_of(members))
         for record in members:
             offline = record["offline_bytes"]
             grid.rows.append(
@@ -241,5 +237,5 @@ def trial_grid(results: Results) -> Grid:
         "wraps around with a chance of |v|·2^-32 for a product v; products here are of numbers up to 64. Misread:\n"
         "CrypTen decodes some negative numbers just above a whole one as if they were 1 less; not counted as off."
     )
-    grid.sources = _sources(results.of("trial"))
+    grid.sources = sources_of(results.of("trial"))
     return grid

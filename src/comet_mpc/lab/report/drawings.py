@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
-from comet_mpc.lab.report.records import Record, Results
+from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.units import human_bytes, human_seconds
 
@@ -16,7 +16,6 @@ __all__ = [
     "peer_drawings",
     "readable_size",
     "rule_drawings",
-    "sources_of",
 ]
 
 
@@ -30,10 +29,6 @@ def readable_size(value: float) -> str:
 
 def _time(value: float) -> str:
     return human_seconds(value).replace(".00", "").replace(".0 ", " ")
-
-
-def sources_of(records: Iterable[Record]) -> list[str]:
-    return list(dict.fromkeys(record.source for record in records))
 
 
 def _grouped(records: Iterable[Record], key: Callable[[Record], str]) -> list[tuple[str, list[Record]]]:

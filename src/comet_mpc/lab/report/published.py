@@ -18,7 +18,7 @@ from comet_mpc.lab.bench.published_models import (
 )
 from comet_mpc.lab.report.accuracy import Trained, shown, trained
 from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.records import Record, Results
+from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import human_bytes
 
 __all__ = ["accuracy_grids", "appendix_grid", "cost_grids"]
@@ -80,7 +80,7 @@ def cost_grids(results: Results) -> list[Grid]:
     found = sorted(results.of("published"), key=lambda record: (record["table"], record["model"]))
     for (table, model), group in groupby(found, key=lambda record: (str(record["table"]), str(record["model"]))):
         members = list(group)
-        sources = list(dict.fromkeys(record.source for record in members))
+        sources = sources_of(members)
         grid = Grid(f"The paper's table {table}, {model}", columns, left=2, sources=sources)
         grid.rows = [_cost_line(record["function"], [record]) for record in members]
         by_method: dict[str, list[Record]] = {}
@@ -126,7 +126,7 @@ def appendix_grid(results: Results) -> Grid:
     """Statements, and numbers for them."""
     stated = results.of("appendix")
     columns = ["statement", "setting", "measured"]
-    grid = Grid("The paper's appendix", columns, left=2, sources=list(dict.fromkeys(r.source for r in stated)))
+    grid = Grid("The paper's appendix", columns, left=2, sources=sources_of(stated))
     for record in stated:
         grid.rows.append([record["statement"], record["setting"], f"{_number(record['measured'])} {record['unit']}"])
     for record in results.of("peer"):

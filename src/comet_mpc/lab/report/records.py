@@ -13,8 +13,9 @@ import msgspec
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.models.tasks import TASKS
+from comet_mpc.units import counted
 
-__all__ = ["Record", "Results", "read_results", "results_of"]
+__all__ = ["Record", "Results", "read_results", "results_of", "sources_of"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,13 @@ class Record:
     def rule(self) -> str:
         """How 1/sqrt was computed, in words: 3 steps, or the name of a rule with its steps, if it has any."""
         steps, name = self.get("steps"), self.get("rule")
-        steps = None if name in DEGREES else steps
-        counted = "" if steps is None else f"{steps} step{'' if steps == 1 else 's'}"
-        return f"{name}, {counted}" if name and counted else name or counted
+        by = "" if steps is None or name in DEGREES else counted(steps, "step")
+        return f"{name}, {by}" if name and by else name or by
+
+
+def sources_of(records: Iterable[Record]) -> list[str]:
+    """The files that they are from."""
+    return list(dict.fromkeys(record.source for record in records))
 
 
 _KINDS: tuple[tuple[str, frozenset[str]], ...] = (

@@ -7,8 +7,8 @@ from statistics import mean
 
 from comet_mpc.lab.report.accuracy import Run, runs
 from comet_mpc.lab.report.charts import Axis, Point, Scatter, Series
-from comet_mpc.lab.report.drawings import readable_size, sources_of
-from comet_mpc.lab.report.records import Record, Results
+from comet_mpc.lab.report.drawings import readable_size
+from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.models.transformer import SHAPES
 
 __all__ = ["trade_offs"]
