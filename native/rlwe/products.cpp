@@ -111,31 +111,46 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
 // s_S^-1 takes X^d to X^d·X^(h·2·8192/2^turns), and X^(2·8192/2^turns) is a root of unity of order 2^turns, c^e with e =
 // 2·reverse(lane) + 1, wherever a transformed polynomial is looked at: lanes differ, rows do not. So w in a lane is
 // Σ_m c^(m·u)·X^(m·d)·y[k + m·d] with u = e·h: one of 2^turns polynomials. s_S(w) is w at the powers of another root.
+// Those of a few outputs and inputs at a time are made, so that they stay in the second-level cache while they are used.
 class TurnedFactors {
 public:
+    static constexpr size_t most_outputs = 16;
+
     TurnedFactors(const Prime &p, const CutIntegers &y, const TurnedShape &shape, Isa isa)
         : p_(p), shape_(shape), isa_(isa), fan_(size_t{1} << shape.turns), length_(2 * shape.live),
           distance_(size_t{1} << (shape.levels - shape.turns)), kept_(std::min(distance_, shape.outputs)),
-          mixed_(std::make_unique_for_overwrite<u32[]>(kept_ * shape.inputs * length_ * columns)),
+          residues_(std::make_unique_for_overwrite<u32[]>(shape.outputs * shape.inputs * shape.live)),
+          mixed_(std::make_unique_for_overwrite<u32[]>(most_outputs * inputs_together() * length_ * columns)),
           apart_(fan_ * length_), difference_(length_), work_(length_ * lanes) {
-        std::vector<u32> residues(shape.outputs * shape.inputs * shape.live);
-        y.reduce(p, p.square, 0, residues);
-        for (size_t k = 0; k < kept_; ++k)
-            for (size_t i = 0; i < shape.inputs; ++i) mix(residues, k, i);
+        y.reduce(p, p.square, 0, span(residues_.get(), shape.outputs * shape.inputs * shape.live));
         for (size_t set = 0; set < fan_; ++set) add_set(set);
     }
 
     size_t kept() const { return kept_; }
     size_t length() const { return length_; }
+    size_t fan() const { return fan_; }
 
-    /// The rows of one block of s_S(w), of output k and input i.
+    /// How many inputs make as many terms as `multiply_add` takes.
+    size_t inputs_together() const { return std::min(shape_.inputs, fold / fan_); }
+
+    /// Makes w of these outputs and inputs, at most so many.
+    void mix(size_t output, size_t outputs, size_t input, size_t inputs) {
+        first_output_ = output, first_input_ = input;
+        for (size_t k = output; k < output + outputs; ++k)
+            for (size_t i = input; i < input + inputs; ++i) mix_one(k, i);
+    }
+
+    /// The rows of one block of s_S(w), of output k and input i, which have been mixed.
     void transform(size_t k, size_t i, size_t set, size_t block, span<u32> out, size_t stride) {
-        const size_t size = length_ * columns;
-        forward_columns(*turned_[set], span(&mixed_[(k * shape_.inputs + i) * size], size), picked_[set], block, work_,
-                        out, stride, isa_);
+        forward_columns(*turned_[set], span(mixed(k, i), length_ * columns), picked_[set], block, work_, out, stride,
+                        isa_);
     }
 
 private:
+    u32 *mixed(size_t k, size_t i) const {
+        return &mixed_[((k - first_output_) * inputs_together() + i - first_input_) * length_ * columns];
+    }
+
     static size_t reversed(size_t x, unsigned bits) {
         size_t out = 0;
         for (unsigned i = 0; i < bits; ++i) out = out << 1 | (x >> i & 1);
@@ -158,10 +173,10 @@ private:
     }
 
     // A transform over m, its results in reversed order.
-    void mix(span<const u32> residues, size_t k, size_t i) {
+    void mix_one(size_t k, size_t i) {
         std::ranges::fill(apart_, u32{0});
         for (size_t m = 0, o = k; m < fan_ && o < shape_.outputs; ++m, o += distance_)
-            std::copy_n(&residues[(o * shape_.inputs + i) * shape_.live], shape_.live,
+            std::copy_n(&residues_[(o * shape_.inputs + i) * shape_.live], shape_.live,
                         &apart_[m * length_ + m * distance_]);
         for (size_t half = fan_ / 2; half > 0; half /= 2) {
             const u32 root = p_.power(p_.root, degree / half);
@@ -174,7 +189,7 @@ private:
                 scale(p_, difference_, p_.lifted(p_.power(root, m % half)), y, isa_);
             }
         }
-        u32 *to = &mixed_[(k * shape_.inputs + i) * length_ * columns];
+        u32 *to = mixed(k, i);
         for (size_t j = 0; j < length_; ++j)
             for (size_t u = 0; u < columns; ++u) to[j * columns + u] = apart_[u % fan_ * length_ + j];
     }
@@ -182,8 +197,8 @@ private:
     const Prime &p_;
     const TurnedShape &shape_;
     Isa isa_;
-    size_t fan_, length_, distance_, kept_;
-    std::unique_ptr<u32[]> mixed_; // [k][i][coefficient][u, reversed]
+    size_t fan_, length_, distance_, kept_, first_output_ = 0, first_input_ = 0;
+    std::unique_ptr<u32[]> residues_, mixed_; // [o][i][coefficient], [k][i][coefficient][u, reversed]
     std::vector<u32> apart_, difference_, work_;
     std::vector<const Prime *> turned_;
     std::vector<std::array<u32, lanes>> picked_; // [S][lane]: the place of u
@@ -205,34 +220,44 @@ void multiply_short(const Basis &basis, span<const u32> x, span<const i64> y, co
 
 void multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, const TurnedShape &shape, span<u32> out,
                      Isa isa) {
-    constexpr size_t chunk = 8, width = (rows + 1) * 2 * lanes; // at most `fold` terms; a ciphertext modulo one prime
-    const size_t limbs = basis.size(), one = limbs * degree, terms = shape.inputs << shape.turns;
+    constexpr size_t width = (rows + 1) * 2 * lanes; // a ciphertext modulo one prime
+    const size_t limbs = basis.size(), one = limbs * degree;
     const CutIntegers integers(y, isa);
+    std::vector<u32> right(wide * fold * 2 * shape.live * lanes);
     for (size_t l = 0; l < limbs; ++l) {
         const Prime &p = basis[l];
         TurnedFactors factors(p, integers, shape, isa);
-        const size_t length = factors.length(), start = l < shape.plain_limbs ? 0 : shape.inputs;
-        std::vector<u32> right(wide * chunk * length * lanes);
-        // The part of the left factors that some terms need stays in the second-level cache for all outputs.
-        for (size_t row = 0; row < rows; row += length)
-            for (size_t first = start; first < terms; first += chunk)
-                for (size_t o = 0, sets = 0; o < factors.kept(); o += sets) {
-                    sets = together(factors.kept() - o);
-                    const size_t some = std::min(chunk, terms - first), stride = some * sets * lanes;
-                    for (size_t k = 0; k < some * sets; ++k) {
-                        const size_t term = first + k / sets;
-                        factors.transform(o + k % sets, term % shape.inputs, term / shape.inputs, row / length,
-                                          span(right).subspan(k * lanes), stride);
+        const size_t length = factors.length(), fan = factors.fan(), kept = factors.kept();
+        // Terms of one block lie side by side, so without the first of each input only one at a time goes.
+        const size_t missing = l < shape.plain_limbs ? 0 : 1, inputs = missing ? 1 : factors.inputs_together();
+        // What some terms need of the left factors stays in the second-level cache for all these outputs.
+        const auto some = [&](size_t k, size_t outputs, size_t i, size_t terms) {
+            for (size_t row = 0; row < rows; row += length)
+                for (size_t o = k, sets = 0; o < k + outputs; o += sets) {
+                    sets = together(k + outputs - o);
+                    for (size_t t = 0; t < terms * sets; ++t) {
+                        const size_t term = missing + t / sets;
+                        factors.transform(o + t % sets, i + term / fan, term % fan, row / length,
+                                          span(right).subspan(t * lanes), terms * sets * lanes);
                     }
                     for (size_t r = 0; r < shape.row_blocks; ++r) {
                         u32 *acc[wide];
                         for (size_t s = 0; s < sets; ++s)
-                            acc[s] = &out[(r * factors.kept() + o + s) * 2 * one + l * degree + row * lanes];
-                        const u32 *left = &x[((r * limbs + l) * terms + first) * width + row * 2 * lanes];
-                        multiply_add(p, {left, 2 * lanes, width, lanes}, {right.data(), stride}, some, length,
-                                     span(acc).first(sets), one, first == start, isa);
+                            acc[s] = &out[(r * kept + o + s) * 2 * one + l * degree + row * lanes];
+                        const size_t first = ((r * limbs + l) * shape.inputs + i) * fan + missing;
+                        multiply_add(p, {&x[first * width + row * 2 * lanes], 2 * lanes, width, lanes},
+                                     {right.data(), terms * sets * lanes}, terms, length, span(acc).first(sets), one,
+                                     i == 0, isa);
                     }
                 }
+        };
+        for (size_t k = 0; k < kept; k += TurnedFactors::most_outputs)
+            for (size_t i = 0; i < shape.inputs; i += inputs) {
+                const size_t outputs = std::min(TurnedFactors::most_outputs, kept - k);
+                const size_t more = std::min(inputs, shape.inputs - i);
+                factors.mix(k, outputs, i, more);
+                some(k, outputs, i, more * fan - missing);
+            }
     }
 }
 

@@ -134,13 +134,13 @@ class PackingKeys:
         parallel: Callable[[Callable[[tuple[int, int]], None], Sequence[tuple[int, int]]], Iterable[None]] = map,
         isa: str = "",
     ) -> Residues:
-        """Ciphertexts (r)(i)(2, limbs, 8192), turned in all ways of the first levels: (r, limbs, ways, i, 1025·16).
+        """Ciphertexts (r)(i)(2, limbs, 8192), turned in all ways of the first levels: (r, limbs, i, ways, 1025·16).
 
         Divided by 2^levels, and multiplied by the primes that `wider` has beyond `scheme`. The last row is not used.
         """
         inputs, ways = len(uploads[0]), 1 << turns
         size = (DEGREE // LANES + 1) * 2 * LANES
-        out = np.empty((len(uploads), wider.limbs, ways, inputs, size), np.uint32)
+        out = np.empty((len(uploads), wider.limbs, inputs, ways, size), np.uint32)
         keys = self._keys[MAX_LEVELS - levels :].reshape(-1)
 
         def one(place: tuple[int, int]) -> None:
@@ -155,9 +155,9 @@ class PackingKeys:
                 keys,
                 _DIGITS,
                 out[r].reshape(-1),
-                i * size,
-                ways * inputs * size,
-                inputs * size,
+                i * ways * size,
+                inputs * ways * size,
+                size,
                 isa,
             )
 

@@ -273,7 +273,7 @@ class MatrixJob(Job):
             last = min(section.blocks[2], first + chunk)
             met = section.met(first, last)
             right = section.pack_right(parts[number][part], first, last)[:, met]
-            some_left = np.ascontiguousarray(left[:, :, :, met])
+            some_left = np.ascontiguousarray(left[:, :, met] if tiling.turns else left[:, :, :, met])
             if tiling.turns:
                 sums = multiply_turned(made, some_left, right, tiling.levels, plain_limbs=scheme.limbs)
             else:
@@ -302,7 +302,7 @@ class MatrixJob(Job):
         return [response for some_answers in answers for response in some_answers]
 
     def _left(self, engine: Homomorphic, uploads: list[Residues]) -> Residues:
-        """Uploads (row blocks, limbs, 1024 rows or ways, input blocks, …), as they are multiplied."""
+        """Uploads as they are multiplied: (row blocks, limbs, 1024 rows, input blocks, …), or turned ones."""
         tiling = self.tiling
         row_blocks, input_blocks, _ = tiling.blocks
         if not tiling.turns:
