@@ -114,13 +114,13 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
 // Those of a few outputs and inputs at a time are made, so that they stay in the second-level cache while they are used.
 class TurnedFactors {
 public:
-    static constexpr size_t most_outputs = 16;
+    static constexpr size_t most_outputs = 8, most_inputs = 8; // at most `fold`
 
     TurnedFactors(const Prime &p, const CutIntegers &y, const TurnedShape &shape, Isa isa)
         : p_(p), shape_(shape), isa_(isa), fan_(size_t{1} << shape.turns), length_(2 * shape.live),
           distance_(size_t{1} << (shape.levels - shape.turns)), kept_(std::min(distance_, shape.outputs)),
           residues_(std::make_unique_for_overwrite<u32[]>(shape.outputs * shape.inputs * shape.live)),
-          mixed_(std::make_unique_for_overwrite<u32[]>(most_outputs * inputs_together() * length_ * columns)),
+          mixed_(std::make_unique_for_overwrite<u32[]>(most_outputs * most_inputs * length_ * columns)),
           apart_(fan_ * length_), difference_(length_), work_(length_ * lanes) {
         y.reduce(p, p.square, 0, span(residues_.get(), shape.outputs * shape.inputs * shape.live));
         for (size_t set = 0; set < fan_; ++set) add_set(set);
@@ -129,9 +129,6 @@ public:
     size_t kept() const { return kept_; }
     size_t length() const { return length_; }
     size_t fan() const { return fan_; }
-
-    /// How many inputs make as many terms as `multiply_add` takes.
-    size_t inputs_together() const { return std::min(shape_.inputs, fold / fan_); }
 
     /// Makes w of these outputs and inputs, at most so many.
     void mix(size_t output, size_t outputs, size_t input, size_t inputs) {
@@ -148,7 +145,7 @@ public:
 
 private:
     u32 *mixed(size_t k, size_t i) const {
-        return &mixed_[((k - first_output_) * inputs_together() + i - first_input_) * length_ * columns];
+        return &mixed_[((k - first_output_) * most_inputs + i - first_input_) * length_ * columns];
     }
 
     static size_t reversed(size_t x, unsigned bits) {
@@ -223,40 +220,37 @@ void multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, c
     constexpr size_t width = (rows + 1) * 2 * lanes; // a ciphertext modulo one prime
     const size_t limbs = basis.size(), one = limbs * degree;
     const CutIntegers integers(y, isa);
-    std::vector<u32> right(wide * fold * 2 * shape.live * lanes);
+    std::vector<u32> right(wide * TurnedFactors::most_inputs * 2 * shape.live * lanes);
     for (size_t l = 0; l < limbs; ++l) {
         const Prime &p = basis[l];
         TurnedFactors factors(p, integers, shape, isa);
         const size_t length = factors.length(), fan = factors.fan(), kept = factors.kept();
-        // Terms of one block lie side by side, so without the first of each input only one at a time goes.
-        const size_t missing = l < shape.plain_limbs ? 0 : 1, inputs = missing ? 1 : factors.inputs_together();
-        // What some terms need of the left factors stays in the second-level cache for all these outputs.
-        const auto some = [&](size_t k, size_t outputs, size_t i, size_t terms) {
-            for (size_t row = 0; row < rows; row += length)
-                for (size_t o = k, sets = 0; o < k + outputs; o += sets) {
-                    sets = together(k + outputs - o);
-                    for (size_t t = 0; t < terms * sets; ++t) {
-                        const size_t term = missing + t / sets;
-                        factors.transform(o + t % sets, i + term / fan, term % fan, row / length,
-                                          span(right).subspan(t * lanes), terms * sets * lanes);
-                    }
-                    for (size_t r = 0; r < shape.row_blocks; ++r) {
-                        u32 *acc[wide];
-                        for (size_t s = 0; s < sets; ++s)
-                            acc[s] = &out[(r * kept + o + s) * 2 * one + l * degree + row * lanes];
-                        const size_t first = ((r * limbs + l) * shape.inputs + i) * fan + missing;
-                        multiply_add(p, {&x[first * width + row * 2 * lanes], 2 * lanes, width, lanes},
-                                     {right.data(), terms * sets * lanes}, terms, length, span(acc).first(sets), one,
-                                     i == 0, isa);
-                    }
+        const size_t start = l < shape.plain_limbs ? 0 : 1;
+        // Some outputs and inputs, for one S after the other, so that its twiddles stay in the first-level cache.
+        const auto some = [&](size_t k, size_t outputs, size_t i, size_t terms, size_t row, size_t set) {
+            for (size_t o = k, sets = 0; o < k + outputs; o += sets) {
+                sets = together(k + outputs - o);
+                const size_t stride = terms * sets * lanes;
+                for (size_t t = 0; t < terms * sets; ++t)
+                    factors.transform(o + t % sets, i + t / sets, set, row / length, span(right).subspan(t * lanes),
+                                      stride);
+                for (size_t r = 0; r < shape.row_blocks; ++r) {
+                    u32 *acc[wide];
+                    for (size_t s = 0; s < sets; ++s)
+                        acc[s] = &out[(r * kept + o + s) * 2 * one + l * degree + row * lanes];
+                    const u32 *left = &x[(((r * limbs + l) * shape.inputs + i) * fan + set) * width + row * 2 * lanes];
+                    multiply_add(p, {left, 2 * lanes, fan * width, lanes}, {right.data(), stride}, terms, length,
+                                 span(acc).first(sets), one, i == 0 && set == start, isa);
                 }
+            }
         };
         for (size_t k = 0; k < kept; k += TurnedFactors::most_outputs)
-            for (size_t i = 0; i < shape.inputs; i += inputs) {
+            for (size_t i = 0; i < shape.inputs; i += TurnedFactors::most_inputs) {
                 const size_t outputs = std::min(TurnedFactors::most_outputs, kept - k);
-                const size_t more = std::min(inputs, shape.inputs - i);
-                factors.mix(k, outputs, i, more);
-                some(k, outputs, i, more * fan - missing);
+                const size_t inputs = std::min(TurnedFactors::most_inputs, shape.inputs - i);
+                factors.mix(k, outputs, i, inputs);
+                for (size_t row = 0; row < rows; row += length)
+                    for (size_t set = start; set < fan; ++set) some(k, outputs, i, inputs, row, set);
             }
     }
 }
