@@ -41,6 +41,7 @@ __all__ = [
     "LayerRules",
     "certified_rules",
     "embed_privately",
+    "encode_weight",
     "encode_weights",
     "encoder_layer",
     "encoder_weights",
@@ -200,11 +201,16 @@ def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> 
     expected = encoder_weights(shape)
     if expected.keys() != values.keys():
         raise ShapeError(f"weights do not fit the model: {sorted(expected.keys() ^ values.keys())[:5]}")
-    encoded = {name: Weight.encode(name, values[name], _fraction(name), _NO_CLAIM) for name in expected}
+    encoded = {name: encode_weight(name, values[name]) for name in expected}
     for name, weight in encoded.items():
         if weight.shape != expected[name]:
             raise ShapeError(f"weight {name} has shape {weight.shape}, expected {expected[name]}")
     return encoded
+
+
+def encode_weight(name: str, values: npt.ArrayLike) -> Weight:
+    """One of them."""
+    return Weight.encode(name, values, _fraction(name), _NO_CLAIM)
 
 
 def public_weights(shape: EncoderShape) -> dict[str, Weight]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import (
     EncoderShape,
     certified_rules,
-    encode_weights,
+    encode_weight,
     encoder_weights,
     forward,
     input_mask,
@@ -123,32 +123,35 @@ class _Side(msgspec.Struct, frozen=True):
 
 def random_weights(shape: EncoderShape, generator: np.random.Generator) -> dict[str, Reals]:
     """Weights of realistic scales that keep the certified ranges: neurons, queries and keys divided by their bounds."""
-    values: dict[str, Reals] = {}
+    return dict(_drawn(shape, generator))
+
+
+def _drawn(shape: EncoderShape, generator: np.random.Generator) -> Iterator[tuple[str, Reals]]:
+    """The same, one after the other."""
     d = shape.hidden
     for name, size in encoder_weights(shape).items():
         if name.endswith("up.weight"):
             drawn = generator.normal(0.0, 1.0, size)
-            values[name] = drawn / (np.linalg.norm(drawn, axis=1, keepdims=True) * math.sqrt(d) * 1.1)
+            yield name, drawn / (np.linalg.norm(drawn, axis=1, keepdims=True) * math.sqrt(d) * 1.1)
         elif name.endswith("qkv.weight"):
             drawn = generator.normal(0.0, 1.0 / d, size)
             drawn -= drawn.mean(axis=1, keepdims=True)
             drawn[: 2 * d] /= 2.0 + 2.0 * math.sqrt(d / shape.heads / d)
             drawn[2 * d :] *= math.sqrt(d)
-            values[name] = drawn
+            yield name, drawn
         elif name.endswith("weight"):
-            values[name] = generator.normal(0.0, 1.0 / math.sqrt(size[-1]), size)
+            yield name, generator.normal(0.0, 1.0 / math.sqrt(size[-1]), size)
         elif name.endswith("gamma"):
-            values[name] = generator.uniform(0.8, 1.2, size)
+            yield name, generator.uniform(0.8, 1.2, size)
         elif name.endswith("threshold"):
-            values[name] = generator.uniform(-0.3, 0.3, size)
+            yield name, generator.uniform(-0.3, 0.3, size)
         else:
-            values[name] = generator.uniform(-0.02, 0.02, size)
-    return values
+            yield name, generator.uniform(-0.02, 0.02, size)
 
 
 def case_weights(case: ModelCase) -> dict[str, Weight]:
-    """The server's weights, drawn from the case's seed."""
-    return encode_weights(case.shape, random_weights(case.shape, np.random.default_rng(case.seed)))
+    """The server's weights, drawn from the case's seed, one by one: doubles take twice the memory."""
+    return {name: encode_weight(name, drawn) for name, drawn in _drawn(case.shape, np.random.default_rng(case.seed))}
 
 
 def masked_weights(names: Iterable[str]) -> list[str]:
