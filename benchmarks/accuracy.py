@@ -69,12 +69,10 @@ class Rates:
     def of(task: str, **given: Any) -> Rates:
         """Those of a task, but for what is given.
 
-        Another form learns from at least 300 updates, which small tasks take more epochs for. SST-2 has 67,349 rows:
-        some of them do.
+        RTE has few rows, and learns longer: rows held out of training score 64.7 after 5 epochs, 62.2 after 2 (seed 1).
+        On MRPC they do not (77.9 after 3, 78.4 after 2). SST-2 has 67,349 rows: some of them do.
         """
-        usual = Rates(
-            unified_epochs={"RTE": 5.0, "MRPC": 3.0}.get(task, 2.0), limit=10_000 if task == "SST-2" else None
-        )
+        usual = Rates(unified_epochs=5.0 if task == "RTE" else 2.0, limit=10_000 if task == "SST-2" else None)
         return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 

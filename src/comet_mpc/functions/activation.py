@@ -202,7 +202,8 @@ def _root_of_t(session: Session, x: Share, form: Smu, rule: SmuRule) -> Share:
     spare = 0 if form.factor == 1.0 else _SPARE
     bits = min(x.fraction, _FRACTION_X if not spare else _FRACTION_X - 2)
     top = form.factor * x.bound**2 + float(np.max(np.square(form.mu)))
-    narrow = ring_width(2 * bits + spare, top)
+    added = 0.0 if isinstance(rule, MinimaxRule | RootRule) else top + 2.0  # what other rules add to t
+    narrow = ring_width(2 * bits + spare, top + added)
     opened = session.open(session.truncate_to(x, bits, min(x.width, narrow)))
     square = session.evaluate(
         form.factor * X**2, {"x": opened}, fraction=2 * bits + spare, bound=form.factor * opened.bound**2

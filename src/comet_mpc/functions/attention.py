@@ -222,7 +222,7 @@ def attention(
         scaled = times_real(scores.bounded(top), 1.0 / form.score_scale).bounded(top / form.score_scale)
         # a root rule takes its argument into its own ring
         s = scaled if session.odd and isinstance(form.scores, RootRule) else session.truncate_to(scaled, _SCORE)
-        squared = session.ring(form.power * _ACTIVATED, _R_TOP)
+        squared = session.ring(form.power * _ACTIVATED, _R_TOP if form.power > 1 else 4.0)
         activated = smu(
             session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared, opening=form.opening
         ).bounded(LARGEST_ACTIVATED)
