@@ -15,7 +15,7 @@ from comet_mpc.errors import ShapeError, WrongSize
 from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.pair.arrangement import WEIGHT_BITS, WEIGHT_LENGTH, masks_by_ciphertext, matrix_products
-from comet_mpc.offline.pair.shares import PairRandomness, Prepared, stored_bytes
+from comet_mpc.offline.pair.shares import HeldShares, PairRandomness, Prepared, layouts, stored_bytes
 from comet_mpc.offline.rlwe.defined import define_words, public_words, read_defined
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.scheme import (
@@ -191,7 +191,9 @@ def test_only_the_client_stores_the_masks_that_ciphertexts_define() -> None:
     assert stored[CLIENT] - stored[SERVER] == 128 * 768 * 7 + 128 * 64 * 4
     words = RNG.integers(0, 2**56, 128 * 768, dtype=np.uint64)
     program = LAYER[:2] + [WeightProduct(0, "w", 128, 768, 768, 56)] * 4
-    shares: dict[int, tuple[Words, ...]] = dict.fromkeys(range(1, 6), (np.zeros(128 * 768, np.uint64),))
+    shares = HeldShares(layouts(CLIENT, program))
+    for place in range(1, 6):
+        shares[place] = (np.zeros(128 * 768, np.uint64),)
     shares[0] = (words,)
     prepared = Prepared(CLIENT, new_seed(), program, shares)
     assert masks_by_ciphertext(program) == {0}

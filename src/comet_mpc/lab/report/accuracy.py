@@ -145,7 +145,7 @@ def shown(values: Iterable[float], signed: bool = False) -> str:
     if not found:
         return ""
     text = f"{mean(found):+.2f}" if signed else f"{mean(found):.2f}"
-    return text if len(found) == 1 else f"{text} ± {stdev(found):.2f}"
+    return text if len(found) == 1 else f"{text}±{stdev(found):.2f}"
 
 
 _PAPER = re.compile(r"paper-(?P<form>.+)-(?P<how>exact|\d+)$")

@@ -59,7 +59,7 @@ from comet_mpc.offline.pair.arrangement import (
     terms_per_sum,
 )
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
-from comet_mpc.offline.pair.shares import PairRandomness, Prepared, mask_words
+from comet_mpc.offline.pair.shares import HeldShares, PairRandomness, Prepared, layouts, mask_words
 from comet_mpc.offline.pair.units import defined_masks, prepare_units
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
@@ -138,17 +138,18 @@ class _Preparation:
         transfers: Transfers,
     ) -> None:
         self.seeds = [new_seed() for _ in range(copies)]
-        self.arrays: dict[int, tuple[Words, ...]] = {}
+        size = len(program) // copies
+        layout = layouts(party, program[:size])
+        self.arrays = HeldShares(lambda place: layout(place % size))
         self._channel, self._party, self._weights = channel, party, weights
-        self._program, self._size = program, len(program) // copies
+        self._program, self._size = program, size
         self._engine, self._transfers = engine, transfers
         self._stored = masks_by_ciphertext(program[: self._size])
         self._by_units = defined_masks(program[: self._size])
 
-    def of(self, copy: int) -> dict[int, tuple[Words, ...]]:
-        """What a copy of the program draws, by its own places."""
-        start = copy * self._size
-        return {place - start: self.arrays[place] for place in range(start, start + self._size) if place in self.arrays}
+    def of(self, copy: int) -> HeldShares:
+        """What a copy of the program draws, by its own places; once."""
+        return self.arrays.part(copy * self._size, (copy + 1) * self._size)
 
     def run(self) -> None:
         program, copies = self._program, len(self.seeds)

@@ -16,7 +16,7 @@ from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 from comet_mpc.offline.pair.arrangement import masks_by_ciphertext
 
-__all__ = ["PairRandomness", "Prepared", "mask_words", "stored_bytes"]
+__all__ = ["HeldShares", "PairRandomness", "Prepared", "layouts", "mask_words", "stored_bytes"]
 
 Arrays = tuple[Words, ...]
 
@@ -50,6 +50,48 @@ class PairRandomness(OpenBundle):
         return tuple(arrays)
 
 
+class HeldShares:
+    """Words by place, held as they are stored: a number of 33 bits takes 5 bytes, not 8, while others are prepared."""
+
+    def __init__(self, layout: Callable[[int], list[tuple[int, int]]]) -> None:
+        self._layout = layout
+        self._held: dict[int, tuple[Words, ...]] = {}
+
+    def __contains__(self, place: int) -> bool:
+        return place in self._held
+
+    def __setitem__(self, place: int, arrays: Arrays) -> None:
+        sizes = [size for _, size in self._layout(place)]
+        self._held[place] = tuple(
+            kernels.pack_words(array, size) if size else array  # type: ignore[misc]
+            for array, size in zip(arrays, sizes, strict=True)
+        )
+
+    def __getitem__(self, place: int) -> Arrays:
+        return self._words(place, self._held[place])
+
+    def pop(self, place: int) -> Arrays:
+        """The words at a place, and nothing there any more."""
+        return self._words(place, self._held.pop(place))
+
+    def pop_stored(self, place: int) -> Arrays:
+        """The same as bytes."""
+        return self._held.pop(place, ())
+
+    def part(self, start: int, stop: int) -> HeldShares:
+        """Those at these places, by their distance from the first: no longer here."""
+        found = HeldShares(self._layout)
+        found._held = {place - start: self._held.pop(place) for place in range(start, stop) if place in self._held}
+        return found
+
+    def _words(self, place: int, held: Arrays) -> Arrays:
+        layout = self._layout(place)
+        return tuple(
+            kernels.unpack_words(array, size, count) if size else array  # type: ignore[arg-type]
+            for array, (count, size) in zip(held, layout, strict=True)
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What a preparation gave one party: to be stored, or to be used at once; either uses it up."""
@@ -57,16 +99,14 @@ class Prepared:
     party: int
     seed: bytes = field(repr=False)
     correlations: Sequence[Correlation] = field(repr=False)
-    shares: dict[int, Arrays] = field(repr=False)
+    shares: HeldShares = field(repr=False)
     """By place, of all that is not in the seed."""
 
     def packed(self) -> Iterator[memoryview]:
         """The shares piece by piece, as they are stored."""
-        layout = layouts(self.party, self.correlations)
         for index in range(len(self.correlations)):
-            arrays = self.shares.pop(index, ())
-            for array, (_, size) in zip(arrays, layout(index), strict=True):
-                yield kernels.pack_words(array, size).data if size else array.data
+            for array in self.shares.pop_stored(index):
+                yield array.data
 
     def open(self) -> PairRandomness:
         return PairRandomness(Bundle(self.party, self.seed, self.correlations), self.shares.pop)
