@@ -53,10 +53,10 @@ models() {
     for tokens in 32 64 128 256 512; do
         keep "model/bert-base-$tokens-quadratic" "$comet" "${bert[@]}" --tokens "$tokens"
     done
-    keep model/bert-base-128 "$comet" bench model --shape bert-base --tokens 128
     keep model/bert-base-128-quadratic-200mbit "$comet" "${bert[@]}" --network 200mbit/10ms
     keep model/minilm-128-quadratic "$comet" bench model --shape minilm --tokens 128 --rule quadratic
     keep model/bert-base-128-quadratic-pair-1gbit "$comet" "${bert[@]}" --source pair --network 1gbit/1ms
+    keep model/bert-base-128-quadratic-pair-200mbit "$comet" "${bert[@]}" --source pair --network 200mbit/10ms
 }
 
 plans() {
