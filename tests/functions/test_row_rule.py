@@ -88,7 +88,7 @@ def test_rounds_are_what_it_is_for() -> None:
 
 
 def test_one_that_must_not_be_too_large_errs_to_the_other_side() -> None:
-    strict, even = INTERVALS["norms"], row_rule(2.0**-12, 1.0078)
+    strict, even = INTERVALS["norms"], row_rule(2.0**-12, 1.0078, error=2.0 * ROW_ERROR)
     assert strict.overshoot <= 1.0016 < even.overshoot
     assert len(strict.steps) == len(even.steps)
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import GRID, fit_multiples, fit_start_and_steps
 
-__all__ = ["MinimaxRule", "RuleStep", "minimax_rule", "polynomial_value"]
+__all__ = ["MinimaxRule", "RuleStep", "minimax_rule", "polynomial_value", "units_off"]
 
 Reals = npt.NDArray[np.float64]
 
@@ -197,12 +197,15 @@ class MinimaxRule:
     def _rounded(self) -> tuple[Reals, Reals]:
         """The least and the largest that the last ŷ can be, every t and ŷ being off by up to a unit as it is opened."""
         tau = self._rounded_grid[:, None]
-        y = polynomial_value(self.start, tau + np.linspace(-1.0, 1.0, 5) * 2.0 ** -self.bits_of_t(None))
-        for step in self.steps:
+        off = units_off(tau, float(tau[-1, 0]))
+        y = polynomial_value(self.start, tau + np.linspace(-1.0, 1.0, 5) * off * 2.0 ** -self.bits_of_t(None))
+        bounds = [self.start_bound, *(step.bound for step in self.steps)]
+        for step, bound in zip(self.steps, bounds, strict=False):
             unit = 2.0 ** -self.bits_of_y(step)
-            least, largest = y.min(axis=1)[:, None] - unit, y.max(axis=1)[:, None] + unit
+            least, largest = (ends[:, None] for ends in (y.min(axis=1), y.max(axis=1)))
+            least, largest = least - unit * units_off(least, bound), largest + unit * units_off(largest, bound)
             spread = (least + (largest - least) * np.linspace(0.0, 1.0, 9))[:, :, None]
-            moved = (tau + np.array([-1.0, 0.0, 1.0]) * 2.0 ** -self.bits_of_t(step))[:, None, :]
+            moved = (tau + np.array([-1.0, 0.0, 1.0]) * off * 2.0 ** -self.bits_of_t(step))[:, None, :]
             y = step(moved, spread).reshape(len(tau), -1)
         return y.min(axis=1), y.max(axis=1)
 
@@ -238,6 +241,14 @@ def _peak(error: Reals) -> float:
     """The largest |error| of a smooth function sampled on a fine grid, plus what it can rise between two samples: an
     eighth of its second difference, of which the whole is added."""
     return float(np.max(np.abs(error)) + np.max(np.abs(np.diff(error, n=2)), initial=0.0))
+
+
+def units_off(values: Reals, bound: float) -> Reals:
+    """By how many units a number up to `bound` may be off, once it is truncated out of an odd ring that just holds it.
+
+    One, and |z|/2M of the ring's z < M/4 (docs/numerics.md, odd rings). Out of Z_2^w it is one.
+    """
+    return np.asarray(1.0 + np.abs(values) / (8.0 * bound))
 
 
 def _highest(values: Reals) -> float:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from comet_mpc.engine.ring import LARGEST_ODD
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import chebyshev_fit, fit_multiples
-from comet_mpc.functions.minimax import MinimaxRule, RuleStep, polynomial_value
+from comet_mpc.functions.minimax import MinimaxRule, RuleStep, polynomial_value, units_off
 
 __all__ = ["ROW_ERROR", "row_rule"]
 
@@ -37,11 +37,11 @@ _ROOM = math.log2(LARGEST_ODD)
 _SPARE = (0.2, 0.6)  # bits that scaling y may take
 _MARGIN = 1.25  # bounds on |y| leave room for values above the interval's top: the stable range
 _MOST = 8  # steps
-_WIDEST = 2.0**16
+_WIDEST = 2.0**16  # interval: high over low
 _DEGREES = range(2, 8)  # of the start
-_GRID = 120
+_GRID = 120  # points of a fit, twice
 _LARGEST_SCALE = 1.08  # of y, about
-_PASSES = 4
+_PASSES = 4  # of scaling and rounding the start, which change each other
 _COARSEST = 8.0  # units that the start's highest coefficient has at least
 
 
@@ -87,11 +87,17 @@ class _Interval:
 
     @cached_property
     def all(self) -> Reals:
+        """Every t there can be, from the floor on."""
         return np.concatenate([np.linspace(self.floor, self.high, 10 * _GRID), self.grid])
+
+    @property
+    def _off(self) -> Reals:
+        """Units by which t may be off."""
+        return units_off(self.grid, self.high)[:, None]
 
     def coarse(self, bits: int) -> tuple[Reals, Reals]:
         """Points for a fit: what t of so many fraction bits can be, and the root of what it is."""
-        moved = self.grid[:, None] + np.linspace(-1.0, 1.0, 5) * 2.0**-bits
+        moved = self.grid[:, None] + np.linspace(-1.0, 1.0, 5) * self._off * 2.0**-bits
         return moved.reshape(-1), np.repeat(np.sqrt(self.grid), 5)
 
     def starts(self) -> Iterator[_Stage]:
@@ -136,9 +142,10 @@ class _Interval:
     def step(self, before: _Stage, degree: int, bits_t: int, bits_y: int, scale: float = _LARGEST_SCALE) -> _Stage:
         """The step of a degree that is best after a stage; y is opened over a scale."""
         unit = scale * 2.0**-bits_y
-        least, largest = before.least - unit, before.largest + unit
+        least = before.least - unit * units_off(before.least, before.bound)
+        largest = before.largest + unit * units_off(before.largest, before.bound)
         y = (least[:, None] + (largest - least)[:, None] * np.linspace(0.0, 1.0, 5))[:, :, None]
-        moved = (self.grid[:, None] + np.array([-1.0, 0.0, 1.0]) * 2.0**-bits_t)[:, None, :]
+        moved = (self.grid[:, None] + np.array([-1.0, 0.0, 1.0]) * self._off * 2.0**-bits_t)[:, None, :]
         y, moved, exact = np.broadcast_arrays(y, moved, self.grid[:, None, None])
         root, shape = np.sqrt(exact).reshape(-1), y.shape
         powers = _powers(moved.reshape(-1), y.reshape(-1), degree)
