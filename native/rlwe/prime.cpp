@@ -29,7 +29,7 @@ void fill(const Prime &p, u32 psi, std::vector<u32> &table, std::vector<u32> &co
     std::vector<u32> powers(degree);
     u32 power = 1;
     for (size_t i = 0; i < degree; ++i, power = p.times(power, psi)) powers[i] = power;
-    const auto entry = [&](size_t k) { return p.times(powers[reversed(k, 13)], p.montgomery); };
+    const auto entry = [&](size_t k) { return powers[reversed(k, 13)]; };
     table.assign(8 + (rows - 1) * lanes, 0);
     for (size_t k = 1; k < 8; ++k) table[k] = entry(k);
     for (size_t groups = 1; groups < rows; groups *= 2)
@@ -37,17 +37,17 @@ void fill(const Prime &p, u32 psi, std::vector<u32> &table, std::vector<u32> &co
             for (size_t lane = 0; lane < lanes; ++lane)
                 table[8 + (groups - 1 + g) * lanes + lane] = entry(lanes * groups + lane * groups + g);
     companion.resize(table.size());
-    for (size_t i = 0; i < table.size(); ++i) companion[i] = p.companion(table[i]);
+    for (size_t i = 0; i < table.size(); ++i) companion[i] = p.quotient(table[i]);
 }
 
 WideTwiddles widened(const Prime &p, span<const u32> table, u32 scale) {
     const auto entry = [&](u32 factor, u64 &w, u64 &companion) {
-        w = p.times_montgomery(1, factor);
+        w = factor;
         companion = static_cast<u64>((u128{w} << 52) / p.q);
     };
     WideTwiddles wide;
     for (size_t k = 0; k < lanes; ++k) {
-        const u32 factor = k == 0 ? scale : k == 1 ? p.times_montgomery(table[k], scale) : table[k];
+        const u32 factor = k == 0 ? scale : k == 1 ? p.times(table[k], scale) : table[k];
         entry(factor, wide.lane.at[k], wide.lane_companion.at[k]);
     }
     wide.rows.resize(rows - 1);
@@ -76,10 +76,10 @@ std::unique_ptr<const Prime> make_prime(u32 q, size_t step) {
     p.scale = p.times(p.invert(static_cast<u32>(degree)), p.montgomery);
     const bool is_wide = isa_from_name("") >= Isa::avx512;
     fill(p, p.power(p.root, step), p.forward, p.forward_companion);
-    if (is_wide) p.wide_forward = widened(p, p.forward, p.montgomery);
+    if (is_wide) p.wide_forward = widened(p, p.forward, 1);
     if (step != 1) return made;
     fill(p, p.invert(p.root), p.backward, p.backward_companion);
-    if (is_wide) p.wide_backward = widened(p, p.backward, p.scale);
+    if (is_wide) p.wide_backward = widened(p, p.backward, p.times_montgomery(1, p.scale));
     return made;
 }
 

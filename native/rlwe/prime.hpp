@@ -24,7 +24,8 @@ struct WideTwiddles {
     std::vector<Row> rows, companions;
 };
 
-/// Tables for one prime q. Twiddles are in Montgomery form (times 2^32), each with its companion -w·q^-1 mod 2^32.
+/// Tables for one prime q. Each twiddle w has a companion, floor(2^32·w/q): then x·w - (x·companion >> 32)·q is below 2q
+/// for every x of 32 bits (Shoup's way; Harvey 2014).
 /// Entries 1..7 serve the first three stages; vectors of 8 for the others start at entry 8.
 struct Prime {
     u32 q;
@@ -71,7 +72,10 @@ struct Prime {
     u32 lifted(u32 x) const { return times(x, montgomery); }
     u32 power(u32 x, u64 exponent) const;
     u32 invert(u32 x) const { return power(x, q - 2); }
+    /// For products with w, in Montgomery form: -w·q^-1 mod 2^32.
     u32 companion(u32 w) const { return 0 - w * inverse; }
+    /// For products with w as it is: floor(2^32·w/q).
+    u32 quotient(u32 w) const { return static_cast<u32>((u64{w} << 32) / q); }
 };
 
 /// The tables for q, made once. Throws std::invalid_argument for a number that is not such a prime.

@@ -32,6 +32,7 @@ struct Kernels {
 namespace portable {
 
 #define RLWE_TARGET
+constexpr size_t most_sums = wide; // sets of sums that are kept in registers
 struct Vec {
     u32 at[lanes];
 };
@@ -69,11 +70,11 @@ COMET_INLINE Vec lesser(Vec x, const Vec &y) {
     for (size_t i = 0; i < lanes; ++i) x.at[i] = std::min(x.at[i], y.at[i]);
     return x;
 }
-// x·w/2^32 mod q, below 2q, for any x.
+// x·w mod q, below 2q, for any x.
 COMET_INLINE Vec multiply(Vec x, const Vec &w, const Vec &companion, const Vec &q) {
     for (size_t i = 0; i < lanes; ++i) {
-        const u32 quotient = x.at[i] * companion.at[i];
-        x.at[i] = static_cast<u32>((static_cast<u64>(x.at[i]) * w.at[i] + static_cast<u64>(quotient) * q.at[i]) >> 32);
+        const u32 quotient = static_cast<u32>((static_cast<u64>(x.at[i]) * companion.at[i]) >> 32);
+        x.at[i] = x.at[i] * w.at[i] - quotient * q.at[i];
     }
     return x;
 }
@@ -119,6 +120,7 @@ COMET_INLINE Vec reduce_sum(const Sum &s, const Vec &q, const Vec &inverse) {
 namespace avx2 {
 
 #define RLWE_TARGET COMET_AVX2
+constexpr size_t most_sums = 2; // there are 16 registers, and a set takes four
 using Vec = __m256i;
 struct Sum {
     __m256i even, odd;
@@ -126,7 +128,7 @@ struct Sum {
 
 COMET_AVX2 COMET_INLINE Vec load(const u32 *x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)); }
 COMET_AVX2 COMET_INLINE Vec pick(const u32 *x, const u32 *places) {
-    return _mm256_i32gather_epi32(reinterpret_cast<const int *>(x), load(places), 4);
+    return _mm256_permutevar8x32_epi32(load(x + (places[0] & lanes)), load(places)); // of a place its lowest bits count
 }
 COMET_AVX2 COMET_INLINE void store(u32 *x, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(x), v); }
 COMET_AVX2 COMET_INLINE Vec broadcast(u32 x) { return _mm256_set1_epi32(static_cast<int>(x)); }
@@ -135,10 +137,9 @@ COMET_AVX2 COMET_INLINE Vec sub(Vec x, Vec y) { return _mm256_sub_epi32(x, y); }
 COMET_AVX2 COMET_INLINE Vec lesser(Vec x, Vec y) { return _mm256_min_epu32(x, y); }
 COMET_AVX2 COMET_INLINE Vec odd(Vec x) { return _mm256_srli_epi64(x, 32); }
 COMET_AVX2 COMET_INLINE Vec multiply(Vec x, Vec w, Vec companion, Vec q) {
-    const Vec quotient = _mm256_mullo_epi32(x, companion);
-    const Vec even_part = _mm256_add_epi64(_mm256_mul_epu32(x, w), _mm256_mul_epu32(quotient, q));
-    const Vec odd_part = _mm256_add_epi64(_mm256_mul_epu32(odd(x), odd(w)), _mm256_mul_epu32(odd(quotient), q));
-    return _mm256_blend_epi32(odd(even_part), odd_part, 0xAA);
+    const Vec even_part = _mm256_mul_epu32(x, companion), odd_part = _mm256_mul_epu32(odd(x), odd(companion));
+    const Vec quotient = _mm256_blend_epi32(odd(even_part), odd_part, 0xAA);
+    return sub(_mm256_mullo_epi32(x, w), _mm256_mullo_epi32(quotient, q));
 }
 COMET_AVX2 COMET_INLINE void transpose(Vec (&x)[8]) {
     Vec y[8], z[8];
