@@ -22,6 +22,7 @@ from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.offline.pair.arrangement import WEIGHT_BITS, WEIGHT_LENGTH
 from comet_mpc.offline.rlwe.odd_slots import OddJob, odd_plan
+from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import MatrixJob, matrix_products
 from comet_mpc.offline.rlwe.scheme import DEGREE
 from comet_mpc.offline.rlwe.tiling import centred, choose_tiling
@@ -95,7 +96,7 @@ def matrix_product(parties: Parties, run: int) -> Count:
 def defined_product(parties: Parties, run: int) -> Count:
     """As for a model's weight. Of its rows, which are as long as they may be, half are alike but for their signs."""
     width, (rows, inputs, outputs) = WIDTHS[run % len(WIDTHS)], SHAPE
-    tiling = choose_tiling(rows, inputs, outputs, width, WEIGHT_BITS, True, length=WEIGHT_LENGTH, free=True)
+    tiling = choose_tiling(rows, inputs, outputs, width, WEIGHT_BITS, Packing.TURNS, length=WEIGHT_LENGTH, free=True)
     assert tiling.defines
     assert tiling.turns
     y = centred(words(outputs, inputs), WEIGHT_BITS)

@@ -23,7 +23,7 @@ import numpy as np
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.ot.extension import Transfers, set_up_transfers
-from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
 from comet_mpc.offline.rlwe.scheme import PublicKey
 from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
@@ -108,9 +108,9 @@ def matrix(parties: Parties, shape: tuple[int, int, int], width: int, bits: int,
         return matrix_products(engines[SERVER], shape, width, bits, y=y)
 
     assert same(parties.run(work)[0], x @ y.view(np.uint64).transpose(0, 2, 1), width)
-    packed = engines[SERVER].packs
-    tiling = choose_tiling(rows, inputs, outputs, width, bits, packed=packed)
-    what = f"{rows}x{inputs}x{outputs}, {width} bits x {bits}" + (", packed" if packed else "")
+    packing = engines[SERVER].packing
+    tiling = choose_tiling(rows, inputs, outputs, width, bits, packing)
+    what = f"{rows}x{inputs}x{outputs}, {width} bits x {bits}" + (", packed" if packing else "")
     return parties.measure(what, rows * outputs, tiling.scheme.limbs, repeats, work)
 
 
@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON; - for standard output")
     arguments = parser.parse_args()
     repeats: int = arguments.repeats
-    print(f"keys: {PublicKey.SIZE / 1e6:.3f} MB; for packing {PackingKeys.SIZE / 1e6:.3f} MB", file=sys.stderr)
+    print(f"keys: {PublicKey.SIZE / 1e6:.3f} MB; for packing {Packing.TURNS.key_bytes / 1e6:.3f} MB", file=sys.stderr)
     rows = []
     for parties in (plain := Parties(packed=False), Parties(packed=True)):
         rows += [report(matrix(parties, (128, 768, 768), width, 24, repeats)) for width in (56, 64)]

@@ -64,12 +64,14 @@ void py_multiply_short(const Basis &basis, span<const u32> x, span<const i64> y,
     multiply_short(basis, x, y, {row_blocks, inputs, outputs, live, divisor}, out, isa);
 }
 
-void py_turn_all(const Basis &from, const Basis &to, u32 special, span<const u32> ciphertext, unsigned levels,
-                 unsigned turns, span<const u32> keys, size_t key_digits, span<u32> out, size_t start, size_t stride,
-                 size_t apart, Isa isa) {
-    turn_all(from, to, prime(special), ciphertext, levels, turns, {keys, key_digits}, out.subspan(start), stride, apart,
-             isa);
+void py_turn_all(const Basis &from, const Basis &to, u32 special, const std::vector<Array<const u32>> &ciphertexts,
+                 unsigned levels, unsigned turns, span<const u32> keys, size_t key_digits, size_t key_step,
+                 span<u32> out, size_t start, size_t next, size_t apart, size_t way, Isa isa) {
+    turn_all(from, to, prime(special), spans(ciphertexts), levels, turns, {keys, key_digits}, key_step,
+             {&out[start], next, apart, way}, isa);
 }
+
+void py_turned_places(size_t step, span<u32> out) { std::ranges::copy(turned_places(step), out.begin()); }
 
 void py_multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, size_t row_blocks, size_t inputs,
                         size_t outputs, size_t live, unsigned levels, unsigned turns, size_t plain_limbs, span<u32> out,
@@ -132,6 +134,7 @@ void bind_rlwe(nb::module_ &m) {
     m.def("lattice_unpack_rest", &unpack_rest, Release());
     m.def("lattice_multiply_short", &py_multiply_short, Release());
     m.def("lattice_turn_all", &py_turn_all, Release());
+    m.def("lattice_turned_places", &py_turned_places, Release());
     m.def("lattice_multiply_turned", &py_multiply_turned, Release());
     m.def("lattice_multiply_plain", &py_multiply_plain, Release());
     m.def("lattice_pack", &py_pack, Release());

@@ -1,7 +1,8 @@
 #include "rlwe/packing.hpp"
 
 #include <algorithm>
-#include <memory>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 
 namespace comet::rlwe {
@@ -36,34 +37,6 @@ public:
         for (size_t s = 0; s < pairs.size(); ++s)
             for (size_t i = 0; i < limbs_; ++i)
                 add_and_turn(pairs[s], limbs_ + i, distance, step, polynomial(turned_, s * limbs_ + i));
-        change_keys(pairs, level, [&](const Pair &pair, size_t i) -> span<const u32> {
-            if (level == 0) {
-                std::ranges::fill(polynomial(pair.p, i), u32{0});
-                return {};
-            }
-            add_and_turn(pair, i, distance, step, polynomial(more_, 0));
-            return more_;
-        });
-    }
-
-    // p = s(q), for a few pairs.
-    void turn(span<const Pair> pairs, unsigned level, unsigned levels) {
-        const size_t step = turn_step(level, levels);
-        for (size_t s = 0; s < pairs.size(); ++s) {
-            std::ranges::fill(pairs[s].p, u32{0});
-            for (size_t i = 0; i < limbs_; ++i)
-                rlwe::turn(basis_[i], polynomial(pairs[s].q, limbs_ + i), step, polynomial(turned_, s * limbs_ + i),
-                           isa_);
-        }
-        change_keys(pairs, level, [&](const Pair &pair, size_t i) -> span<const u32> {
-            rlwe::turn(basis_[i], polynomial(pair.q, i), step, polynomial(more_, 0), isa_);
-            return more_;
-        });
-    }
-
-private:
-    // Each p += what `turned_` is under the other key; c0 also += what `more` gives for a pair and a prime.
-    template <class More> void change_keys(span<const Pair> pairs, unsigned level, More more) {
         switch_key(special_, keys_.digits, level, pairs.size());
         for (size_t k = 0; k < pairs.size() * 2; ++k)
             backward(special_, polynomial(products_, k), polynomial(rests_, k), isa_);
@@ -72,15 +45,22 @@ private:
             switch_key(prime, i, level, pairs.size());
             for (size_t k = 0; k < pairs.size() * 2; ++k) {
                 const Pair &pair = pairs[k / 2];
-                const bool first = k % 2 == 0; // component
-                const span<const u32> beside = first ? more(pair, i) : span<const u32>{};
+                const size_t place = k % 2 * limbs_ + i;
+                span<const u32> more;
+                if (place == i && level == 0) {
+                    std::ranges::fill(polynomial(pair.p, i), u32{0});
+                } else if (place == i) {
+                    add_and_turn(pair, i, distance, step, polynomial(more_, 0));
+                    more = more_;
+                }
                 backward(prime, polynomial(products_, k), polynomial(sum_, 0), isa_);
-                divide(prime, special_.q, inverse_[i], polynomial(sum_, 0), polynomial(rests_, k), beside,
-                       polynomial(pair.p, first ? i : limbs_ + i), isa_);
+                divide(prime, special_.q, inverse_[i], polynomial(sum_, 0), polynomial(rests_, k), more,
+                       polynomial(pair.p, place), isa_);
             }
         }
     }
 
+private:
     // Polynomial k of the pair: p becomes p + X^t·q, and turned = s(p - X^t·q).
     void add_and_turn(const Pair &pair, size_t k, size_t distance, size_t step, Polynomial turned) {
         const Prime &prime = basis_[k % limbs_];
@@ -163,36 +143,94 @@ private:
 
 size_t turn_step(unsigned level, unsigned levels) { return (degree >> (levels - 1)) << level; }
 
-void turn_all(const Basis &from, const Basis &to, const Prime &special, span<const u32> ciphertext, unsigned levels,
-              unsigned turns, PackingKeys keys, span<u32> out, size_t stride, size_t apart, Isa isa) {
-    const size_t limbs = to.size(), both = 2 * limbs * degree, count = size_t{1} << turns;
-    const auto ordered = std::make_unique_for_overwrite<u32[]>(count * both);
-    std::vector<u32> scaled(degree);
-    const auto one = [&](size_t k) { return span(&ordered[k * both], both); };
-    std::ranges::fill(one(0), u32{0});
-    for (size_t i = 0; i < from.size(); ++i) {
+// Element n, in place (n mod 1024)·8 + n/1024, is the value at the root's power 2·reversed(n) + 1.
+span<const u32> turned_places(size_t step) {
+    const auto reversed = [](size_t n) {
+        size_t out = 0;
+        for (size_t bit = 1; bit < degree; bit *= 2, n /= 2) out = out * 2 + n % 2;
+        return out;
+    };
+    static std::mutex mutex;
+    static std::map<size_t, std::vector<u32>> known;
+    const std::lock_guard<std::mutex> guard(mutex);
+    std::vector<u32> &places = known[step];
+    for (size_t k = places.size(); k < degree; ++k) {
+        const size_t power = 2 * reversed(k % lanes * rows + k / lanes) + 1, n = reversed(power * step / 2 % degree);
+        places.push_back(static_cast<u32>(n % rows * lanes + n / rows));
+    }
+    return places;
+}
+
+void turn_all(const Basis &from, const Basis &to, const Prime &special, span<const span<const u32>> ciphertexts,
+              unsigned levels, unsigned turns, PackingKeys keys, size_t key_step, const TurnedPlaces &out, Isa isa) {
+    const size_t limbs = to.size(), digits = from.size(), sets = ciphertexts.size(), width = digits * sets * lanes;
+    const size_t ways = size_t{1} << turns, both = 2 * digits;
+    // Divided by 2^levels and multiplied by the further primes, modulo which they vanish; c1 also in order.
+    std::vector<u32> scaled(sets * both * degree), ordered(sets * digits * degree), work(degree);
+    for (size_t i = 0; i < digits; ++i) {
         const Prime &p = from[i];
         u32 factor = p.invert(u32{1} << levels);
-        for (size_t k = from.size(); k < limbs; ++k) factor = p.times(factor, p.reduce(u64{to[k].q}));
-        for (size_t c = 0; c < 2; ++c) {
-            scale(p, polynomial(ciphertext, c * from.size() + i), p.lifted(factor), scaled, isa);
-            backward(p, polynomial(scaled, 0), polynomial(one(0), c * limbs + i), isa);
+        for (size_t k = digits; k < limbs; ++k) factor = p.times(factor, p.reduce(u64{to[k].q}));
+        for (size_t s = 0; s < sets; ++s) {
+            for (size_t k = i; k < both; k += digits)
+                scale(p, polynomial(ciphertexts[s], k), p.lifted(factor), polynomial(scaled, s * both + k), isa);
+            std::ranges::copy(polynomial(scaled, s * both + digits + i), work.begin());
+            backward(p, polynomial(work, 0), polynomial(ordered, s * digits + i), isa);
         }
     }
-    Packer packer(to, special, keys, isa);
-    for (unsigned level = 0; level < turns; ++level) {
-        const size_t half = size_t{1} << level, sets = together(half);
-        for (size_t k = 0; k < half; k += sets) {
-            Pair pairs[wide];
-            for (size_t s = 0; s < sets; ++s) pairs[s] = {one(half + k + s), one(k + s)};
-            packer.turn(span(pairs).first(sets), level, levels);
+    std::vector<u32> digit(sets * digits * degree), products(sets * 2 * degree), rests(ways * sets * 2 * degree);
+    // Digit i is c1 mod prime i, centred; the same for every way of turning.
+    const auto decompose = [&](const Prime &p) {
+        for (size_t i = 0; i < digits; ++i)
+            for (size_t s = 0; s < sets; ++s)
+                forward_foreign(p, from[i].q, polynomial(ordered, s * digits + i), polynomial(work, 0),
+                                span(digit).subspan((i * sets + s) * lanes), width, isa);
+    };
+    const auto change_key = [&](const Prime &p, size_t key_limb, size_t way) {
+        const size_t key_row = keys.digits * 2 * lanes;
+        const u32 *key = &keys.data[((way * key_step - 1) * (keys.digits + 1) + key_limb) * rows * key_row];
+        u32 *acc[wide];
+        for (size_t s = 0; s < sets; ++s) acc[s] = &products[s * 2 * degree];
+        multiply_add(p, {key, key_row, 2 * lanes, lanes}, {digit.data(), width}, digits, rows, span(acc).first(sets),
+                     degree, true, isa);
+    };
+    decompose(special);
+    for (size_t way = 1; way < ways; ++way) {
+        change_key(special, keys.digits, way);
+        for (size_t k = 0; k < sets * 2; ++k)
+            backward(special, polynomial(products, k), polynomial(rests, way * sets * 2 + k), isa);
+    }
+    std::vector<span<const u32>> places;
+    for (size_t way = 0; way < ways; ++way) {
+        size_t step = 1;
+        for (unsigned j = 0; j < turns; ++j)
+            if (way >> j & 1) step = step * (1 + turn_step(j, levels)) % (2 * degree);
+        places.push_back(turned_places(step));
+    }
+    std::vector<u32> changed(degree);
+    for (size_t i = 0; i < limbs; ++i) {
+        const Prime &p = to[i];
+        const u32 inverse = inverse_of(p, special.q);
+        const auto put = [&](span<const u32> x, size_t k, size_t way) { // k: of [set][c0, c1]
+            u32 *to_place = out.data + k / 2 * out.next + i * out.prime + way * out.way + k % 2 * lanes;
+            for (size_t j = 0; j < degree; ++j) to_place[j / lanes * 2 * lanes + j % lanes] = x[places[way][j]];
+        };
+        decompose(p);
+        std::ranges::fill(changed, u32{0});
+        for (size_t k = 0; k < sets * 2; ++k)
+            put(i < digits ? polynomial(scaled, k * digits + i) : polynomial(changed, 0), k, 0);
+        for (size_t way = 1; way < ways; ++way) {
+            change_key(p, i, way);
+            for (size_t k = 0; k < sets * 2; ++k) {
+                forward_foreign(p, special.q, polynomial(rests, way * sets * 2 + k), polynomial(work, 0), changed,
+                                lanes, isa);
+                sum(p, polynomial(products, k), Sign::minus, changed, changed, isa);
+                scale(p, changed, inverse, changed, isa);
+                if (k % 2 == 0 && i < digits) sum(p, changed, Sign::plus, polynomial(scaled, k * digits + i), changed, isa);
+                put(changed, k, way);
+            }
         }
     }
-    for (size_t k = 0; k < count; ++k)
-        for (size_t c = 0; c < 2; ++c)
-            for (size_t i = 0; i < limbs; ++i)
-                forward(to[i], polynomial(one(k), c * limbs + i), polynomial(scaled, 0),
-                        out.subspan(i * stride + k * apart + c * lanes), 2 * lanes, isa);
 }
 
 void pack(const Basis &from, const Basis &to, const Prime &special, span<u32> ciphertexts, unsigned levels,

@@ -21,8 +21,7 @@
 
 namespace comet::rlwe {
 
-/// Keys [level][prime][row][digit][c0, c1][8] in Montgomery form; the primes are `digits` ones and then the special
-/// one.
+/// Keys [key][prime][row][digit][c0, c1][8] in Montgomery form; the primes are `digits` ones and then the special one.
 struct PackingKeys {
     span<const u32> data;
     size_t digits;
@@ -31,17 +30,30 @@ struct PackingKeys {
 /// Level j of l turns X into X^(1 + this).
 size_t turn_step(unsigned level, unsigned levels);
 
-/// out[S] = s_S(ciphertext)·2^-levels, for all sets S of the first `turns` levels (bit j of S for level j), s_S all of
-/// theirs after each other; keys changed. `ciphertext` is [c0, c1][prime][8192], modulo `from`. If `to` has a prime more,
-/// results are modulo `to` and so many times larger: changes of keys then add that much less to them. Prime i of
-/// out[S] begins at out[i·stride + S·apart], as [row][c0, c1][8], transformed.
-void turn_all(const Basis &from, const Basis &to, const Prime &special, span<const u32> ciphertext, unsigned levels,
-              unsigned turns, PackingKeys keys, span<u32> out, size_t stride, size_t apart, Isa isa);
+/// Where the elements of a transformed x(X^step) stand in the transformed x.
+span<const u32> turned_places(size_t step);
+
+/// Where turned ciphertexts go: prime i of ciphertext k, turned in way S, begins at data + k·next + i·prime + S·way, as
+/// [row][c0, c1][8], transformed.
+struct TurnedPlaces {
+    u32 *data;
+    size_t next, prime, way;
+};
+
+/// s_S(x)·2^-levels of each ciphertext x, for all sets S of the first `turns` levels (bit j of S for level j), s_S all of
+/// theirs after each other; keys changed. Ciphertexts are [c0, c1][prime][8192], modulo `from`, as many as `together`
+/// allows: they share the loads of the keys. If `to` has a prime more, results are modulo `to` and so many times larger:
+/// changes of keys then add that much less to them.
+///
+/// All S share the digits of c1: key S·key_step - 1 changes s to s_S^-1(s), and s_S comes after that (Halevi and Shoup
+/// 2018). With L primes that takes L·(L + 2) transforms, and 2·(L + 1) more for every S.
+void turn_all(const Basis &from, const Basis &to, const Prime &special, span<const span<const u32>> ciphertexts,
+              unsigned levels, unsigned turns, PackingKeys keys, size_t key_step, const TurnedPlaces &out, Isa isa);
 
 /// out = one ciphertext from `count` <= 2^levels, that is [count][c0, c1][prime][8192]; missing ones count as zero. All
 /// transformed; the inputs are destroyed. They are taken from the modulus of `from` to that of `to` before they are
 /// merged, so `out` is modulo `to`. Its primes are the first ones of `from` and of the keys' digits; all are in falling
-/// order.
+/// order. Keys are one a level.
 void pack(const Basis &from, const Basis &to, const Prime &special, span<u32> ciphertexts, unsigned levels,
           PackingKeys keys, span<u32> out, Isa isa);
 

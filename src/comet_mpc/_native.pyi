@@ -167,18 +167,21 @@ def lattice_turn_all(
     from_: Basis,
     to: Basis,
     special: int,
-    ciphertext: Residues,
+    ciphertexts: list[Residues],
     levels: int,
     turns: int,
     keys: Residues,
     key_digits: int,
+    key_step: int,
     out: Residues,
     start: int,
-    stride: int,
+    next: int,
     apart: int,
+    way: int,
     isa: str,
     /,
 ) -> None: ...
+def lattice_turned_places(step: int, out: Residues, /) -> None: ...
 def lattice_multiply_turned(
     basis: Basis,
     x: Residues,

@@ -16,7 +16,7 @@ from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, ProtocolMismatc
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
 from comet_mpc.offline.pair.prepare import prepare_bundle
-from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -162,9 +162,16 @@ def test_a_response_that_is_none(answer: bytes | None, kind: type[PeerError]) ->
     assert isinstance(against(ask, attack), kind)
 
 
+KEY_BYTES = Packing.TURNS.key_bytes
+
+
 @pytest.mark.parametrize(
     ("keys", "kind"),
-    [(bytes(PackingKeys.SIZE - 1), WrongSize), (b"\xff" * PackingKeys.SIZE, PeerError), (b"", PeerClosed)],
+    [
+        (bytes(Packing.TURNS.key_bytes - 1), WrongSize),
+        (b"\xff" * Packing.TURNS.key_bytes, PeerError),
+        (b"", PeerClosed),
+    ],
 )
 def test_keys_for_packing_that_are_none(keys: bytes, kind: type[PeerError]) -> None:
     def honest(channel: Channel) -> None:

@@ -17,6 +17,7 @@ from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.pair.arrangement import WEIGHT_BITS, WEIGHT_LENGTH, masks_by_ciphertext, matrix_products
 from comet_mpc.offline.pair.shares import HeldShares, PairRandomness, Prepared, layouts, stored_bytes
 from comet_mpc.offline.rlwe.defined import define_words, public_words, read_defined
+from comet_mpc.offline.rlwe.packing import Packing, most_turns
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -116,9 +117,9 @@ def test_products_of_defined_masks_are_exact_whatever_the_gaps_hold(
 ) -> None:
     """Also rows and inputs that fill no whole block: there the polynomials hold other uniform words."""
     width, bits = 48, 20
-    scheme = choose_tiling(rows, inputs, outputs, width, bits, packed=True).scheme
+    scheme = choose_tiling(rows, inputs, outputs, width, bits, packing=Packing.TURNS).scheme
     levels = levels * (block.bit_length() - 1)
-    turns = max(0, min(turns, levels - 1))
+    turns = min(turns, most_turns(levels))
     tiling = Tiling(
         *(rows, inputs, outputs, block, block, scheme, levels, 1, bits, 2, True),
         turns=turns,

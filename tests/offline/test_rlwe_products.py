@@ -14,8 +14,8 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.ot.extension import set_up_transfers
-from comet_mpc.offline.pair.arrangement import packing_pays
-from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.pair.arrangement import packing_of
+from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products, together
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
@@ -128,19 +128,19 @@ def test_packed_products_are_exact_and_cost_what_was_said(shape: tuple[int, int,
     ends = memory_pair()
     client, server = as_parties(work, ends)
     assert equal(client + server, x @ y.view(np.uint64).transpose(0, 2, 1), width)
-    tiling = choose_tiling(rows, inputs, outputs, width, bits, packed=True)
-    keys = KEYS + PackingKeys.SIZE + FRAME_HEADER
+    tiling = choose_tiling(rows, inputs, outputs, width, bits, packing=Packing.TURNS)
+    keys = KEYS + Packing.TURNS.key_bytes + FRAME_HEADER
     assert ends[CLIENT].traffic.sent == keys + tiling.upload_bytes + FRAME_HEADER
     assert ends[CLIENT].traffic.received == SEED + tiling.response_bytes + FRAME_HEADER
 
 
 def test_packed_products_are_not_chosen_where_the_modulus_has_no_room_for_keys() -> None:
-    assert choose_tiling(128, 64, 128, 64, 64, packed=True).parts == 2
-    assert choose_tiling(128, 64, 128, 32, 32, packed=True).levels > 0
+    assert choose_tiling(128, 64, 128, 64, 64, packing=Packing.TURNS).parts == 2
+    assert choose_tiling(128, 64, 128, 32, 32, packing=Packing.TURNS).levels > 0
 
 
 def test_a_wide_factor_is_cut_where_that_makes_room_for_keys() -> None:
-    tiling = choose_tiling(128, 64, 128, 56, 56, packed=True)
+    tiling = choose_tiling(128, 64, 128, 56, 56, packing=Packing.TURNS)
     assert tiling.levels > 0
     assert tiling.parts == 2
     y = centred(random_words(300), 56)
@@ -151,12 +151,13 @@ def test_a_wide_factor_is_cut_where_that_makes_room_for_keys() -> None:
 
 
 def test_packing_pays_for_layers_and_not_for_single_rows() -> None:
-    assert packing_pays([WeightProduct(0, "w", 128, 768, 768, 56)])
-    assert not packing_pays([WeightProduct(0, "w", 1, 768, 768, 56), Mask((3,), 64, 0, 64)])
+    assert packing_of([WeightProduct(0, "w", 1, 768, 768, 56), Mask((3,), 64, 0, 64)]) == Packing.NONE
+    assert packing_of([WeightProduct(0, "w", 128, 768, 768, 56)]) == Packing.MERGES
+    assert packing_of([WeightProduct(0, name, 128, 768, 3072, 56) for name in "abcdefgh"]) == Packing.TURNS
 
 
 def test_the_product_of_a_layer_costs_a_quarter_when_packed() -> None:
-    plain, packed = (choose_tiling(128, 768, 768, 56, 24, packed=packed) for packed in (False, True))
+    plain, packed = (choose_tiling(128, 768, 768, 56, 24, packing) for packing in (Packing.NONE, Packing.TURNS))
     assert plain.scheme.limbs == packed.scheme.limbs == 6
     assert plain.upload_bytes + plain.response_bytes < 31e6
     assert packed.upload_bytes + packed.response_bytes < 6.5e6

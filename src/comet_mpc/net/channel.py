@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 FRAME_HEADER = 8
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 GREETING_LIMIT = 4096
 DEFAULT_TIMEOUT = 60.0
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

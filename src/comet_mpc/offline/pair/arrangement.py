@@ -24,7 +24,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import ShapeError
 from comet_mpc.offline.pair.crossed import Powers, crossed
 from comet_mpc.offline.pair.units import defined_masks
-from comet_mpc.offline.rlwe.packing import PackingKeys
+from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import check_bits, check_lengths
 from comet_mpc.offline.rlwe.scheme import DEGREE
 from comet_mpc.offline.rlwe.slots import SlotPlan, choose_plan
@@ -39,7 +39,7 @@ __all__ = [
     "masks_by_ciphertext",
     "matrix_products",
     "monomial_plan",
-    "packing_pays",
+    "packing_of",
     "scale_plan",
     "scales_alone",
     "square_plan",
@@ -112,11 +112,11 @@ def matrix_products(program: Sequence[Correlation], copies: int = 1) -> list[Pro
 
     copies: how many times the program holds the same one (`repeated`)
     """
-    return list(_matrix_products(program, packing_pays(program[: len(program) // copies])))
+    return list(_matrix_products(program, packing_of(program[: len(program) // copies])))
 
 
-def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[Products]:
-    riding = _riding(program) if packed else {}
+def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterator[Products]:
+    riding = _riding(program) if packing else {}
     met: set[int] = set()
     done: set[int] = set()
     alike: dict[WeightProduct, list[int]] = defaultdict(list)
@@ -135,7 +135,7 @@ def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[P
                 done |= {*places}
                 free = [_free(program, mask, width, met) for mask in masks]
                 tiling = choose_tiling(
-                    *(rows * len(places), inputs, outputs, width, WEIGHT_BITS, packed),
+                    *(rows * len(places), inputs, outputs, width, WEIGHT_BITS, packing),
                     length=WEIGHT_LENGTH,
                     diagonals=len(scales),
                     free=all(free),
@@ -146,7 +146,7 @@ def _matrix_products(program: Sequence[Correlation], packed: bool) -> Iterator[P
                 for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
                     free_one = _free(program, mask, width, met)
                     length = math.sqrt(k * 4.0**width / 12)  # the server's factor is a mask: uniform
-                    tiling = choose_tiling(*(*shape, width, width, packed), length=length, free=free_one, related=False)
+                    tiling = choose_tiling(*(*shape, width, width, packing), length=length, free=free_one)
                     yield Products((place,), (mask,), batch, tiling, width, free_one)
 
 
@@ -195,13 +195,13 @@ def masks_by_ciphertext(program: Sequence[Correlation]) -> frozenset[int]:
     return defined_masks(program) | by_matrices
 
 
-def packing_pays(program: Sequence[Correlation]) -> bool:
-    """Whether packed responses save more bytes than the keys for them take."""
-    plain, packed = (
-        sum(p.batch * (p.tiling.upload_bytes + p.tiling.response_bytes) for p in _matrix_products(program, packed))
-        for packed in (False, True)
-    )
-    return plain - packed > PackingKeys.SIZE
+def packing_of(program: Sequence[Correlation]) -> Packing:
+    """Whether packed responses, and turned uploads, save more than the keys for them take."""
+
+    def cost(packing: Packing) -> float:
+        return packing.key_bytes + sum(p.batch * p.tiling.cost for p in _matrix_products(program, packing))
+
+    return min(Packing, key=cost)
 
 
 def square_plan(terms: int, width: int) -> SlotPlan:

@@ -23,14 +23,13 @@ from comet_mpc.offline.pair.arrangement import (
     grouped,
     matrix_products,
     monomial_plan,
-    packing_pays,
+    packing_of,
     scale_plan,
     scales_alone,
     square_plan,
     terms_per_sum,
 )
 from comet_mpc.offline.pair.units import units
-from comet_mpc.offline.rlwe.packing import PackingKeys
 from comet_mpc.offline.rlwe.products import together
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import SlotPlan
@@ -64,8 +63,8 @@ def preparation_parts(once: Sequence[Correlation], count: int = 1) -> dict[str, 
     def add(name: str, traffic: Traffic) -> None:
         parts[name] = parts.get(name, Traffic()) + traffic
 
-    if packing_pays(once):
-        add("keys", Traffic(PackingKeys.SIZE + FRAME_HEADER, 0, 1))
+    if keys := packing_of(once).key_bytes:
+        add("keys", Traffic(keys + FRAME_HEADER, 0, 1))
     for products in matrix_products(program, count):
         tiling = products.tiling
         add("matrix products", _jobs(products.batch, tiling.upload_bytes, tiling.response_bytes))

@@ -52,7 +52,7 @@ from comet_mpc.offline.pair.arrangement import (
     masks_by_ciphertext,
     matrix_products,
     monomial_plan,
-    packing_pays,
+    packing_of,
     scale_plan,
     scales_alone,
     square_plan,
@@ -153,8 +153,7 @@ class _Preparation:
 
     def run(self) -> None:
         program, copies = self._program, len(self.seeds)
-        if packing_pays(program[: self._size]):
-            self._engine.set_up_packing()
+        self._engine.set_up_packing(packing_of(program[: self._size]))
         pending = iter(matrix_products(program, copies))  # first, since they define masks that others use
         for products in pending:
             match program[products.places[0]]:

@@ -17,17 +17,15 @@ make up a third of it.
 *Turning uploads instead.* Half of all merges are in the first level, a quarter in the second. But s(Σ x_i·y_i) is
 Σ s(x_i)·s(y_i), and there are far fewer uploads than products: the server turns every upload x_i in the 2^a ways of the
 first a levels, changes the keys of these, and multiplies them by what the weights become (native/rlwe/products.hpp).
-l - a levels of merges remain for one 2^a-th of the products. The division by 2^l mod q comes first, on the uploads.
-Noise: a change of keys now comes before a product, so it is multiplied by plaintexts. Say its level is the j-th, and it
-ends in the turn S of an upload. The merges of all later levels, whether done before products or after, take it along as
-they take any polynomial: they keep what is wanted of it, 2^(l-j) times, and all else cancels. So what reaches an output
-is 2^(l-j) times a coefficient of noise·s_S(w_S), where w_S = Σ_m s_S^-1(X^(m·d))·y_m, d = 2^(l-j), is made of the 2^j
-outputs that are together by then. The sets S of the first j levels take X^d to X^d·z^h, z = X^(2N/2^j), with
-another h = 0 … 2^j-1 each, and powers of z are signed shifts, z^(2^(j-1)) = -1. So the w_S are a Fourier transform of
-the X^(m·d)·y_m, and Parseval says Σ_S ‖w_S‖² = 2^j·Σ_m ‖y_m‖² <= 4^j·norm², *whatever the weights are*. A level of
-changes of keys thus adds at most 4^(l-j)·4^j·V·norm², and a of them a·4^l·V·norm² (`turning_noise`). The j-th level
-takes part in half of the sets. For outputs that have nothing to do with each other, such as masks, these have half of
-the sum, so half of that is enough; outputs that are alike but for alternating signs have all of it.
+l - a levels of merges remain for one 2^a-th of the products. The division by 2^l mod q comes first, on the uploads. The
+client has a key for every way, so that all of them share the digits of the upload, and each is one change of keys.
+Noise: a change of keys now comes before a product, so it is multiplied by plaintexts. The merges that are left take the
+noise of the turn S of an upload along as they take any polynomial: they keep what is wanted of it, 2^(l-a) times, and
+all else cancels. So what reaches an output is 2^(l-a) times a coefficient of noise·s_S(w_S), where
+w_S = Σ_m s_S^-1(X^(m·d))·y_m, d = 2^(l-a), is made of the 2^a outputs that are together by then. The sets S take X^d to
+X^d·z^h, z = X^(2N/2^a), with another h = 0 … 2^a-1 each, and powers of z are signed shifts, z^(2^(a-1)) = -1. So the
+w_S are a Fourier transform of the X^(m·d)·y_m, and Parseval says Σ_S ‖w_S‖² = 2^a·Σ_m ‖y_m‖² <= 4^a·norm², *whatever
+the weights are*. Changes of keys thus add at most 4^(l-a)·4^a·V·norm² = 4^l·V·norm² (`turning_noise`).
 
 Where that is too much for the modulus, uploads are first multiplied by one more prime of q, which they are taken modulo
 from then on: changes of keys add as much as ever to numbers that are 2^30 times larger, and that prime is divided out
@@ -36,12 +34,17 @@ before merges. What is sent stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 
 from comet_mpc import _native
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
+from comet_mpc.errors import ShapeError
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     ERROR_VARIANCE,
@@ -56,12 +59,29 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
 )
 
-__all__ = ["MAX_LEVELS", "MAX_TURNS", "PackingKeys", "packed_scheme", "packing_keys", "packing_noise", "turning_noise"]
+__all__ = [
+    "MAX_LEVELS",
+    "Packing",
+    "PackingKeys",
+    "most_turns",
+    "packed_scheme",
+    "packing_keys",
+    "packing_noise",
+    "turning_noise",
+]
 
 MAX_LEVELS = 7
-MAX_TURNS = 4
+_MAX_TURNS = 4
+_Some: TypeAlias = tuple[int, int, int]
 _DIGITS = len(PRIMES) - 1
 _SPECIAL = PRIMES[-1]
+_LEVELS = [1 + ((DEGREE >> (MAX_LEVELS - 1)) << level) for level in range(MAX_LEVELS)]
+"""The automorphisms X -> X^step of all levels."""
+_SETS = [
+    math.prod(itertools.compress(_LEVELS, (chosen >> j & 1 for j in range(_MAX_TURNS)))) % (2 * DEGREE)
+    for chosen in range(1, 1 << _MAX_TURNS)
+]
+"""Those of all sets of the first few levels."""
 _SCHEME = Scheme(len(PRIMES), 0)
 
 
@@ -75,12 +95,14 @@ def _change_noise(limbs: int) -> float:
     return limbs * DEGREE * ERROR_VARIANCE / 12 + DEGREE / 18 + 1
 
 
-def turning_noise(limbs: int, levels: int, turns: int, norm: float, *, related: bool = True) -> float:
-    """Variance of what turning adds to every output of products with plaintexts of length `norm`.
+def turning_noise(limbs: int, levels: int, norm: float) -> float:
+    """Variance of what turning adds to every output of products with plaintexts of length `norm`, at most."""
+    return float(_change_noise(limbs) * norm**2 * 4**levels)
 
-    related: whether those of different outputs may have something to do with each other
-    """
-    return float(_change_noise(limbs) * norm**2 * 4**levels * turns / (1 if related else 2))
+
+def most_turns(levels: int) -> int:
+    """How many of the levels can be done on uploads, with keys for that: those for sets of the first four of seven."""
+    return max(0, levels - (MAX_LEVELS - _MAX_TURNS))
 
 
 def packed_scheme(scheme: Scheme, norm: float, levels: int, variance: float = 0.0) -> Scheme:
@@ -97,11 +119,39 @@ def packed_scheme(scheme: Scheme, norm: float, levels: int, variance: float = 0.
     return scheme
 
 
-def packing_keys(secret: SecretKey) -> list[bytes]:
-    """What the client sends, once: 9 MB."""
+class Packing(IntEnum):
+    """What the server has keys for; each has those of the ones before it."""
+
+    NONE = 0
+    MERGES = 1
+    TURNS = 2
+
+    @property
+    def steps(self) -> list[int]:
+        """The automorphisms X -> X^step that have keys."""
+        more = [step for step in _SETS if step not in _LEVELS]
+        return [*(_LEVELS if self >= Packing.MERGES else []), *(more if self >= Packing.TURNS else [])]
+
+    @property
+    def key_bytes(self) -> int:
+        """What the client sends, once: nothing, 9 MB or 23 MB."""
+        return SEED_BYTES + len(self.steps) * _DIGITS * _SCHEME.upload_bytes if self.steps else 0
+
+
+def _sharing_keys(count: int) -> Iterator[tuple[int, int]]:
+    """Where 4, 2 or 1 of so many uploads begin that share the loads of keys, and how many these are."""
+    first = 0
+    while first < count:
+        some = next(size for size in (4, 2, 1) if size <= count - first)
+        yield first, some
+        first += some
+
+
+def packing_keys(secret: SecretKey, packing: Packing) -> list[bytes]:
+    """What the client sends."""
     seed, index, sent = new_seed(), 0, []
-    for level in range(MAX_LEVELS):
-        turned = secret.turned(1 + ((DEGREE >> (MAX_LEVELS - 1)) << level)).astype(np.int64)
+    for step in packing.steps:
+        turned = secret.turned(step).astype(np.int64)
         for digit in range(_DIGITS):
             scaled = np.zeros((len(PRIMES), DEGREE), np.uint32)
             scaled[digit] = np.mod(turned * _SPECIAL, PRIMES[digit])
@@ -113,15 +163,21 @@ def packing_keys(secret: SecretKey) -> list[bytes]:
 class PackingKeys:
     """The server's side."""
 
-    SIZE = SEED_BYTES + MAX_LEVELS * _DIGITS * _SCHEME.upload_bytes
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        keys = np.stack(read_uploads([_SCHEME] * (MAX_LEVELS * _DIGITS), data))
-        for both in keys:
+    def __init__(self, data: bytes | memoryview, packing: Packing) -> None:
+        uploads = read_uploads([_SCHEME] * (len(packing.steps) * _DIGITS), data)
+        for both in uploads:
             for component in both:
                 flat = component.reshape(-1)
                 _native.lattice_to_montgomery(basis(PRIMES), flat, flat)
-        self._keys = by_rows(keys.reshape(MAX_LEVELS, _DIGITS, *keys.shape[1:])).reshape(MAX_LEVELS, -1)
+        keys = {step: np.stack(uploads[k * _DIGITS : (k + 1) * _DIGITS]) for k, step in enumerate(packing.steps)}
+        self._keys = np.stack([by_rows(keys[step]).reshape(-1) for step in _LEVELS])
+        if packing < Packing.TURNS:
+            return
+        self._turning = np.empty((len(_SETS), self._keys.shape[1]), np.uint32)
+        places = np.empty(DEGREE, np.uint32)
+        for key, step in zip(self._turning, _SETS, strict=True):  # from s to s(X^(1/step)): turning comes after it
+            _native.lattice_turned_places(pow(step, -1, 2 * DEGREE), places)
+            key[:] = by_rows(keys[step][..., places]).reshape(-1)
 
     def turn(
         self,
@@ -131,37 +187,42 @@ class PackingKeys:
         levels: int,
         turns: int,
         *,
-        parallel: Callable[[Callable[[tuple[int, int]], None], Sequence[tuple[int, int]]], Iterable[None]] = map,
+        parallel: Callable[[Callable[[_Some], None], Sequence[_Some]], Iterable[None]] = map,
         isa: str = "",
     ) -> Residues:
         """Ciphertexts (r)(i)(2, limbs, 8192), turned in all ways of the first levels: (r, limbs, i, ways, 1025·16).
 
         Divided by 2^levels, and multiplied by the primes that `wider` has beyond `scheme`. The last row is not used.
         """
+        if turns > most_turns(levels):
+            raise ShapeError(f"there are no keys to turn uploads in {turns} of {levels} levels")
         inputs, ways = len(uploads[0]), 1 << turns
         size = (DEGREE // LANES + 1) * 2 * LANES
         out = np.empty((len(uploads), wider.limbs, inputs, ways, size), np.uint32)
-        keys = self._keys[MAX_LEVELS - levels :].reshape(-1)
+        keys = self._turning.reshape(-1)
 
-        def one(place: tuple[int, int]) -> None:
-            r, i = place
+        def some(place: tuple[int, int, int]) -> None:
+            r, first, count = place
             _native.lattice_turn_all(
                 basis(scheme.primes),
                 basis(wider.primes),
                 _SPECIAL,
-                uploads[r][i].reshape(-1),
+                [upload.reshape(-1) for upload in uploads[r][first : first + count]],
                 levels,
                 turns,
                 keys,
                 _DIGITS,
+                1 << (MAX_LEVELS - levels),
                 out[r].reshape(-1),
-                i * ways * size,
+                first * ways * size,
+                ways * size,
                 inputs * ways * size,
                 size,
                 isa,
             )
 
-        list(parallel(one, [(r, i) for r in range(len(uploads)) for i in range(inputs)]))
+        places = [(r, first, count) for r in range(len(uploads)) for first, count in _sharing_keys(inputs)]
+        list(parallel(some, places))
         return out
 
     def pack(self, scheme: Scheme, packed: Scheme, ciphertexts: Residues, levels: int, isa: str = "") -> Residues:

@@ -22,7 +22,7 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.defined import define_words, read_defined
-from comet_mpc.offline.rlwe.packing import PackingKeys, packing_keys
+from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, packing_keys
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     Bytes,
@@ -87,8 +87,8 @@ class Homomorphic:
         self.party = party
         self.threads = len(os.sched_getaffinity(0)) if threads is None else threads
         self.stream = Stream()
-        self.packs = False
-        """Whether responses of matrix products are packed."""
+        self.packing = Packing.NONE
+        """How responses of matrix products can be packed."""
         own = new_seed()
         theirs = channel.exchange([own], len(own)).tobytes()
         if party == CLIENT:
@@ -99,23 +99,23 @@ class Homomorphic:
             with closing_on_fault(channel):
                 self._public = PublicKey.decode(data, common_seed(theirs, own))
 
-    def set_up_packing(self) -> None:
-        """The client's keys for packed responses, 9 MB, once; matrix products are packed from here on."""
-        if self.packs:
+    def set_up_packing(self, packing: Packing = Packing.TURNS) -> None:
+        """The client's keys for packed responses, unless they are there."""
+        if self.packing >= packing:
             return
         if self.party == CLIENT:
-            self.channel.exchange(packing_keys(self._secret), 0)
+            self.channel.exchange(packing_keys(self._secret, packing), 0)
         else:
-            data = self.channel.exchange([], PackingKeys.SIZE)
+            data = self.channel.exchange([], packing.key_bytes)
             with closing_on_fault(self.channel):
-                self._packing = PackingKeys(data)
-        self.packs = True
+                self._packing_keys = PackingKeys(data, packing)
+        self.packing = packing
 
     @property
-    def packing(self) -> PackingKeys:
-        if self.party != SERVER or not self.packs:
+    def packing_keys(self) -> PackingKeys:
+        if self.party != SERVER or not self.packing:
             raise ShapeError("keys to pack responses are the server's, and must be set up")
-        return self._packing
+        return self._packing_keys
 
     @property
     def secret(self) -> SecretKey:
@@ -282,7 +282,8 @@ class MatrixJob(Job):
                 rows = sums if tiling.turns else np.moveaxis(sums, 1, 0)
                 merges = tiling.levels - tiling.turns
                 whole = [
-                    engine.packing.pack(made, tiling.answer_scheme, np.ascontiguousarray(row), merges) for row in rows
+                    engine.packing_keys.pack(made, tiling.answer_scheme, np.ascontiguousarray(row), merges)
+                    for row in rows
                 ]
                 return [self._respond(engine, row, number, part, r, first // group) for r, row in enumerate(whole)]
             return [
@@ -308,7 +309,7 @@ class MatrixJob(Job):
         if not tiling.turns:
             return by_rows(np.stack(uploads).reshape(row_blocks, input_blocks, *uploads[0].shape))
         rows = [uploads[r * input_blocks : (r + 1) * input_blocks] for r in range(row_blocks)]
-        return engine.packing.turn(
+        return engine.packing_keys.turn(
             tiling.scheme, tiling.turned_scheme, rows, tiling.levels, tiling.turns, parallel=engine.parallel
         )
 
@@ -372,7 +373,7 @@ def matrix_products(
     """
     if engine.party == SERVER and y is not None:
         check_bits(y, bits)
-    tiling = choose_tiling(*shape, width, bits, engine.packs)
+    tiling = choose_tiling(*shape, width, bits, engine.packing)
     return np.stack([job.share for job in run_products(engine, tiling, width, batch=batch, x=x, y=y)])
 
 

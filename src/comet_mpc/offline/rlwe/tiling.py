@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.offline.rlwe.packing import MAX_LEVELS, MAX_TURNS, packed_scheme, packing_noise, turning_noise
+from comet_mpc.offline.rlwe.packing import MAX_LEVELS, Packing, most_turns, packed_scheme, packing_noise, turning_noise
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme
 
 __all__ = ["Integers", "Tiling", "centred", "choose_tiling"]
@@ -47,7 +47,7 @@ _BYTES_PER_SECOND = 4e6
 
 Packing saves bytes and takes time. Since uploads are turned, that is little: a price of 2 MB or 10 MB instead of 4
 makes no difference of more than 1 % in the bytes of BERT-base at 128 tokens."""
-_STAGE, _MULTIPLY = 0.9e-6, 2.4e-6
+_STAGE, _MULTIPLY = 1.0e-6, 2.2e-6
 """Seconds for one prime: a stage of the transform of a short polynomial, a ciphertext's product with it."""
 _SWITCH = 20e-6
 """Seconds for each of the transforms that a change of keys takes."""
@@ -130,6 +130,24 @@ class Tiling:
     def response_bytes(self) -> int:
         answers = math.prod(self.groups) + self.diagonals * math.prod(replace(self, outputs=self.inputs).groups)
         return self.parts * answers * self.scheme.response_bytes
+
+    @property
+    def cost(self) -> float:
+        """In bytes: those that are sent, and what the server's time is worth."""
+        seconds, ways = 0.0, 1 << self.turns
+        limbs = self.turned_limbs if self.turns else self.scheme.limbs
+        stages = (self.stride << (self.turns > 0)).bit_length() - 1
+        for section in self.sections():
+            r, i, o = section.blocks
+            i = 1 if section.diagonal else i
+            seconds += self.parts * limbs * i * o * (stages * _STAGE + r * _MULTIPLY)
+            if self.levels:
+                kept = self.answer_scheme.limbs
+                seconds += self.parts * r * -(-o // ways) * kept * (kept + 3) * _SWITCH
+        if self.turns:  # of what a way costs, transforms are two thirds
+            rows, inputs, _ = self.blocks
+            seconds += rows * inputs * (limbs * (limbs + 2) + (ways - 1) * 3 * (limbs + 1)) * _SWITCH
+        return self.upload_bytes + self.response_bytes + _BYTES_PER_SECOND * seconds
 
     @property
     def group_blocks(self) -> int:
@@ -226,27 +244,25 @@ def choose_tiling(
     outputs: int,
     width: int,
     bits: int,
-    packed: bool = False,
+    packing: Packing = Packing.NONE,
     *,
     length: float | None = None,
     diagonals: int = 0,
     free: bool = False,
-    related: bool = True,
 ) -> Tiling:
     """The cheapest blocks for words mod 2^width times integers |y| <= 2^(bits-1), by bytes and server time.
 
-    packed     whether the server has keys to pack responses
+    packing    which keys the server has to pack responses
     length     of a row of y, at most: Σ y² <= length²; without it all of a row may be as large as an entry
     diagonals  how many vectors scale the same factor of the client's
     free       whether the client's factor may be what its ciphertexts say
-    related    whether rows of y may be alike; those of a uniform mask are not
     """
     if min(rows, inputs, outputs) < 1:
         raise ShapeError(f"an empty product: ({rows}, {inputs})·({outputs}, {inputs})ᵀ")
     options: list[Tiling] = []
     for stride in (2**k for k in range(1, 14)):
         plain = {min(2**k, inputs) for k in range(stride.bit_length())}
-        packs = range(1, min(MAX_LEVELS, stride.bit_length() - 1) + 1) if packed else ()
+        packs = range(1, min(MAX_LEVELS, stride.bit_length() - 1) + 1) if packing else ()
         blocks = [*((size, 0) for size in plain), *((2**level, level) for level in packs)]
         for (block_inputs, levels), parts in itertools.product(blocks, (1, 2)):
             part_bits = -(-bits // parts)
@@ -262,21 +278,23 @@ def choose_tiling(
             cut = (parts, part_bits, diagonals, free and stride == block_inputs)
             fewer = packed_scheme(scheme, norm, levels).limbs if levels else None
             tiling = Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut, packed_limbs=fewer)
-            options += [tiling, *_turned(tiling, norm, related)]
+            options.append(tiling)
+            if packing >= Packing.TURNS:
+                options += _turned(tiling, norm)
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
-    return min(options, key=_cost)
+    return min(options, key=lambda tiling: tiling.cost)
 
 
-def _turned(plain: Tiling, norm: float, related: bool) -> Iterator[Tiling]:
+def _turned(plain: Tiling, norm: float) -> Iterator[Tiling]:
     """The same with turned uploads. Their noise must fit into the modulus, or into one with a prime more."""
     if not plain.levels or plain.stride > DEGREE // 16:
         return
     scheme, levels = plain.scheme, plain.levels
-    for turns in range(1, min(MAX_TURNS, levels - 1) + 1):
+    for turns in range(1, most_turns(levels) + 1):
         for limbs in range(scheme.limbs, min(scheme.limbs + 2, len(PRIMES))):
             scale = math.prod(PRIMES[scheme.limbs : limbs])
-            variance = turning_noise(limbs, levels, turns, norm, related=related) / scale**2
+            variance = turning_noise(limbs, levels, norm) / scale**2
             try:
                 fits = choose_scheme(scheme.plain_bits, norm, packing_noise(len(PRIMES), levels) + variance)
             except RangeError:
@@ -288,22 +306,6 @@ def _turned(plain: Tiling, norm: float, related: bool) -> Iterator[Tiling]:
             if made.turned_bytes <= _MOST_TURNED:
                 yield made
             break
-
-
-def _cost(tiling: Tiling) -> float:
-    seconds, ways = 0.0, 1 << tiling.turns
-    limbs = tiling.turned_limbs if tiling.turns else tiling.scheme.limbs
-    stages = (tiling.stride << (tiling.turns > 0)).bit_length() - 1
-    for section in tiling.sections():
-        r, i, o = section.blocks
-        i = 1 if section.diagonal else i
-        seconds += tiling.parts * limbs * i * o * (stages * _STAGE + r * _MULTIPLY)
-        if tiling.levels:
-            kept = tiling.answer_scheme.limbs
-            seconds += tiling.parts * r * -(-o // ways) * kept * (kept + 3) * _SWITCH
-    rows, inputs, _ = tiling.blocks
-    seconds += rows * inputs * (ways - 1) * (limbs * (limbs + 5) + 2) * _SWITCH
-    return tiling.upload_bytes + tiling.response_bytes + _BYTES_PER_SECOND * seconds
 
 
 def centred(words: Words, width: int) -> Integers:
