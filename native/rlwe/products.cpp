@@ -82,7 +82,7 @@ void multiply_dense(const Prime &p, const ShortProduct &product, Isa isa) {
 // Block by block: the left factors' part stays in the second-level cache for all outputs, a few transformed right
 // factors in the first.
 void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
-    constexpr size_t chunk = 12; // at most `fold`
+    constexpr size_t chunk = fold;
     const ShortShape &shape = product.shape;
     const size_t live = shape.live;
     std::vector<u32> residues(shape.outputs * shape.inputs * live), work(live * lanes),
@@ -114,7 +114,7 @@ void multiply_blocks(const Prime &p, const ShortProduct &product, Isa isa) {
 // Those of a few outputs and inputs at a time are made, so that they stay in the second-level cache while they are used.
 class TurnedFactors {
 public:
-    static constexpr size_t most_outputs = 8, most_inputs = 8; // at most `fold`
+    static constexpr size_t most_outputs = 8, most_inputs = fold;
 
     TurnedFactors(const Prime &p, const CutIntegers &y, const TurnedShape &shape, Isa isa)
         : p_(p), shape_(shape), isa_(isa), fan_(size_t{1} << shape.turns), length_(2 * shape.live),
@@ -220,37 +220,40 @@ void multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, c
     constexpr size_t width = (rows + 1) * 2 * lanes; // a ciphertext modulo one prime
     const size_t limbs = basis.size(), one = limbs * degree;
     const CutIntegers integers(y, isa);
-    std::vector<u32> right(wide * TurnedFactors::most_inputs * 2 * shape.live * lanes);
+    std::vector<u32> right(2 * fold * 2 * shape.live * lanes);
     for (size_t l = 0; l < limbs; ++l) {
         const Prime &p = basis[l];
         TurnedFactors factors(p, integers, shape, isa);
         const size_t length = factors.length(), fan = factors.fan(), kept = factors.kept();
         const size_t start = l < shape.plain_limbs ? 0 : 1;
-        // Some outputs and inputs, for one S after the other, so that its twiddles stay in the first-level cache.
-        const auto some = [&](size_t k, size_t outputs, size_t i, size_t terms, size_t row, size_t set) {
+        // Some outputs and inputs, and one S or, with few inputs, several: as many terms as one sum takes.
+        const auto some = [&](size_t k, size_t outputs, size_t i, size_t inputs, size_t row, size_t set, size_t ways) {
+            const size_t terms = ways * inputs;
             for (size_t o = k, sets = 0; o < k + outputs; o += sets) {
-                sets = together(k + outputs - o);
+                sets = together(std::min(2 * fold / terms, k + outputs - o)); // stays in the second-level cache
                 const size_t stride = terms * sets * lanes;
                 for (size_t t = 0; t < terms * sets; ++t)
-                    factors.transform(o + t % sets, i + t / sets, set, row / length, span(right).subspan(t * lanes),
-                                      stride);
+                    factors.transform(o + t % sets, i + t / sets % inputs, set + t / sets / inputs, row / length,
+                                      span(right).subspan(t * lanes), stride);
                 for (size_t r = 0; r < shape.row_blocks; ++r) {
                     u32 *acc[wide];
                     for (size_t s = 0; s < sets; ++s)
                         acc[s] = &out[(r * kept + o + s) * 2 * one + l * degree + row * lanes];
-                    const u32 *left = &x[(((r * limbs + l) * shape.inputs + i) * fan + set) * width + row * 2 * lanes];
-                    multiply_add(p, {left, 2 * lanes, fan * width, lanes}, {right.data(), stride}, terms, length,
+                    const u32 *left = &x[(((r * limbs + l) * fan + set) * shape.inputs + i) * width + row * 2 * lanes];
+                    multiply_add(p, {left, 2 * lanes, width, lanes}, {right.data(), stride}, terms, length,
                                  span(acc).first(sets), one, i == 0 && set == start, isa);
                 }
             }
         };
+        const size_t ways = shape.inputs > fold / 2 ? 1 : fold / shape.inputs;
         for (size_t k = 0; k < kept; k += TurnedFactors::most_outputs)
             for (size_t i = 0; i < shape.inputs; i += TurnedFactors::most_inputs) {
                 const size_t outputs = std::min(TurnedFactors::most_outputs, kept - k);
                 const size_t inputs = std::min(TurnedFactors::most_inputs, shape.inputs - i);
                 factors.mix(k, outputs, i, inputs);
                 for (size_t row = 0; row < rows; row += length)
-                    for (size_t set = start; set < fan; ++set) some(k, outputs, i, inputs, row, set);
+                    for (size_t set = start; set < fan; set += ways)
+                        some(k, outputs, i, inputs, row, set, std::min(ways, fan - set));
             }
     }
 }

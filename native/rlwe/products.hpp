@@ -29,7 +29,7 @@ struct TurnedShape {
 ///     out[r][k] = Σ_m X^(m·d) · Σ_S s_S(Σ_i x[r][i]·y[k + m·d][i]),   d = 2^(levels-turns),  m < 2^turns,
 ///
 /// where s_S are all products of the first automorphisms. With x[S] = s_S(x) in hand (`turn_all`) this is Σ_S,i x[S][i]
-/// times s_S(w), w = Σ_m s_S^-1(X^(m·d))·y[k + m·d][i]. x is [r][prime][i][S][row][c0, c1][8] with a row
+/// times s_S(w), w = Σ_m s_S^-1(X^(m·d))·y[k + m·d][i]. x is [r][prime][S][i][row][c0, c1][8] with a row
 /// too many: polynomials at strides of whole pages would share a few sets of the caches. live is at most 512.
 void multiply_turned(const Basis &basis, span<const u32> x, span<const i64> y, const TurnedShape &shape, span<u32> out,
                      Isa isa);

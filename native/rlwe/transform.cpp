@@ -92,19 +92,24 @@ COMET_INLINE Vec choose_above(Vec x, const Vec &bound, const Vec &y) {
     return x;
 }
 COMET_INLINE Sum zero_sum() { return Sum{}; }
+COMET_INLINE Sum high_sum(const Vec &x) {
+    Sum s;
+    for (size_t i = 0; i < lanes; ++i) s.at[i] = u64{x.at[i]} << 32;
+    return s;
+}
 COMET_INLINE void accumulate(Sum &s, const Vec &x, const Vec &y) {
     for (size_t i = 0; i < lanes; ++i) s.at[i] += static_cast<u64>(x.at[i]) * y.at[i];
 }
+// s/2^32 mod q, below q. The upper half of s is below 4q.
 COMET_INLINE Vec reduce_sum(const Sum &s, const Vec &q, const Vec &inverse) {
     Vec v;
     for (size_t i = 0; i < lanes; ++i) {
         const u32 n = q.at[i], low = static_cast<u32>(s.at[i]);
         u32 high = static_cast<u32>(s.at[i] >> 32);
         high = std::min(high, high - 2 * n);
-        high = std::min(high, high - 2 * n);
-        high = std::min(high, high - n);
         const u32 quotient = low * inverse.at[i];
-        const u32 rest = high - static_cast<u32>((static_cast<u64>(quotient) * n) >> 32) + n;
+        u32 rest = high - static_cast<u32>((static_cast<u64>(quotient) * n) >> 32) + n;
+        rest = std::min(rest, rest - 2 * n);
         v.at[i] = std::min(rest, rest - n);
     }
     return v;
@@ -166,6 +171,9 @@ COMET_AVX2 COMET_INLINE Vec choose_above(Vec x, Vec bound, Vec y) {
     return _mm256_blendv_epi8(x, y, _mm256_cmpgt_epi32(x, bound));
 }
 COMET_AVX2 COMET_INLINE Sum zero_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+COMET_AVX2 COMET_INLINE Sum high_sum(Vec x) {
+    return {_mm256_slli_epi64(x, 32), _mm256_blend_epi32(_mm256_setzero_si256(), x, 0xAA)};
+}
 COMET_AVX2 COMET_INLINE void accumulate(Sum &s, Vec x, Vec y) {
     s.even = _mm256_add_epi64(s.even, _mm256_mul_epu32(x, y));
     s.odd = _mm256_add_epi64(s.odd, _mm256_mul_epu32(odd(x), odd(y)));
@@ -175,11 +183,10 @@ COMET_AVX2 COMET_INLINE Vec reduce_sum(Sum s, Vec q, Vec inverse) {
     const Vec low = _mm256_blend_epi32(s.even, _mm256_slli_epi64(s.odd, 32), 0xAA);
     Vec high = _mm256_blend_epi32(odd(s.even), s.odd, 0xAA);
     high = lesser(high, sub(high, q2));
-    high = lesser(high, sub(high, q2));
-    high = lesser(high, sub(high, q));
     const Vec quotient = _mm256_mullo_epi32(low, inverse);
     const Vec even_part = _mm256_mul_epu32(quotient, q), odd_part = _mm256_mul_epu32(odd(quotient), q);
-    const Vec rest = add(sub(high, _mm256_blend_epi32(odd(even_part), odd_part, 0xAA)), q);
+    Vec rest = add(sub(high, _mm256_blend_epi32(odd(even_part), odd_part, 0xAA)), q);
+    rest = lesser(rest, sub(rest, q2));
     return lesser(rest, sub(rest, q));
 }
 

@@ -14,7 +14,7 @@ namespace comet::rlwe {
 
 constexpr size_t wide = 4;     // sets of factors that share the loads of a ciphertext, at most
 constexpr size_t columns = 16; // short polynomials that lanes may pick from
-constexpr size_t fold = 16;    // products of two residues that fit into 64 bits together
+constexpr size_t fold = 12;    // products of two residues that, with 2^32 times a residue, fit into 64 bits together
 
 /// How many of so many sets go together: 1, 2 or 4.
 constexpr size_t together(size_t left) { return left >= wide ? wide : left >= 2 ? 2 : 1; }

@@ -190,7 +190,7 @@ class PackingKeys:
         parallel: Callable[[Callable[[_Some], None], Sequence[_Some]], Iterable[None]] = map,
         isa: str = "",
     ) -> Residues:
-        """Ciphertexts (r)(i)(2, limbs, 8192), turned in all ways of the first levels: (r, limbs, i, ways, 1025·16).
+        """Ciphertexts (r)(i)(2, limbs, 8192), turned in all ways of the first levels: (r, limbs, ways, i, 1025·16).
 
         Divided by 2^levels, and multiplied by the primes that `wider` has beyond `scheme`. The last row is not used.
         """
@@ -198,7 +198,7 @@ class PackingKeys:
             raise ShapeError(f"there are no keys to turn uploads in {turns} of {levels} levels")
         inputs, ways = len(uploads[0]), 1 << turns
         size = (DEGREE // LANES + 1) * 2 * LANES
-        out = np.empty((len(uploads), wider.limbs, inputs, ways, size), np.uint32)
+        out = np.empty((len(uploads), wider.limbs, ways, inputs, size), np.uint32)
         keys = self._turning.reshape(-1)
 
         def some(place: tuple[int, int, int]) -> None:
@@ -214,10 +214,10 @@ class PackingKeys:
                 _DIGITS,
                 1 << (MAX_LEVELS - levels),
                 out[r].reshape(-1),
-                first * ways * size,
-                ways * size,
-                inputs * ways * size,
+                first * size,
                 size,
+                ways * inputs * size,
+                inputs * size,
                 isa,
             )
 

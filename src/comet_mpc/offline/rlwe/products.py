@@ -273,7 +273,7 @@ class MatrixJob(Job):
             last = min(section.blocks[2], first + chunk)
             met = section.met(first, last)
             right = section.pack_right(parts[number][part], first, last)[:, met]
-            some_left = np.ascontiguousarray(left[:, :, met] if tiling.turns else left[:, :, :, met])
+            some_left = np.ascontiguousarray(left[:, :, :, met])
             if tiling.turns:
                 sums = multiply_turned(made, some_left, right, tiling.levels, plain_limbs=scheme.limbs)
             else:

@@ -372,10 +372,10 @@ def multiply_turned(
     """Products of turned ciphertexts with polynomials, in which the first merges of packing are done already.
 
     native/rlwe/products.hpp has the formula.
-    left: (r, limbs, i, 2^turns, …) of `PackingKeys.turn`; right: (o, i, live). The result is
+    left: (r, limbs, 2^turns, i, …) of `PackingKeys.turn`; right: (o, i, live). The result is
     (r, o', 2, limbs, 8192), o' <= 2^(levels - turns). plain_limbs: primes that ciphertexts had before they were turned.
     """
-    row_blocks, _, inputs, ways, _ = left.shape
+    row_blocks, _, ways, inputs, _ = left.shape
     outputs, same, live = right.shape
     turns = ways.bit_length() - 1
     if same != inputs or live & (live - 1) or not max(4, outputs) <= 2**levels <= live <= DEGREE // 16 or turns > 4:
