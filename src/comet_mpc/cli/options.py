@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions.activation import Opening
 from comet_mpc.models.checkpoint import RuleName
 from comet_mpc.models.transformer import SHAPES, EncoderShape
 from comet_mpc.offline.sources import PAIR, SOURCES
@@ -31,7 +30,6 @@ __all__ = [
     "Limit",
     "MostTexts",
     "NetworkName",
-    "RootOpening",
     "ServerAddress",
     "ShapeName",
     "ShapeRule",
@@ -110,10 +108,6 @@ ShapeRule = Annotated[
         "--rule",
         help="With --shape: the root by a polynomial of that degree, or minimax steps of 1/sqrt. Default: quadratic.",
     ),
-]
-RootOpening = Annotated[
-    Opening,
-    typer.Option(help="With such a polynomial: evaluate it from an opening of t, or of x alone (linear, quadratic)."),
 ]
 NetworkName = Annotated[
     str | None, typer.Option(metavar="RATE/RTT", help="Over such a network, for example 200mbit/10ms.")

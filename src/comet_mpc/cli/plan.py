@@ -17,7 +17,6 @@ from comet_mpc.cli.options import (
     JsonFile,
     Layers,
     NetworkName,
-    RootOpening,
     ShapeName,
     ShapeRule,
     SourceName,
@@ -28,7 +27,6 @@ from comet_mpc.cli.tables import origin, report, table
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions.activation import Opening
 from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import (
@@ -55,11 +53,10 @@ def plan_shape(
     batch: int = 1,
     *,
     rule: str = "minimax",
-    opening: Opening = "t",
     fused: bool = True,
 ) -> Plan:
     """The plan of the certified encoder at a named shape, with universal rules."""
-    rules, weights = certified_rules(shape, steps, rule=rule, opening=opening), public_weights(shape)
+    rules, weights = certified_rules(shape, steps, rule=rule), public_weights(shape)
     size = (batch, tokens, shape.hidden)
     return plan_program(
         lambda session: forward(
@@ -76,7 +73,6 @@ def plan(
     batch: Batch = 1,
     rule: ShapeRule = None,
     steps: Steps = None,
-    opening: RootOpening = "t",
     layers: Layers = None,
     source: SourceName = DEFAULT_SOURCE,
     network: NetworkName = None,
@@ -91,7 +87,7 @@ def plan(
         if shape is None:
             raise ConfigurationError("name a checkpoint, or a shape with --shape")
         size, name = find_shape(shape, layers), shape
-        planned = plan_shape(size, tokens, count, batch, rule=by, opening=opening, fused=kind.fused)
+        planned = plan_shape(size, tokens, count, batch, rule=by, fused=kind.fused)
     elif shape is not None:
         raise ConfigurationError("name a checkpoint or a shape, not both")
     else:

@@ -21,7 +21,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
-from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, times_real
+from comet_mpc.functions.activation import Smu, SmuRule, smu, smu_rule, times_real
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import RootRule
@@ -82,8 +82,6 @@ class AttentionForm:
     threshold_bound: float = 1.0
     floor: float = 0.0
     """Added to Σ_j R_ij: without a smooth smu a row may have no positive score at all."""
-    opening: Opening = "t"
-    """What a root rule of the scores is evaluated from."""
 
     @property
     def score_scale(self) -> float:
@@ -223,9 +221,8 @@ def attention(
         # a root rule takes its argument into its own ring
         s = scaled if session.odd and isinstance(form.scores, RootRule) else session.truncate_to(scaled, _SCORE)
         squared = session.ring(form.power * _ACTIVATED, _R_TOP if form.power > 1 else 4.0)
-        activated = smu(
-            session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared, opening=form.opening
-        ).bounded(LARGEST_ACTIVATED)
+        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared)
+        activated = activated.bounded(LARGEST_ACTIVATED)
         r = _power(session, activated, form, r_bits, pair)
         columns = v.narrow(pair) if values is None else values.result()
         if mask is not None:

@@ -15,7 +15,6 @@ from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.functions.activation import Opening
 from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import (
@@ -61,7 +60,6 @@ class ModelCase(msgspec.Struct, frozen=True):
     source: str = DEALER.name
     """Of randomness, by name."""
     rule: str = "minimax"
-    opening: Opening = "t"
 
 
 class OperationCost(msgspec.Struct, frozen=True):
@@ -172,7 +170,7 @@ def input_arrays(case: ModelCase) -> tuple[Reals, Reals]:
 def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
     size = (case.batch, case.tokens, case.shape.hidden)
     rows, mask = input_arrays(case) if session.holds(CLIENT) else (None, None)
-    rules = certified_rules(case.shape, case.steps, rule=case.rule, opening=case.opening)
+    rules = certified_rules(case.shape, case.steps, rule=case.rule)
     return forward(
         session, input_rows(session, rows, size), input_mask(session, mask, size[:2]), case.shape, rules, weights
     )
