@@ -28,6 +28,7 @@ __all__ = [
     "Keys",
     "Layers",
     "Limit",
+    "LinkName",
     "MostTexts",
     "NetworkName",
     "ServerAddress",
@@ -111,6 +112,14 @@ ShapeRule = Annotated[
 ]
 NetworkName = Annotated[
     str | None, typer.Option(metavar="RATE/RTT", help="Over such a network, for example 200mbit/10ms.")
+]
+LinkName = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        metavar="RATE/RTT",
+        help="Between clients and the server: programs take the rounds and bytes that cost the least there.",
+    ),
 ]
 TaskName = Annotated[
     str | None,

@@ -62,7 +62,6 @@ _ACTIVE = 14  # and of the activation's
 _WEIGHTS = 14  # fraction bits of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
-_MANY_ROWS = 512  # of all layers: from here on rounds count more than the randomness of row quantities
 ANSWER_BITS = 8
 """Fraction bits of an answer as it is revealed, unless the operator says otherwise."""
 _NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
@@ -378,9 +377,8 @@ def forward(
     """
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
-    many = shape.layers * math.prod(mask.shape) >= _MANY_ROWS
     for layer in range(shape.layers):
-        with session.in_few_rounds(many), session.part(f"layer {layer}"):
+        with session.part(f"layer {layer}"):
             last = layer + 1 == shape.layers
             rows = encoder_layer(session, rows, mask, shape, rules, weights, layer, last)
     with session.part("head"):

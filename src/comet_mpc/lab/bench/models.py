@@ -12,11 +12,12 @@ import numpy.typing as npt
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.party import PartySession
-from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
+from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
     EncoderShape,
     certified_rules,
@@ -177,8 +178,8 @@ def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> S
 
 
 def plan_case(case: ModelCase) -> Plan:
-    public, source = public_weights(case.shape), find_source(case.source)
-    return plan_program(lambda session: run_case(case, session, public), fused=source.fused)
+    source = find_source(case.source)
+    return plan_shape(case.shape, case.tokens, case.steps, case.batch, case.rule, source, case.network)
 
 
 def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
@@ -198,7 +199,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         steps=case.steps,
         rule=case.rule,
         source=case.source,
-        network=f"{link.rate / 1e6:g}mbit/{link.round_trip * 1e3:g}ms" if (link := case.network) else None,
+        network=str(case.network) if case.network else None,
         weights="random",
         online_bytes=sum(side.sent for side in sides),
         planned_online_bytes=plan.online_bytes,
@@ -256,7 +257,7 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
         source, offline_bytes = seat.prepare(channel, kind, plan, weights, bundle_id)
         offline_seconds, offline_cpu = watch.lap()
-        session = PartySession(seat.party, channel, source)
+        session = PartySession(seat.party, channel, source, ways=plan.ways)
         channel.exchange([b"ready"], 5)
         before, watch = channel.traffic, Stopwatch()
         share = run_case(case, session, weights)
