@@ -11,7 +11,7 @@ from comet_mpc.cli.options import DEFAULT_SOURCE, JsonFile, LinkName, SourceName
 from comet_mpc.cli.tables import demo_tables, report
 from comet_mpc.engine.costs import Network
 from comet_mpc.lab.demo import SENTENCES, demo_model, run_demo
-from comet_mpc.offline.cheapest import USUAL_NETWORK
+from comet_mpc.lab.service import ON_THIS_MACHINE
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
@@ -28,7 +28,7 @@ def demo(
         ),
     ] = None,
     source: SourceName = DEFAULT_SOURCE,
-    network: LinkName = str(USUAL_NETWORK),
+    network: LinkName = str(ON_THIS_MACHINE),
     json: JsonFile = None,
 ) -> None:
     """Try it: private predictions between a client and a server on this machine.

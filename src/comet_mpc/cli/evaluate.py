@@ -16,13 +16,13 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
+from comet_mpc.lab.service import ON_THIS_MACHINE
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import RuleName, fingerprint
 from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
 from comet_mpc.models.transformer import ANSWER_BITS
-from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
@@ -62,7 +62,7 @@ def evaluate(
         bool, typer.Option("--secure", help="Inside the protocol, between processes on this machine. Needs no torch.")
     ] = False,
     source: SourceName = DEFAULT_SOURCE,
-    network: LinkName = str(USUAL_NETWORK),
+    network: LinkName = str(ON_THIS_MACHINE),
     cluster: Annotated[
         str | None,
         typer.Option(

@@ -103,7 +103,9 @@ def way_grid(results: Results) -> Grid:
         seconds = [human_seconds(value) for value in (online + offline, online, record["usual_seconds"])]
         sizes = [human_bytes(record["online_bytes"]), human_bytes(record["offline_bytes"])]
         grid.rows.append([f"the {record['source']}", record["network"], str(record["rounds"]), *sizes, *seconds])
-    grid.note = "Time on the network, preparation included, without the compute. Last: by the program without --network."
+    grid.note = (
+        "Time on the network, preparation included, without the compute. Last: by the program without --network."
+    )
     grid.sources = sources_of(planned)
     return grid
 
