@@ -60,7 +60,7 @@ models() {
 }
 
 plans() {
-    local rule words shape source tokens
+    local rule words shape source tokens network
     for shape in minilm bert-base; do
         for rule in 2 3 4 linear quadratic cubic quartic; do # a quintic does not fit its ring without a dealer
             case $rule in [0-9]) words=(--steps "$rule") ;; *) words=(--rule "$rule") ;; esac
@@ -71,6 +71,10 @@ plans() {
         for tokens in 32 64 256 512; do
             keep "plan/bert-base-$tokens-quadratic-$source" "$comet" plan --shape bert-base --tokens "$tokens" \
                 --rule quadratic --source "$source" >/dev/null
+        done
+        for network in 50mbit/1ms 200mbit/10ms 1gbit/1ms 100mbit/100ms 1gbit/50ms; do
+            keep "plan/bert-base-128-quadratic-$source-${network/\//-}" "$comet" plan --shape bert-base \
+                --rule quadratic --source "$source" --network "$network" >/dev/null
         done
     done
 }

@@ -30,7 +30,7 @@ def main() -> None:
 
     # The source of randomness decides whether a truncation and an opening can share a round.
     source = DealerSource() if arguments.source == "dealer" else PairSource()
-    plan = ServedModel.load(arguments.checkpoint).plan(arguments.batch, arguments.tokens, fused=source.fused)
+    plan = ServedModel.load(arguments.checkpoint).plan(arguments.batch, arguments.tokens, source)
 
     # Every round of the schedule says which part of the program it belongs to, and what each party sends in it.
     # A part is a path, such as "layer 1/attention"; here all layers are added up.

@@ -32,7 +32,7 @@ def main() -> None:
     # other source: faster, but privacy then depends on who runs the dealer.
     source = PairSource()
     for bucket in model.buckets():
-        plan = model.plan(1, bucket, fused=source.fused)
+        plan = model.plan(1, bucket, source)
         print(f"{bucket} tokens: {plan.online_bytes} bytes in {plan.rounds} rounds")
 
     host, _, port = arguments.listen.rpartition(":")

@@ -19,7 +19,7 @@ from comet_mpc.offline.header import HEADER_BYTES
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.source import Order
-from comet_mpc.offline.sources import DEALER, PairSource
+from comet_mpc.offline.sources import DEALER, PAIR, PairSource
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from comet_mpc.service.deployment import Deployment, ServiceLimits
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
@@ -186,14 +186,14 @@ def test_a_preparation_that_fails_leaves_a_bundle_of_the_same_id_alone(
 
 
 def test_the_same_at_the_client_and_with_a_dealer(tmp_path: Path, tiny_model: ServedModel) -> None:
-    plan = tiny_model.plan(1, 16)
+    plan = tiny_model.plan(1, 16, DEALER)
     store = BundleStore(tmp_path / "bundles", CLIENT, DEALER)
     name = new_bundle_id()
     with store.add(name, plan.digest, bytes(16)):
         pass
     mine, theirs = memory_pair(PATIENCE)
     theirs.close()
-    preparer = Preparer(mine, CLIENT, tiny_model.plan(1, 16, fused=False).correlations)
+    preparer = Preparer(mine, CLIENT, tiny_model.plan(1, 16, PAIR).correlations)
     with pytest.raises(PeerError):
         prepare_stored(preparer, [name], plan, store)
     assert store.count() == 1

@@ -20,6 +20,7 @@ from comet_mpc.models.checkpoint import CometConfig, load_checkpoint, save_check
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.own_data import own_task, read_split
 from comet_mpc.models.served import ServedModel
+from comet_mpc.offline.sources import PAIR
 from support.small_models import UNMODIFIED
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
 
@@ -82,7 +83,7 @@ def test_one_command_makes_a_model_that_can_be_served(tmp_path: Path, kind: str,
     assert report["labelled"] is not (plain or kind == "embedding")
     assert report["original"].keys() == report["adopted"].keys()
     served = ServedModel.load(out)
-    assert report["costs"]["online_bytes"] == served.plan(1, 16, fused=False).online_bytes
+    assert report["costs"]["online_bytes"] == served.plan(1, 16, PAIR).online_bytes
     assert load_checkpoint(out)[0].fine_tuned
     task = own_task(data, served.config.encoder.labels, served.config.head.kind)
     twin = evaluate_twin(served, read_split(data, task, "dev"), task=task)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from comet_mpc.cli.plan import plan_shape
 from comet_mpc.engine.costs import Network, by_layer, by_operation, compute_seconds, party_memory
 from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import SHAPES
+from comet_mpc.offline.sources import DEALER
 
 
 @pytest.fixture(scope="module")
 def bert() -> Plan:
-    return plan_shape(SHAPES["bert-base"], 128, 3)
+    return plan_shape(SHAPES["bert-base"], 128, 3, 1, "minimax", DEALER)
 
 
 def test_groups_add_up_to_the_plan(bert: Plan) -> None:
@@ -59,6 +60,6 @@ def test_time_on_a_network_is_bytes_over_rate_and_rounds_of_delay(bert: Plan) ->
 
 
 def test_memory_grows_with_weights_and_tokens(bert: Plan) -> None:
-    long = plan_shape(SHAPES["bert-base"], 256, 3)
+    long = plan_shape(SHAPES["bert-base"], 256, 3, 1, "minimax", DEALER)
     assert party_memory(bert, 0) < party_memory(long, 0)
     assert party_memory(bert, 10**8) - party_memory(bert, 0) == 8 * 10**8

@@ -14,7 +14,7 @@ from comet_mpc.engine.correlations import Monomials
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RangeError, RuleError
-from comet_mpc.functions.activation import Opening, Smu, smu, smu_rule
+from comet_mpc.functions.activation import Smu, smu, smu_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.offline.sources import find_source
 from support.two_parties import run_two_parties, together, twin_value
@@ -77,18 +77,15 @@ def test_a_quadratic_bends_down_slowly_above_its_top() -> None:
     assert rule.stable_top > 1.6 * rule.high
 
 
-@pytest.mark.parametrize("opening", ["t", "x"])
 @pytest.mark.parametrize("degree", ["linear", "quadratic", "cubic", "quartic", "quintic"])
 @pytest.mark.parametrize("source", ["dealer", "pair"])
-def test_twin_and_parties_evaluate_the_rule(degree: str, opening: Opening, source: str) -> None:
-    if opening == "x" and DEGREES[degree] > 2:
-        pytest.skip("from x alone only up to degree 2")
+def test_twin_and_parties_evaluate_the_rule(degree: str, source: str) -> None:
     rule = certified(degree)
     x = np.linspace(-1.0, 1.0, 600).reshape(4, 150)
 
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         mine = session.private(CLIENT, x.shape, 24, 1.0, x)
-        return smu(session, mine, CERTIFIED, rule, fraction=18, width=56, opening=opening)
+        return smu(session, mine, CERTIFIED, rule, fraction=18, width=56)
 
     expected = CERTIFIED(np.rint(x * 2.0**24) * 2.0**-24, rule)
     slope = np.polynomial.polynomial.polyval(x**2 + 2.0**-8, np.polynomial.polynomial.polyder(rule.coefficients))
@@ -102,43 +99,23 @@ def test_twin_and_parties_evaluate_the_rule(degree: str, opening: Opening, sourc
     assert np.all(np.abs(real - expected) <= limit)
 
 
-def test_from_x_alone_there_is_one_opening_and_no_truncation_between() -> None:
-    rule = certified("quadratic")
+def test_a_linear_root_needs_one_opening_and_no_truncation_between() -> None:
     x = Share((1000,), 14, 1.0, 64)
-
-    def program(session: Session, opening: Opening) -> Share:
-        return smu(session, x, CERTIFIED, rule, fraction=14, opening=opening)
-
-    of_t = plan_program(lambda session: program(session, "t"))
-    of_x = plan_program(lambda session: program(session, "x"))
-    assert of_x.rounds == 2 < of_t.rounds
-    kinds = [type(entry).__name__ for entry in of_x.correlations]
-    assert kinds == ["Mask", "Monomials", "BitProducts"]
+    plan = plan_program(lambda session: smu(session, x, CERTIFIED, certified("linear"), fraction=14))
+    assert plan.rounds == 2
+    assert [type(entry).__name__ for entry in plan.correlations] == ["Mask", "Monomials", "BitProducts"]
 
 
-def test_with_a_pair_all_is_done_in_one_odd_ring_whatever_the_opening() -> None:
-    rule = certified("quadratic")
+def test_with_a_pair_all_is_done_in_one_odd_ring() -> None:
     x = Share((1000,), 36, 1.0, 56)
-    of_t = plan_program(lambda session: smu(session, x, CERTIFIED, rule, opening="t"), fused=False)
-    of_x = plan_program(lambda session: smu(session, x, CERTIFIED, rule, opening="x"), fused=False)
-    assert of_t.correlations == of_x.correlations
-    assert all(entry.modulus for entry in of_t.correlations if isinstance(entry, Monomials))
+    plan = plan_program(lambda session: smu(session, x, CERTIFIED, certified("quadratic")), fused=False)
+    assert all(entry.modulus for entry in plan.correlations if isinstance(entry, Monomials))
 
 
-@pytest.mark.parametrize("opening", ["t", "x"])
-def test_an_argument_beyond_the_stable_range_is_refused_while_planning(opening: Opening) -> None:
-    rule = certified("quadratic")
+@pytest.mark.parametrize("degree", ["linear", "quadratic"])
+def test_an_argument_beyond_the_stable_range_is_refused_while_planning(degree: str) -> None:
     with pytest.raises(RangeError, match="stable only up to"):
-        plan_program(lambda session: smu(session, Share((4,), 14, 1.5), CERTIFIED, rule, opening=opening))
-
-
-def test_from_x_alone_degree_and_mu_are_limited() -> None:
-    with pytest.raises(RuleError, match="fraction bits for x"):
-        plan_program(lambda session: smu(session, Share((4,), 14, 1.0), CERTIFIED, certified("cubic"), opening="x"))
-    form = Smu((0.125, 0.25, 0.5, 1.0))
-    rule = smu_rule(form, 1.0, 0, name="quadratic")
-    with pytest.raises(RuleError, match="one mu"):
-        plan_program(lambda session: smu(session, Share((4,), 14, 1.0), form, rule, opening="x"))
+        plan_program(lambda session: smu(session, Share((4,), 14, 1.5), CERTIFIED, certified(degree)))
 
 
 @pytest.mark.parametrize("degree", ["linear", "quadratic"])

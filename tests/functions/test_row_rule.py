@@ -13,6 +13,7 @@ import pytest
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.ring import LARGEST_ODD
+from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS, Ways
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt
@@ -27,6 +28,8 @@ INTERVALS = {
     "pooler": row_rule(1.0, 257.0, floor=0.99),
 }
 
+OTHER_WAYS = frozenset({f"inverse_sqrt: {IN_ONE_ROUND}"})
+
 
 def points(rule: MinimaxRule, count: int) -> npt.NDArray[np.float64]:
     """Dense at both ends, where a polynomial's error is largest."""
@@ -37,21 +40,21 @@ def points(rule: MinimaxRule, count: int) -> npt.NDArray[np.float64]:
 def of_secret(t: npt.NDArray[np.float64], rule: MinimaxRule) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         bits = 30 - max(0, math.ceil(math.log2(rule.high)))
-        with session.in_few_rounds():
-            return inverse_sqrt(session, session.private(CLIENT, t.shape, bits, rule.high, t), rule)
+        return inverse_sqrt(session, session.private(CLIENT, t.shape, bits, rule.high, t), rule)
 
     return program
 
 
 @pytest.mark.parametrize("rule", INTERVALS.values(), ids=INTERVALS)
 @pytest.mark.parametrize("fused", [True, False])
-def test_real_parties_err_no_more_than_certified(rule: MinimaxRule, fused: bool) -> None:
+@pytest.mark.parametrize("ways", [USUAL_WAYS, OTHER_WAYS])
+def test_real_parties_err_no_more_than_certified(rule: MinimaxRule, fused: bool, ways: Ways) -> None:
     for seed in range(3):
         t = np.random.default_rng(seed).permutation(points(rule, 2000))
-        real = together(run_two_parties(of_secret(t, rule), fused=fused)) * np.sqrt(t) / rule.gain
+        real = together(run_two_parties(of_secret(t, rule), fused=fused, ways=ways)) * np.sqrt(t) / rule.gain
         assert np.max(np.abs(real - 1.0)) <= rule.error + rule.rounding
         assert np.max(real) <= rule.overshoot
-        twin = twin_value(of_secret(t, rule), fused=fused) * np.sqrt(t) / rule.gain
+        twin = twin_value(of_secret(t, rule), fused=fused, ways=ways) * np.sqrt(t) / rule.gain
         assert np.max(np.abs(twin - 1.0)) <= rule.error + rule.rounding
 
 
@@ -74,17 +77,14 @@ def test_the_error_is_what_was_asked_for(ratio: float, top: float, gain: float) 
 def test_rounds_are_what_it_is_for() -> None:
     rule, other = INTERVALS["norms"], minimax_rule(2.0**-12, 1.0078, 6)
 
-    def rounds(count: int, which: MinimaxRule, *, fused: bool) -> int:
-        def program(session: Session) -> Share:
-            with session.in_few_rounds():
-                return inverse_sqrt(session, Share((count,), 28, 1.0078, 31), which)
-
-        return plan_program(program, fused=fused).rounds
+    def rounds(which: MinimaxRule, *, fused: bool, ways: Ways = USUAL_WAYS) -> int:
+        share = Share((3072,), 28, 1.0078, 31)
+        return plan_program(lambda session: inverse_sqrt(session, share, which), fused=fused, ways=ways).rounds
 
     assert (len(rule.steps), len(other.steps)) == (3, 5)
-    assert (rounds(3072, rule, fused=True), rounds(3072, other, fused=True)) == (4, 6)
-    # two parties alone truncate and open small tensors in one round
-    assert (rounds(3072, rule, fused=False), rounds(1536, rule, fused=False)) == (8, 4)
+    assert (rounds(rule, fused=True), rounds(other, fused=True)) == (4, 6)
+    assert rounds(rule, fused=True, ways=OTHER_WAYS) == 8
+    assert (rounds(rule, fused=False), rounds(rule, fused=False, ways=OTHER_WAYS)) == (8, 4)
 
 
 def test_one_that_must_not_be_too_large_errs_to_the_other_side() -> None:

@@ -20,6 +20,7 @@ from comet_mpc.cli.main import app
 from comet_mpc.gateway.guard import LARGEST_BODY
 from comet_mpc.models.heads import Head
 from comet_mpc.models.served import ServedModel
+from comet_mpc.offline.sources import PAIR
 from support.processes import TWIN_BOUND, ServerProcess, server_process
 from support.toy_model import TINY, make_checkpoint, twin_logits
 from support.waiting import PATIENCE
@@ -76,7 +77,7 @@ def test_a_text_is_answered_and_the_server_saw_random_bytes(client: httpx.Client
     found = reply.json()
     (answer,), (seen,) = found["answers"], found["server_saw"]
     assert right(answer["logits"], tiny_model)
-    plan = tiny_model.plan(1, 16, fused=False)
+    plan = tiny_model.plan(1, 16, PAIR)
     assert (answer["cost"]["online_bytes"], answer["cost"]["rounds"]) == (plan.online_bytes, plan.rounds)
     assert (seen["texts"], seen["tokens"]) == (1, 16)
     assert plan.sent(0) * 0.9 < seen["received"]["size"] <= plan.sent(0)  # frames have headers

@@ -21,6 +21,7 @@ from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.heads import Head
 from comet_mpc.models.served import PublicModel, Query, ServedModel
 from comet_mpc.models.transformer import _ring, encoder_layer, input_mask, input_rows, position_buckets
+from comet_mpc.offline.sources import PAIR
 from support.small_models import CERTIFIED, UNMODIFIED, small_model
 from support.toy_model import make_checkpoint, some_texts
 from support.two_parties import run_two_parties, twin_value
@@ -213,7 +214,7 @@ def test_buckets_are_those_of_mpnet() -> None:
 def test_a_relative_bias_changes_the_answer_but_not_the_plan(tmp_path: Path) -> None:
     with_bias = ServedModel.load(make_checkpoint(tmp_path / "mpnet", architecture="mpnet"))
     without = ServedModel.load(make_checkpoint(tmp_path / "roberta", architecture="roberta"))
-    assert with_bias.plan(1, 16) == without.plan(1, 16)
+    assert with_bias.plan(1, 16, PAIR) == without.plan(1, 16, PAIR)
     threshold = np.abs(with_bias.folded["layer.0.threshold"])
     assert threshold.shape == (2, 32)
     assert (threshold == 1.0).any()  # clamped

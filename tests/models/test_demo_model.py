@@ -21,6 +21,7 @@ from comet_mpc.models.checkpoint import USUAL_RULE
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.served import PublicModel, ServedModel
 from comet_mpc.models.tasks import TASKS, Example
+from comet_mpc.offline.sources import PAIR
 
 DIRECTORY = Path(str(files("comet_mpc") / "data" / "demo_model"))
 REVIEWS = {
@@ -59,7 +60,7 @@ def test_nothing_is_fitted_to_serve_it_or_to_query_it(monkeypatch: pytest.Monkey
     minimax_rule.cache_clear()
     monkeypatch.setattr(fit, "chebyshev_fit", refuse)
     client = PublicModel.unpack(ServedModel.load(DIRECTORY).package())
-    assert client.plan(1, client.encode(list(REVIEWS)).bucket).rounds > 0
+    assert client.plan(1, client.encode(list(REVIEWS)).bucket, PAIR).rounds > 0
 
 
 def test_a_client_classifies_without_scipy_and_torch(tmp_path: Path) -> None:

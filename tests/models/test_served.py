@@ -16,7 +16,8 @@ from comet_mpc.models.certify import Weights, certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import PublicModel, Query, ServedModel
 from comet_mpc.offline.pair.arrangement import check_weight
-from comet_mpc.offline.sources import PAIR
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.service.programs import Programs
 from support.toy_model import make_checkpoint, some_texts
 from support.two_parties import run_two_parties, together, twin_value
@@ -39,19 +40,20 @@ def model(directory: Path) -> ServedModel:
     return ServedModel.load(directory)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("source", [DEALER, PAIR])
 @pytest.mark.parametrize("private", [False, True])
-def test_two_parties_the_twin_and_the_plaintext_model_agree(directory: Path, private: bool, fused: bool) -> None:
+def test_two_parties_the_twin_and_the_plaintext_model_agree(directory: Path, private: bool, source: Source) -> None:
     model = ServedModel.load(directory, private_embeddings=private)
     client = PublicModel.unpack(model.package())
     query = client.encode(some_texts(2))
     program = client.program(query.batch, query.bucket, query)
     plain = model.plain_logits(query)
     twin = twin_value(program, model.weights())
-    run = run_two_parties(program, model.weights(), fused=fused)
+    plan = client.plan(query.batch, query.bucket, source)
+    run = run_two_parties(program, model.weights(), fused=source.fused, ways=plan.ways)
     assert np.abs(twin - plain).max() < REAL + UNIT / 2
     assert np.abs(together(run) - twin).max() < LOGITS + 2 * UNIT
-    assert run.plan.correlations == model.plan(query.batch, query.bucket, fused=fused).correlations
+    assert run.plan.correlations == model.plan(query.batch, query.bucket, source).correlations
 
 
 def test_the_embedding_table_leaves_the_server_only_if_it_is_public(directory: Path) -> None:
@@ -67,7 +69,7 @@ def test_the_package_has_no_weight_of_the_encoder(model: ServedModel) -> None:
     client = PublicModel.unpack(model.package())
     assert all(weight.values is None and weight.masked is None for weight in client.weights().values())
     assert set(client.embeddings) == {"words", "positions", "types"}
-    assert client.plan(1, 16) == model.plan(1, 16)
+    assert client.plan(1, 16, PAIR) == model.plan(1, 16, PAIR)
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -98,8 +100,8 @@ def test_an_answer_has_the_digits_that_the_operator_chose(directory: Path) -> No
         for logits in (twin, secure):
             assert np.array_equal(logits * 2.0**bits, np.rint(logits * 2.0**bits))
         assert np.abs(secure - twin).max() < LOGITS + 2.0 * 2.0**-bits
-        plan = client.plan(1, query.bucket)
-        assert plan == model.plan(1, query.bucket)
+        plan = client.plan(1, query.bucket, PAIR)
+        assert plan == model.plan(1, query.bucket, PAIR)
         assert plan.schedule[-1].part == "result"
         found[bits] = plan, twin
     assert np.abs(found[8][1] - found[16][1]).max() <= 2.0**-9 + 2.0**-17

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from comet_mpc.cli.plan import plan_shape
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.correlations import (
     BitProducts,
@@ -35,6 +34,7 @@ from comet_mpc.errors import (
 )
 from comet_mpc.functions.activation import Smu, smu, smu_rule
 from comet_mpc.lab.bench.models import random_weights
+from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
     SHAPES,
     EncoderShape,
@@ -50,6 +50,7 @@ from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
+from comet_mpc.offline.sources import PAIR
 from support.two_parties import as_parties, equal, run_two_parties, together, twin_value
 
 RNG = np.random.default_rng(11)
@@ -243,7 +244,7 @@ def test_a_weight_above_the_public_bound_is_one_error_wherever_it_occurs() -> No
 def test_two_texts_of_128_tokens_through_bert_base_take_as_much_as_two_of_one() -> None:
     """2^28.6 outputs: no key has a limit on them."""
     one, two = (
-        preparation_traffic(plan_shape(SHAPES["bert-base"], 128, 3, batch, fused=False).correlations, first=False)
+        preparation_traffic(plan_shape(SHAPES["bert-base"], 128, 3, batch, "minimax", PAIR).correlations, first=False)
         for batch in (1, 2)
     )
     assert two.sent + two.received == pytest.approx(2 * (one.sent + one.received), rel=0.02)

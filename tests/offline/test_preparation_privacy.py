@@ -35,9 +35,12 @@ CASES: list[tuple[Control, str, str]] = [
     ("old mask", "words", "client"),
     ("old mask", "flips", "server"),
     ("old mask", "upload", "server"),
+    ("old mask", "upload, defined", "server"),
     ("no mask", "public key", "server"),
     ("no mask", "response", "client"),
     ("no mask", "response, decrypted", "client"),
+    ("no mask", "response in slots", "client"),
+    ("no mask", "response in slots, decrypted", "client"),
 ]
 
 
@@ -54,6 +57,9 @@ ONLINE: list[tuple[Control, str, str]] = [
     *(("same seed", "Open", to) for to in ("client", "server")),
     ("same seed", "Give", "server"),
     *(("old mask", message, to) for message in ("Open", "Truncate") for to in ("client", "server")),
+    *(("same seed", message, to) for message in ("TruncateOpen", "TruncateOpen, bit") for to in ("client", "server")),
+    *(("old mask", message, to) for message in ("TruncateOpen", "TruncateOpen, bit") for to in ("client", "server")),
+    *(("no mask", "TruncateOpen, bit", to) for to in ("client", "server")),
     ("old mask", "Give", "server"),
     ("old mask", "Choose", "client"),
     ("old mask", "Fetch", "server"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Session, Weight
+from comet_mpc.engine import Session, TruncateOpen, Weight
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.seeds import derive_seed
 from comet_mpc.engine.share import CLIENT, SERVER
@@ -45,9 +45,10 @@ def everything(x: Reals, y: Reals) -> Program[object]:
         fused = session.truncate_open(product, 20)
         session.open(session.evaluate(X**2, {"x": fused}, bound=4.1))
         t = session.add_constant(session.evaluate(X**2, {"x": a}, bound=1.0), 0.25)
-        with session.in_few_rounds():
-            inverse = inverse_sqrt(session, t, RULE)
-        session.open(session.truncate_to(inverse, 12))
+        if session.odd:
+            ring = session.ring(24, 2.0)
+            session.communicate(TruncateOpen(t, t.fraction - 12, ring.width, ring.modulus))
+        session.open(session.truncate_to(inverse_sqrt(session, t, RULE), 12))
         session.open(session.square_sum(a), session.mean(second))
         session.open(*session.look_up(second.digit_sum(1, 7), TABLE))
         linear = session.linear(session.give(first), weights["matrix"])

@@ -15,6 +15,7 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.session import USUAL_WAYS, Ways
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError
@@ -171,6 +172,7 @@ def run_two_parties(
     source: SourceName = "dealer",
     fused: bool | None = None,
     permits_leaks: bool = False,
+    ways: Ways = USUAL_WAYS,
     seeds: tuple[bytes, bytes] | None = None,
     channels: tuple[Channel, Channel] | None = None,
 ) -> Run[Result]:
@@ -181,13 +183,13 @@ def run_two_parties(
     weights = weights or {}
     public = {name: weight.public() for name, weight in weights.items()}
     fuses = find_source(source).fused if fused is None else fused
-    plan = plan_program(lambda session: program(session, public), fused=fuses, permits_leaks=permits_leaks)
+    plan = plan_program(lambda session: program(session, public), fused=fuses, permits_leaks=permits_leaks, ways=ways)
     prepared = _dealt(plan, weights, seeds, fuses) if source == "dealer" else _paired(plan, weights)
 
     def work(channel: Channel, party: int) -> tuple[Result, Traffic]:
         drawn, held = prepared(channel, party)
         before = channel.traffic
-        session = PartySession(party, channel, drawn, permits_leaks=permits_leaks)
+        session = PartySession(party, channel, drawn, permits_leaks=permits_leaks, ways=ways)
         result = program(session, held)
         assert drawn.remaining == 0
         spent = channel.traffic - before
@@ -207,10 +209,10 @@ def together(run: Run[Share]) -> npt.NDArray[np.float64]:
 
 
 def twin_value(
-    program: Program[Share], weights: Weights | None = None, *, fused: bool = True
+    program: Program[Share], weights: Weights | None = None, *, fused: bool = True, ways: Ways = USUAL_WAYS
 ) -> npt.NDArray[np.float64]:
     """The same program's plaintext twin."""
-    share = program(TwinSession(fused=fused, permits_leaks=True), weights or {})
+    share = program(TwinSession(fused=fused, permits_leaks=True, ways=ways), weights or {})
     assert share.values is not None
     return decode(share.values, share.fraction, share.ring)
 

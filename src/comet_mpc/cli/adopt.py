@@ -184,7 +184,7 @@ def _costs(model: ServedModel, dev: Any) -> dict[str, Any]:
     """Of one text of the usual size, planned: bytes and rounds are exact."""
     usual = float(np.median([len(ids) for ids in dev.ids]))
     bucket = next(size for size in model.buckets() if size >= usual)
-    plan = model.plan(1, bucket, fused=PAIR.fused)
+    plan = model.plan(1, bucket, PAIR)
     return {
         "tokens": bucket, "online_bytes": plan.online_bytes, "rounds": plan.rounds,
         "offline_bytes": PAIR.offline_bytes(plan), "source": PAIR.name,

@@ -15,7 +15,6 @@ from comet_mpc.cli.options import (
     JsonFile,
     Layers,
     NetworkName,
-    RootOpening,
     ShapeName,
     ShapeRule,
     SourceName,
@@ -96,7 +95,6 @@ def model(
     layers: Layers = None,
     rule: ShapeRule = None,
     steps: Steps = None,
-    opening: RootOpening = "t",
     source: SourceName = DEALER.name,
     network: NetworkName = None,
     json: JsonFile = None,
@@ -111,7 +109,7 @@ def model(
     by, count = chosen_rule(rule, steps)
     case = ModelCase(
         name, find_shape(name, layers), tokens, count, batch, link,
-        source=find_source(source).name, rule=by, opening=opening,
+        source=find_source(source).name, rule=by,
     )  # fmt: skip
     with bar(f"measuring {name}") as tick, Crew() as crew:
         tick(0, 0)

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import DEFAULT_SOURCE, JsonFile, SourceName
+from comet_mpc.cli.options import DEFAULT_SOURCE, JsonFile, LinkName, SourceName
 from comet_mpc.cli.tables import demo_tables, report
+from comet_mpc.engine.costs import Network
 from comet_mpc.lab.demo import SENTENCES, demo_model, run_demo
+from comet_mpc.lab.service import ON_THIS_MACHINE
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
@@ -26,6 +28,7 @@ def demo(
         ),
     ] = None,
     source: SourceName = DEFAULT_SOURCE,
+    network: LinkName = str(ON_THIS_MACHINE),
     json: JsonFile = None,
 ) -> None:
     """Try it: private predictions between a client and a server on this machine.
@@ -34,5 +37,5 @@ def demo(
     randomness.
     """
     with bar("preparing randomness", shown=human_bytes) as tick:
-        result = run_demo(demo_model(model), text or SENTENCES, find_source(source), tick)
+        result = run_demo(demo_model(model, Network.parse(network)), text or SENTENCES, find_source(source), tick)
     report(result, json, *demo_tables(result))

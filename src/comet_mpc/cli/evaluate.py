@@ -11,10 +11,12 @@ import msgspec
 import typer
 
 from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record
-from comet_mpc.cli.options import DEFAULT_SOURCE, Clients, Data, JsonFile, Limit, SourceName, TaskName
+from comet_mpc.cli.options import DEFAULT_SOURCE, Clients, Data, JsonFile, Limit, LinkName, SourceName, TaskName
+from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
+from comet_mpc.lab.service import ON_THIS_MACHINE
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import RuleName, fingerprint
 from comet_mpc.models.hugging_face import need, tokenizer_json
@@ -60,6 +62,7 @@ def evaluate(
         bool, typer.Option("--secure", help="Inside the protocol, between processes on this machine. Needs no torch.")
     ] = False,
     source: SourceName = DEFAULT_SOURCE,
+    network: LinkName = str(ON_THIS_MACHINE),
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -89,6 +92,7 @@ def evaluate(
     if cluster is not None and (not secure or research or find_source(source).has_third_party):
         raise ConfigurationError("--cluster goes with --secure and --source pair, and not with --research")
     asking = need("comet_mpc.cluster.asking", "cluster") if cluster is not None else None
+    link = Network.parse(network)
     config, tensors = load_any(model)
     chosen = read_task(task, data, config)
     if secure or twin:
@@ -96,8 +100,9 @@ def evaluate(
         if research:
             _research(model, chosen, rows, rule, json)
         else:
-            with _clients(asking, cluster, clients, model) as spread:
-                _served(model, chosen, rows, find_source(source) if secure else None, json, spread)
+            with _clients(asking, cluster, clients, model, link) as spread:
+                served = ServedModel.load(model, network=link)
+                _served(served, chosen, rows, find_source(source) if secure else None, json, spread)
         return
     if config.encoder.labels and "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
@@ -122,7 +127,7 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _clients(asking: Any, cluster: str | None, count: int, model: Path) -> Iterator[Asks | None]:
+def _clients(asking: Any, cluster: str | None, count: int, model: Path, network: Network) -> Iterator[Asks | None]:
     """On the nodes of a cluster, each with a server of its own; None without a cluster.
 
     asking: the module for it
@@ -134,22 +139,28 @@ def _clients(asking: Any, cluster: str | None, count: int, model: Path) -> Itera
         models={"model": str(model)},
         keys="",
         answer_bits=ANSWER_BITS,
+        network=str(network),
         untrained=True,
         workers=2,
         limits=ServiceLimits(),
     )
     order = msgspec.json.encode(blueprint.everywhere())
     with asking.spread_clients(
-        cluster, count, ServedModel.load(model), asking.SelfServed, order, {"batch": _BATCH}
+        cluster, count, ServedModel.load(model, network=network), asking.SelfServed, order, {"batch": _BATCH}
     ) as spread:
         yield spread
 
 
 def _served(
-    model: Path, task: Task, examples: list[Example], source: Source | None, json: Path | None, clients: Asks | None
+    served: ServedModel,
+    task: Task,
+    examples: list[Example],
+    source: Source | None,
+    json: Path | None,
+    clients: Asks | None,
 ) -> None:
     """The model as it is served: inside the protocol, or without a source of randomness by the twin."""
-    served, hidden = ServedModel.load(model), str(json) == "-"
+    hidden = str(json) == "-"
     with bar("evaluating") as tick:
         if source is None:
             report = evaluate_twin(served, examples, task=task, progress=tick)

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions.activation import Opening
 from comet_mpc.models.checkpoint import RuleName
 from comet_mpc.models.transformer import SHAPES, EncoderShape
 from comet_mpc.offline.sources import PAIR, SOURCES
@@ -29,9 +28,9 @@ __all__ = [
     "Keys",
     "Layers",
     "Limit",
+    "LinkName",
     "MostTexts",
     "NetworkName",
-    "RootOpening",
     "ServerAddress",
     "ShapeName",
     "ShapeRule",
@@ -111,12 +110,16 @@ ShapeRule = Annotated[
         help="With --shape: the root by a polynomial of that degree, or minimax steps of 1/sqrt. Default: quadratic.",
     ),
 ]
-RootOpening = Annotated[
-    Opening,
-    typer.Option(help="With such a polynomial: evaluate it from an opening of t, or of x alone (linear, quadratic)."),
-]
 NetworkName = Annotated[
     str | None, typer.Option(metavar="RATE/RTT", help="Over such a network, for example 200mbit/10ms.")
+]
+LinkName = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        metavar="RATE/RTT",
+        help="Between clients and the server: programs take the rounds and bytes that cost the least there.",
+    ),
 ]
 TaskName = Annotated[
     str | None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,6 @@ from comet_mpc.cli.options import (
     JsonFile,
     Layers,
     NetworkName,
-    RootOpening,
     ShapeName,
     ShapeRule,
     SourceName,
@@ -26,47 +27,19 @@ from comet_mpc.cli.options import (
 )
 from comet_mpc.cli.tables import origin, report, table
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
-from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions.activation import Opening
 from comet_mpc.models.checkpoint import chosen_rule
+from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import ServedModel
-from comet_mpc.models.transformer import (
-    EncoderShape,
-    certified_rules,
-    encoder_weights,
-    forward,
-    input_mask,
-    input_rows,
-    public_weights,
-)
+from comet_mpc.models.transformer import encoder_weights
 from comet_mpc.net.channel import Traffic
+from comet_mpc.offline.cheapest import USUAL_NETWORK, offline_seconds
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["plan", "plan_shape"]
-
-
-def plan_shape(
-    shape: EncoderShape,
-    tokens: int,
-    steps: int,
-    batch: int = 1,
-    *,
-    rule: str = "minimax",
-    opening: Opening = "t",
-    fused: bool = True,
-) -> Plan:
-    """The plan of the certified encoder at a named shape, with universal rules."""
-    rules, weights = certified_rules(shape, steps, rule=rule, opening=opening), public_weights(shape)
-    size = (batch, tokens, shape.hidden)
-    return plan_program(
-        lambda session: forward(
-            session, input_rows(session, None, size), input_mask(session, None, size[:2]), shape, rules, weights
-        ),
-        fused=fused,
-    )
+__all__ = ["plan"]
 
 
 def plan(
@@ -76,7 +49,6 @@ def plan(
     batch: Batch = 1,
     rule: ShapeRule = None,
     steps: Steps = None,
-    opening: RootOpening = "t",
     layers: Layers = None,
     source: SourceName = DEFAULT_SOURCE,
     network: NetworkName = None,
@@ -87,17 +59,20 @@ def plan(
     Bytes, rounds, memory and an estimate of the time, by operation and by layer. Bytes and rounds are exact.
     """
     kind, (by, count) = find_source(source), chosen_rule(rule, steps)
+    link = Network.parse(network) if network else None
+    planned_on: Callable[[Network], Plan]
     if model is None:
         if shape is None:
             raise ConfigurationError("name a checkpoint, or a shape with --shape")
         size, name = find_shape(shape, layers), shape
-        planned = plan_shape(size, tokens, count, batch, rule=by, opening=opening, fused=kind.fused)
+        planned_on = partial(plan_shape, size, tokens, count, batch, by, kind)
     elif shape is not None:
         raise ConfigurationError("name a checkpoint or a shape, not both")
     else:
         served = ServedModel.load(model)
-        size, name, planned = served.shape, str(model), served.plan(batch, tokens, fused=kind.fused)
-    link = Network.parse(network) if network else None
+        size, name = served.shape, str(model)
+        planned_on = lambda network: replace(served, network=network).plan(batch, tokens, kind)  # noqa: E731
+    planned = planned_on(link or USUAL_NETWORK)
     words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
     parts = kind.parts(planned.correlations)
     together = kind.together(planned.correlations)
@@ -118,16 +93,25 @@ def plan(
         "setup_bytes": 8 * words if kind.masks_weights else 0,
         "memory_bytes": party_memory(planned, words),
         "compute_seconds": compute_seconds(planned),
-        "network_seconds": link.seconds(planned) if link else None,
+        "ways": sorted(planned.ways),
         "digest": planned.digest,
     }
+    if link is not None:
+        usual = planned_on(USUAL_NETWORK)
+        summary |= {
+            "record": "network plan",
+            "network": str(link),
+            "online_seconds": link.seconds(planned),
+            "offline_seconds": offline_seconds(planned, kind, link),
+            "usual_seconds": link.seconds(usual) + offline_seconds(usual, kind, link),
+        }
     groups = {"operations": by_operation(planned), "layers": by_layer(planned)}
     records = {group: [_as_json(cost, kind) for cost in costs] for group, costs in groups.items()}
     tables = [
         _costs(f"{name}, {batch} × {tokens} tokens: by operation", groups["operations"], kind),
         _costs("By layer", groups["layers"], kind),
         *([_preparation(parts)] if parts else []),
-        _in_words(summary, kind, network),
+        _in_words(summary, kind),
     ]
     report(summary | records | ({"preparation": parts} if parts else {}) | origin(), json, *tables)
 
@@ -157,7 +141,7 @@ def _preparation(parts: dict[str, Traffic]) -> Group:
     return table("Preparation by client and server", ("", "rounds", "client sends MB", "server sends MB"), rows)
 
 
-def _in_words(summary: dict[str, Any], source: Source, network: str | None) -> str:
+def _in_words(summary: dict[str, Any], source: Source) -> str:
     size = {key: human_bytes(summary[f"{key}_bytes"]) for key in ("online", "offline", "setup", "memory")}
     client, server = (human_bytes(summary[f"{party}_sends"]) for party in ("client", "server"))
     together = summary["together"]
@@ -168,6 +152,11 @@ def _in_words(summary: dict[str, Any], source: Source, network: str | None) -> s
         *([f"{size['setup']} for set-up, once per client and model"] if summary["setup_bytes"] else []),
         f"about {size['memory']} of memory and {human_seconds(summary['compute_seconds'])} of compute for each party",
     ]
-    if network:
-        lines.append(f"about {summary['network_seconds']:.1f} s on a network of {network}, besides the compute")
+    if "network" in summary:
+        prepared, online = summary["offline_seconds"], summary["online_seconds"]
+        lines.append(
+            f"about {prepared + online:.1f} s on a network of {summary['network']}, besides the compute: "
+            f"{prepared:.1f} s to prepare, {online:.1f} s online; planned for another network, "
+            f"{summary['usual_seconds']:.1f} s"
+        )
     return "\n".join(lines) + "\n"

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from comet_mpc.engine.correlations import Correlation, Work
 from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.net.channel import Traffic
 
 __all__ = ["Cost", "Network", "by_layer", "by_operation", "compute_seconds", "party_memory"]
 
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_FASTEST, _SLOWEST = 1e15, 3600.0
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,26 @@ class Network:
     def parse(text: str) -> Network:
         """`200mbit/10ms`: rate each way and round-trip time."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)/(\d+(?:\.\d+)?)(ms|us|s)", text.strip().lower())
-        if found is None or float(found[1]) <= 0.0:
-            raise ConfigurationError(f"a network is RATE/RTT, for example 200mbit/10ms or 1gbit/500us, not {text!r}")
-        unit = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[found[4]]
-        return Network(float(found[1]) * _UNITS[found[2]], float(found[3]) * unit)
+        if found is not None:
+            unit = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[found[4]]
+            network = Network(float(found[1]) * _UNITS[found[2]], float(found[3]) * unit)
+            if 0.0 < network.rate <= _FASTEST and network.round_trip <= _SLOWEST:
+                return network
+        raise ConfigurationError(f"a network is RATE/RTT, for example 200mbit/10ms or 1gbit/500us, not {text[:40]!r}")
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        name, unit = next((name, unit) for name, unit in reversed(_UNITS.items()) if self.rate >= unit or unit == 1.0)
+        return f"{self.rate / unit:g}{name}/{self.round_trip * 1e3:g}ms"
 
     def seconds(self, plan: Plan) -> float:
         """Every round takes half a round trip (both send at once) and the time of the longer message."""
         largest = sum(max(entry.from_client, entry.from_server) for entry in plan.schedule)
         return plan.rounds * self.round_trip / 2 + 8.0 * largest / self.rate
+
+    def seconds_of(self, traffic: Traffic) -> float:
+        """The same of what is sent in rounds that have about as much to send each way as all of them together."""
+        return traffic.rounds * self.round_trip / 2 + 8.0 * max(traffic.sent, traffic.received) / self.rate
 
 
 @dataclass(frozen=True)

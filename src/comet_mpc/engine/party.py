@@ -17,6 +17,7 @@ from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.demand import DrawingSession, Drawn, MaskTerm, expansions
 from comet_mpc.engine.requests import Opened, Request, Result, Step
+from comet_mpc.engine.session import USUAL_WAYS, Ways
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
@@ -64,8 +65,16 @@ class Measured:
 class PartySession(DrawingSession):
     """Party 0 is the client, party 1 the server. Both run the same program in lockstep."""
 
-    def __init__(self, party: int, channel: Channel, randomness: Randomness, *, permits_leaks: bool = False) -> None:
-        super().__init__(fused=randomness.fused, permits_leaks=permits_leaks)
+    def __init__(
+        self,
+        party: int,
+        channel: Channel,
+        randomness: Randomness,
+        *,
+        permits_leaks: bool = False,
+        ways: Ways = USUAL_WAYS,
+    ) -> None:
+        super().__init__(fused=randomness.fused, permits_leaks=permits_leaks, ways=ways)
         if party not in (CLIENT, SERVER):
             raise ShapeError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
         if randomness.party != party:

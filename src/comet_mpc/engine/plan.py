@@ -13,7 +13,7 @@ from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation, program_digest
 from comet_mpc.engine.demand import DrawingSession, Drawn
 from comet_mpc.engine.requests import Request, Result, Step
-from comet_mpc.engine.session import Session
+from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import Words
 from comet_mpc.net.channel import FRAME_HEADER
 
@@ -37,6 +37,10 @@ class Plan:
     parts: tuple[str, ...]
     """The part of the program that each correlation belongs to."""
     schedule: tuple[PlannedRound, ...]
+    ways: Ways = USUAL_WAYS
+    """Those it was planned with: a session that runs the program takes them too."""
+    forks: tuple[str, ...] = ()
+    """Where it could have gone another way."""
     terms: str = ""
     """What the parties must agree on besides, in words, because it draws no randomness."""
 
@@ -68,8 +72,8 @@ class Plan:
 class PlanSession(DrawingSession):
     """Runs a program on shapes."""
 
-    def __init__(self, *, fused: bool = True, permits_leaks: bool = False) -> None:
-        super().__init__(fused=fused, permits_leaks=permits_leaks)
+    def __init__(self, *, fused: bool = True, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
+        super().__init__(fused=fused, permits_leaks=permits_leaks, ways=ways)
         self.correlations: list[Correlation] = []
         self.parts: list[str] = []
         self.schedule: list[PlannedRound] = []
@@ -115,8 +119,14 @@ class PlanSession(DrawingSession):
         return None
 
 
-def plan_program(program: Callable[[Session], object], *, fused: bool = True, permits_leaks: bool = False) -> Plan:
+def plan_program(
+    program: Callable[[Session], object],
+    *,
+    fused: bool = True,
+    permits_leaks: bool = False,
+    ways: Ways = USUAL_WAYS,
+) -> Plan:
     """Plans a program: `plan_program(lambda session: activation(session, x, rule))`."""
-    session = PlanSession(fused=fused, permits_leaks=permits_leaks)
+    session = PlanSession(fused=fused, permits_leaks=permits_leaks, ways=ways)
     program(session)
-    return Plan(tuple(session.correlations), tuple(session.parts), tuple(session.schedule))
+    return Plan(tuple(session.correlations), tuple(session.parts), tuple(session.schedule), ways, tuple(session.forks))

@@ -26,25 +26,29 @@ from comet_mpc.engine.share import CLIENT, WORD, Share, Words, as_ring, encode, 
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
-__all__ = ["FUSE_ODD_UP_TO", "FUSE_UP_TO", "Session"]
+__all__ = ["IN_ONE_ROUND", "USUAL_WAYS", "Session", "Ways"]
+
+Ways = frozenset[str]
+"""Where a program goes another way than usual, by name (`Session.goes`): the same values for other bytes and rounds."""
+
+USUAL_WAYS: Ways = frozenset()
+
+IN_ONE_ROUND = "truncate and open in one round"
+"""A way of `Session.reopen`."""
 
 _ROUNDED = 1.0 + 2.0**-7
 """Room for what roundings add to a bound."""
-
-FUSE_UP_TO = 1 << 14
-"""Elements of a tensor up to which `Session.reopen` truncates and opens in one round."""
-FUSE_ODD_UP_TO = 1 << 11
-"""The same in an odd ring, where it takes four times as many products of masks (`Session.in_few_rounds`)."""
 
 
 class Session(ABC):
     """One run of a program: a plan, a twin, or a party's side of the real thing."""
 
-    def __init__(self, *, fused: bool = True, permits_leaks: bool = False) -> None:
-        self._fused, self._permits_leaks = fused, permits_leaks
+    def __init__(self, *, fused: bool = True, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
+        self._fused, self._permits_leaks, self._ways = fused, permits_leaks, ways
         self._parts: list[str] = []
         self._deferred: list[Deferred[Any]] = []
-        self._few_rounds = False
+        self.forks: dict[str, None] = {}
+        """Where this run could have gone another way, in the order in which it came by."""
 
     @property
     def fused(self) -> bool:
@@ -86,15 +90,14 @@ class Session(ABC):
         finally:
             self._parts.pop()
 
-    @contextmanager
-    def in_few_rounds(self, wanted: bool = True) -> Iterator[None]:
-        """Small tensors of odd rings are truncated and opened in one round. It pays where there are many of them: a
-        handful takes as many ciphertexts as thousands do."""
-        before, self._few_rounds = self._few_rounds, wanted
-        try:
-            yield
-        finally:
-            self._few_rounds = before
+    def goes(self, way: str, *, usually: bool) -> bool:
+        """Which of two ways to take that give the same values: what is usual, unless this run's `Ways` say otherwise.
+
+        The same in all layers. A plan finds out what pays (`offline.cheapest`); all who run the program follow it.
+        """
+        fork = "/".join([name for name in self._parts if not name.startswith("layer ")] or ["program"]) + ": " + way
+        self.forks[fork] = None
+        return usually != (fork in self._ways)
 
     @property
     def here(self) -> str:
@@ -244,33 +247,27 @@ class Session(ABC):
         assert isinstance(result, Opened)
         return result
 
-    def reopen(self, share: Share, fraction: int, width: int | Ring = WORD, *, beside_rows: bool = False) -> Opened:
-        """The value with `fraction` bits, opened: one round for a small tensor, two for a large one.
+    def reopen(self, share: Share, fraction: int, width: int | Ring = WORD) -> Opened:
+        """The value with `fraction` bits, opened: in one round, or in two with less correlated randomness.
 
-        Doing both in one round takes about twice the correlated randomness, so it is kept for where rounds count
-        and bytes do not: the quantities that there is one of per row.
-        beside_rows: it will be multiplied with whole rows, which counts again where it takes four times as much
+        One takes about twice the randomness in Z_2^w, where it is usual, and four times in an odd ring.
         """
         share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
-        shift = share.fraction - fraction
-        small = self._few_rounds and not beside_rows and share.count <= FUSE_ODD_UP_TO
-        if ring.modulus and self.odd and small and (shift or share.ring != ring):
+        shift, even = share.fraction - fraction, not share.modulus and not ring.modulus
+        needed = shift or (share.width < ring.width if even else share.ring != ring)
+        possible = self.fused if even else self.odd and bool(ring.modulus)
+        if needed and possible and self.goes(IN_ONE_ROUND, usually=self.fused):
+            if even:
+                return self.truncate_open(share, shift, ring.width)
             (result,) = self.communicate(TruncateOpen(share, shift, ring.width, ring.modulus))
             assert isinstance(result, Opened)
             return result
-        if share.modulus or ring.modulus or (shift == 0 and share.width >= ring.width):
-            return self.open(self.truncate_to(share, fraction, ring))
-        if share.count <= FUSE_UP_TO:
-            return self.truncate_open(share, shift, ring.width)
-        return self.open(self.truncate(share, shift, ring))
+        return self.open(self.truncate_to(share, fraction, ring))
 
     def reopen_later(self, share: Share, fraction: int, width: int | Ring = WORD) -> Deferred[Opened]:
-        """The same, along with rounds that happen anyway."""
+        """The same in two rounds that happen anyway."""
         share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
-        shift = share.fraction - fraction
-        if self.fused and shift and not share.modulus and not ring.modulus:
-            return self.defer(TruncateOpen(share, shift, ring.width))
-        return self.defer(Truncate(share, shift, ring.width, ring.modulus), Open)
+        return self.defer(Truncate(share, share.fraction - fraction, ring.width, ring.modulus), Open)
 
     def give(self, share: Share) -> Given:
         """Opens a share to the server only. One round."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,6 @@ from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.functions.row_rule import row_rule
 
 __all__ = [
-    "Opening",
     "Smu",
     "SmuRule",
     "argument_interval",
@@ -43,9 +41,6 @@ __all__ = [
 SmuRule = InverseSqrtRule | RootRule
 """What smu takes its root by: sqrt(t) itself, or t times 1/sqrt(t)."""
 
-Opening = Literal["t", "x"]
-"""What a root by a polynomial is evaluated from: an opening of t, made of one of x, or the opening of x alone."""
-
 X, T, Y = variables("x t y")
 
 _SPARE = 12
@@ -53,9 +48,6 @@ _SPARE = 12
 
 _FRACTION_X = 14
 """Fraction bits with which x enters the square root's argument: for |x| <= 1, what a ring of 32 bits holds."""
-
-_LEAST_X = 10
-"""The fewest with which a root is evaluated from x alone."""
 
 
 @dataclass(frozen=True)
@@ -119,22 +111,20 @@ def smu(
     *,
     fraction: int = 12,
     width: int | Ring = WORD,
-    opening: Opening = "t",
 ) -> Share:
     """smu(x) with `fraction` bits.
 
     x may come with more fraction bits, straight from a product: what is squared is cut to 14 in a narrow ring, which is
     mostly free.
 
-    A root rule: opens x and, from degree 2 on, t; with `opening` "x" the opening of x is all (degree 1 or 2): a round
-    less, and more monomials of a wider mask. Rounds 4, or 3; for degree 1 always 2.
+    A root rule: opens x and, from degree 2 on, t. Rounds 4, or 3; for degree 1 always 2.
     minimax, k steps: opens x, t, and y k-2 times (k-1 times if the start is classical). Rounds 2k (k >= 2).
     Reveals nothing.
     """
     with session.part("activation"):
         if isinstance(rule, RootRule) and (ring := _smu_ring(session, x, form, rule)).modulus:
             return session.truncate_to(_in_odd_ring(session, x, form, rule, ring), fraction, width)
-        if isinstance(rule, RootRule) and (opening == "x" or (rule.degree == 1 and isinstance(form.mu, float))):
+        if isinstance(rule, RootRule) and _linear_in_square(form, rule):
             root = _root_of_x(session, x, form, rule)
         else:
             root = _root_of_t(session, x, form, rule)
@@ -227,23 +217,14 @@ def polynomial_root(session: Session, t: Share, rule: RootRule) -> Share:
 
 
 def _root_of_x(session: Session, x: Share, form: Smu, rule: RootRule) -> Share:
-    """The same from the opening of x alone: p(φ·x² + μ²) is a polynomial in x, of twice the degree."""
-    if not isinstance(form.mu, float):
-        raise RuleError("a root from the opening of x needs one mu for all neurons: open t instead")
+    """The same by a root that is linear in x², from the opening of x alone."""
+    check_argument(session, _largest_argument(x, form), rule)
     scale = 2.0**-rule.exponent
-    t_bound = form.factor * x.bound**2 + form.mu**2
-    check_argument(session, t_bound, rule)
-    beside = (1.0 + form.alpha) * x.bound * np.sqrt(scale)
-    most = WORD - 2 - max(0, int(np.ceil(np.log2((rule.bound + beside) / 2.0))))  # of the root's half and what is added
-    bits = min(x.fraction, _FRACTION_X, (most - 1 - rule.grain) // (2 * rule.degree))
-    if bits < min(x.fraction, _LEAST_X):
-        raise RuleError(
-            f"a root of degree {rule.degree} from the opening of x leaves {bits} fraction bits for x: open t instead"
-        )
-    fraction = 2 * rule.degree * bits + rule.grain
-    width = max(ring_width(fraction, rule.bound), ring_width(fraction + 1, (rule.bound + beside) / 2.0))
+    bits = min(x.fraction, _FRACTION_X)
+    fraction = 2 * bits + rule.grain
+    width = max(ring_width(fraction, rule.bound), ring_width(fraction + 1, _smu_bound(x, form, rule)))
     opened = session.open(session.truncate_to(x, bits, width))
-    polynomial = _polynomial(rule, scale * form.factor * X**2 + scale * form.mu**2)
+    polynomial = _polynomial(rule, scale * form.factor * X**2 + scale * float(np.square(form.mu)))
     root = session.evaluate(polynomial, {"x": opened}, fraction=fraction, bound=rule.bound)
     return root.times_power(rule.exponent // 2)
 

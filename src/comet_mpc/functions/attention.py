@@ -21,7 +21,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
-from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, times_real
+from comet_mpc.functions.activation import Smu, SmuRule, smu, smu_rule, times_real
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
 from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import RootRule
@@ -82,8 +82,6 @@ class AttentionForm:
     threshold_bound: float = 1.0
     floor: float = 0.0
     """Added to Σ_j R_ij: without a smooth smu a row may have no positive score at all."""
-    opening: Opening = "t"
-    """What a root rule of the scores is evaluated from."""
 
     @property
     def score_scale(self) -> float:
@@ -223,9 +221,8 @@ def attention(
         # a root rule takes its argument into its own ring
         s = scaled if session.odd and isinstance(form.scores, RootRule) else session.truncate_to(scaled, _SCORE)
         squared = session.ring(form.power * _ACTIVATED, _R_TOP if form.power > 1 else 4.0)
-        activated = smu(
-            session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared, opening=form.opening
-        ).bounded(LARGEST_ACTIVATED)
+        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared)
+        activated = activated.bounded(LARGEST_ACTIVATED)
         r = _power(session, activated, form, r_bits, pair)
         columns = v.narrow(pair) if values is None else values.result()
         if mask is not None:
@@ -269,7 +266,7 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         opened = session.open(session.truncate_to(rows, bits, ring))
         squares = session.square_sum(opened, bound=rule.high)
         inverse = inverse_sqrt(session, squares, rule)
-        y = session.reopen(inverse, _ROW, ring if ring.modulus else WORD, beside_rows=True)
+        y = session.reopen(inverse, _ROW, ring if ring.modulus else WORD)
         unit = session.product(opened, y, bound=limit)
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
         unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
@@ -299,7 +296,7 @@ def _divide(
 ) -> Share:
     """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's.
 
-    Two parties alone square y once per row, which takes a round and saves a monomial of every element.
+    To square y once per row takes a round and saves a monomial of every element: two parties alone usually do.
     """
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
@@ -316,7 +313,8 @@ def _divide(
         mean = mean.bounded(min(mean.bound, rule.high))
         y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
         factor = Y**2
-        if ring.modulus:  # two parties alone: a round more, and a monomial less of every element
-            factor, y = Y, session.open(session.evaluate(Y**2, {"y": y}, bound=y.bound**2))
+        if session.goes("square reciprocals of rows first", usually=session.odd):
+            square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
+            factor, y = Y, session.open(square if square.modulus else square.narrow(ring.width))
         value = session.evaluate(N * factor, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)

@@ -61,7 +61,7 @@ def _require(session: Session, what: str, bound: float, limit: float) -> None:
 def reciprocal(session: Session, x: Share, *, low: float, iterations: int = 10) -> Share:
     """1/x by Newton, y <- y·(2 - x·y), from y = 3·exp(1 - 2x) + 0.003. Not truncated yet.
 
-    Domain: x in [low, 256], 2^-5 <= low. Opens eight powers, x and ten y's: 37 rounds, 27 on a small tensor.
+    Domain: x in [low, 256], 2^-5 <= low. Opens eight powers, x and ten y's: 37 rounds, or 27 (`Session.reopen`).
     Reveals nothing. Source: CrypTen's `reciprocal` (its documentation has exp(0.5 - x), its code this).
     """
     with session.part("reciprocal"):
@@ -84,7 +84,7 @@ def softmax(
 
     c is the public score_bound instead of the row's maximum, so exp is in [exp(-2c), 1].
     Domain: |s| <= score_bound, at most 256 columns, Σ exp(s - c)·m >= 2^-5 in every row.
-    Opens the eight powers, the result of exp, and the row's reciprocal. Rounds: 47 where rows are few.
+    Opens the eight powers, the result of exp, and the row's reciprocal. Rounds: 47, or 59 (`Session.reopen`).
     Reveals nothing. Source: CrypTen's `softmax`.
     """
     with session.part("softmax"):
@@ -103,7 +103,7 @@ def quad2(
 
     The reciprocal is 1/sqrt squared, by a minimax rule of 7 steps that holds for every input in the domain.
     Domain: |s| <= score_bound < 5, one token at least that is not masked. Opens s and the row quantities.
-    Rounds: 11 where rows are few. Reveals nothing.
+    Rounds: 11, or 20 (`Session.reopen`). Reveals nothing.
     """
     with session.part("quad2"):
         _require(session, "2Quad", s.bound, score_bound)
@@ -248,7 +248,7 @@ def gelu_erf(session: Session, x: Share, *, fraction: int = 12) -> Share:
     With z = x/√2, x·erf(z) is a polynomial of degree 9 in v = x²/4, and powers of v come from openings of v, v², v⁴.
     (CrypTen raises z to powers by way of a logarithm, which fails for z < 0.)
     Domain: |x| <= 2, where the series is off by 1.2e-4 at most; it explodes beyond 3. Opens x, v, v² and v⁴.
-    Rounds 8. Reveals nothing.
+    Rounds: 5, or 8 (`Session.reopen`). Reveals nothing.
     """
     with session.part("gelu_erf"):
         _require(session, "GELU by erf", x.bound, GELU_ERF_BOUND)
@@ -285,7 +285,8 @@ def gelu_piecewise(session: Session, x: Share, *, fraction: int = 12) -> Share:
     """GELU by pieces: 0 below -4, a cubic up to -2 (BumbleBee: -1.95), a polynomial of degree 6 up to 3, and x beyond.
 
     Two look-ups of 32 entries say which piece x belongs to, to 1/16. Off by 0.02 at most, near the ends of pieces.
-    Domain: |x| <= 7.75. Opens x, three bits, what of x belongs to the two polynomials, and a square. Rounds 13.
+    Domain: |x| <= 7.75. Opens x, three bits, what of x belongs to the two polynomials, and a square. Rounds: 10,
+    or 13 (`Session.reopen`).
     Reveals nothing.
     """
     with session.part("gelu_piecewise"):

@@ -120,7 +120,7 @@ def _over_root(
     squares = session.square_sum(opened, bound=total).times_power(-bits)
     t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
     inverse = inverse_sqrt(session, t, rule, keep=keep)
-    y = session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD, beside_rows=True)
+    y = session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)
     result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
     return session.truncate_to(result, fraction, width)
 

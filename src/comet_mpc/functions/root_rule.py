@@ -8,7 +8,7 @@ minimax: they make the largest |p(t) - sqrt(t)|·t^(emphasis - 1/2) over the int
 
 Only the ratio of the interval's ends matters, so t is scaled by an even power of two to about 1, τ = t·2^-exponent. The
 highest coefficient is rounded to a few bits, and those below it are fitted again to the rounded one. So the protocol
-evaluates the very polynomial that was trained with, from an opening of t or, with t = φ·x² + μ², from one of x.
+evaluates the very polynomial that was trained with, from an opening of t; a linear one from one of x.
 
 Above the interval the error grows as a polynomial does, slowly: a quadratic bends down. `stable_top` says up to where
 the root stays positive and in its bound; below the interval it is only less accurate.

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.service import local_service
 from comet_mpc.models.served import ServedModel
+from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.service.client import Client
@@ -57,12 +59,12 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     """All that the client sent to the server in the rounds of the program."""
 
 
-def demo_model(directory: Path | None = None) -> ServedModel:
-    """The bundled model, or another Comet checkpoint."""
+def demo_model(directory: Path | None = None, network: Network = USUAL_NETWORK) -> ServedModel:
+    """The bundled model, or another Comet checkpoint, for clients over such a network."""
     if directory is not None:
-        return ServedModel.load(directory)
+        return ServedModel.load(directory, network=network)
     with as_file(files("comet_mpc") / "data" / "demo_model") as bundled:
-        return ServedModel.load(bundled)
+        return ServedModel.load(bundled, network=network)
 
 
 def _prepare(client: Client, bucket: int, count: int) -> float:
@@ -103,7 +105,7 @@ def run_demo(
             (prediction,) = client.classify([text])
             plain = model.plain_logits(model.encode([text]))[0]
             odds = np.exp(plain - plain.max())
-            plan = public.plan(1, bucket, fused=source.fused)
+            plan = public.plan(1, bucket, source)
             results.append(
                 TextResult(
                     text=text,

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from comet_mpc.engine.costs import Network
 from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
@@ -14,7 +15,10 @@ from comet_mpc.offline.sources import DealerSource
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.server import Server
 
-__all__ = ["local_service"]
+__all__ = ["ON_THIS_MACHINE", "local_service"]
+
+ON_THIS_MACHINE = Network.parse("10gbit/0.1ms")
+"""What a model that is served so may be planned for: a loopback device is fast."""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ from safetensors.numpy import save as save_tensors
 from tokenizers import Tokenizer
 
 from comet_mpc.engine import Session, Weight
-from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.costs import Network
+from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.activation import Smu
@@ -32,6 +33,7 @@ from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint, read_tokenizer
 from comet_mpc.models.fold import check_fixed, fold, plain_states
 from comet_mpc.models.heads import HeadRules, input_averages
+from comet_mpc.models.planning import plan_encoder
 from comet_mpc.models.tasks import words_of
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
@@ -46,6 +48,8 @@ from comet_mpc.models.transformer import (
     input_symbols,
     public_weights,
 )
+from comet_mpc.offline.cheapest import USUAL_NETWORK
+from comet_mpc.offline.source import Source
 
 __all__ = ["BUCKETS", "MOST_ANSWER_BITS", "PublicModel", "Query", "ServedModel", "public_part"]
 
@@ -99,6 +103,7 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer: str
     private_embeddings: bool
     answer_bits: Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWER_BITS)]
+    network: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,6 +120,8 @@ class PublicModel:
     private_embeddings: bool = False
     answer_bits: int = ANSWER_BITS
     """Fraction bits of the logits that are revealed."""
+    network: Network = USUAL_NETWORK
+    """Between clients and the server, as its operator says: programs go the ways that cost the least there."""
 
     def __post_init__(self) -> None:
         """Texts are cut as in training: of a pair, the longer one."""
@@ -140,6 +147,7 @@ class PublicModel:
             self.tokenizer.to_str(),
             self.private_embeddings,
             self.answer_bits,
+            str(self.network),
         )
         tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
         return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
@@ -167,6 +175,7 @@ class PublicModel:
             embeddings=tables,
             private_embeddings=card.private_embeddings,
             answer_bits=card.answer_bits,
+            network=Network.parse(card.network),
         )
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
@@ -268,10 +277,15 @@ class PublicModel:
         outputs = len(self.config.encoder.labels) or self.config.encoder.hidden
         return (batch, bucket, outputs) if self.config.head.kind == "tokens" else (batch, outputs)
 
-    def plan(self, batch: int, bucket: int, *, fused: bool = True) -> Plan:
-        """What an answer costs. Its digest names the digits of the answer too."""
-        run, weights = self.answer(batch, bucket), public_weights(self.shape)
-        plan = plan_program(lambda session: run(session, weights), fused=fused)
+    def plan(self, batch: int, bucket: int, source: Source) -> Plan:
+        """What an answer costs, by the ways that cost the least on the model's network: whoever runs it goes them too.
+
+        Its digest names the digits of the answer as well.
+        """
+        run, shape, weights = self.answer(batch, bucket), self.shape, public_weights(self.shape)
+        plan = plan_encoder(
+            lambda session: run(session, weights), shape, self.rules, batch, bucket, source, self.network
+        )
         return replace(plan, terms=f"answer bits: {self.answer_bits}")
 
     # Texts -----------------------------------------------------------------------------------------------
@@ -373,19 +387,21 @@ class ServedModel(PublicModel):
         *,
         private_embeddings: bool = False,
         answer_bits: int = ANSWER_BITS,
+        network: Network = USUAL_NETWORK,
         told: Callable[[int, int], None] = lambda done, total: None,
     ) -> ServedModel:
         """A Comet checkpoint in the certified form, its ranges proved again from the weights.
 
         private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
         answer_bits         fraction bits of the logits that a client gets: fewer tell it less about the weights
+        network             between clients and this server: what the bytes and rounds of its programs are weighed by
         told                how many layers are proved, which takes most of the time, and of how many
         """
         config, tensors = load_checkpoint(directory)
         check_ranges(config, tensors, told)
         folded, value_bounds, logit_bound = fold(config, tensors)
         public = public_part(directory, config, tensors, value_bounds, logit_bound)
-        public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits)
+        public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits, network=network)
         e, tables = config.encoder, public.embeddings
         if private_embeddings:
             stacked = [tables["words"], *([tables["types"]] if e.types else [])]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import Opening, Smu, SmuRule, smu, smu_rule, tanh_like_rule
+from comet_mpc.functions.activation import Smu, SmuRule, smu, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
@@ -62,7 +62,6 @@ _ACTIVE = 14  # and of the activation's
 _WEIGHTS = 14  # fraction bits of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
-_MANY_ROWS = 512  # of all layers: from here on rounds count more than the randomness of row quantities
 ANSWER_BITS = 8
 """Fraction bits of an answer as it is revealed, unless the operator says otherwise."""
 _NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
@@ -121,8 +120,6 @@ class LayerRules:
     """|q| and |k|, coordinate by coordinate."""
     neuron_bound: float = _SLACK
     """|x| that the activation is taken of."""
-    opening: Opening = "t"
-    """What a root rule of the activation is evaluated from."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,6 @@ def certified_rules(
     steps: int,
     *,
     rule: str = "minimax",
-    opening: Opening = "t",
     row_steps: int | None = None,
     variance: tuple[float, float] = (2.0**-5, 2.0**6),
     value_bound: float = 32.0,
@@ -155,7 +151,7 @@ def certified_rules(
     all layers."""
     form = Smu(1.0 / 16.0)
     variances = layer_norm_rule(shape.hidden, *variance, row_steps)
-    attention_form = replace(certified_form(steps, row_steps=row_steps, name=rule), opening=opening)
+    attention_form = certified_form(steps, row_steps=row_steps, name=rule)
     layer = LayerRules(
         activation=form,
         activation_rule=smu_rule(form, _SLACK, steps, name=rule),
@@ -163,7 +159,6 @@ def certified_rules(
         variances=(variances, variances),
         value_bound=value_bound,
         query_bound=math.sqrt(attention_form.norms.high) if attention_form.norms is not None else 1.0,
-        opening=opening,
     )
     head = HeadRules(pooler=tanh_like_rule(pooler_bound, row_steps))
     return EncoderRules(layers=(layer,) * shape.layers, head=head)
@@ -310,9 +305,7 @@ def encoder_layer(
         up = linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
     active_ring = _narrower(ring, _ACTIVE, weights[prefix + "down.weight"])
-    active = smu(
-        session, up, own.activation, own.activation_rule, fraction=_ACTIVE, width=active_ring, opening=own.opening
-    )
+    active = smu(session, up, own.activation, own.activation_rule, fraction=_ACTIVE, width=active_ring)
     with session.part("linear"):
         summed = linear(session, session.give(active), weights, prefix + "down", half).lift(ROWS + _WEIGHTS) + skip
     keep = None if bits is None else bits.result()
@@ -384,9 +377,8 @@ def forward(
     """
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
-    many = shape.layers * math.prod(mask.shape) >= _MANY_ROWS
     for layer in range(shape.layers):
-        with session.in_few_rounds(many), session.part(f"layer {layer}"):
+        with session.part(f"layer {layer}"):
             last = layer + 1 == shape.layers
             rows = encoder_layer(session, rows, mask, shape, rules, weights, layer, last)
     with session.part("head"):

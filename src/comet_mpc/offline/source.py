@@ -242,6 +242,10 @@ class Source(ABC):
     def offline_bytes(self, plan: Plan, count: int = 1) -> int:
         """Bytes on the wire of preparing so many bundles for a plan, keys included."""
 
+    @abstractmethod
+    def offline_traffic(self, correlations: Sequence[Correlation], count: int = 1) -> Traffic:
+        """What is sent to prepare a program, so many times together: what a choice between programs goes by."""
+
     def together(self, correlations: Sequence[Correlation]) -> int:
         """How many bundles of a program are best prepared at once."""
         return 1

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import Address
+from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.progress import bar
@@ -36,6 +38,8 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dealer: Address | None = None
     private_embeddings: bool = False
     answer_bits: int
+    network: str = str(USUAL_NETWORK)
+    """Between clients and this server, as `Network.parse` reads it."""
     untrained: bool = False
     """Also a model that was not fine-tuned in this form."""
     workers: int = 0
@@ -66,6 +70,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     Path(directory),
                     private_embeddings=self.private_embeddings,
                     answer_bits=self.answer_bits,
+                    network=Network.parse(self.network),
                     told=tick,
                 )
         return found

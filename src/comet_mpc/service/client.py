@@ -381,7 +381,8 @@ class Client:
 
 def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals | None:
     try:
-        session = PartySession(CLIENT, channel, randomness)
+        ways = model.programs.plan(query.batch, query.bucket).ways
+        session = PartySession(CLIENT, channel, randomness, ways=ways)
         return model.public.answer(query.batch, query.bucket, query)(session, model.weights)
     except BaseException:
         channel.close()  # the other side must not wait for rounds that will not come

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.session import Ways
 from comet_mpc.engine.share import SERVER
 from comet_mpc.errors import (
     CometError,
@@ -193,7 +194,7 @@ class Conversation:
                     contextlib.closing(self._take(message, plan)) as bundle,
                 ):
                     self._deployment.quota.charge(self._client, message.batch)
-                    self._compute(message, bundle)
+                    self._compute(message, bundle, plan.ways)
 
     @contextlib.contextmanager
     def reserved(self, seconds: float | None = None) -> Iterator[None]:
@@ -258,13 +259,13 @@ class Conversation:
                     raise
                 time.sleep(0.02)
 
-    def _compute(self, message: Run, bundle: Bundle) -> None:
+    def _compute(self, message: Run, bundle: Bundle, ways: Ways) -> None:
         deployment, start = self._deployment, time.monotonic()
         with self.reserved():
             say(self.channel, Ready())
             begun = self.channel.traffic
             randomness = deployment.source.open(bundle, deployment.weights)
-            session = PartySession(SERVER, self.channel, randomness)
+            session = PartySession(SERVER, self.channel, randomness, ways=ways)
             deployment.model.answer(message.batch, message.bucket)(session, deployment.weights)
         traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
         count = traffic.sent + traffic.received

@@ -32,7 +32,7 @@ class Programs:
             if plan is None:
                 if bucket not in self._model.buckets():
                     raise ShapeError(f"this model has no bucket of {bucket} tokens: {self._model.buckets()}")
-                plan = self._plans[batch, bucket] = self._model.plan(batch, bucket, fused=self._source.fused)
+                plan = self._plans[batch, bucket] = self._model.plan(batch, bucket, self._source)
                 if len(self._plans) > _MOST_KEPT:
                     self._plans.popitem(last=False)
             self._plans.move_to_end((batch, bucket))

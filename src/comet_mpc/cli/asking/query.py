@@ -243,7 +243,7 @@ def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
     wanted = {size: max(0, count - client.prepared(*size)) for size, count in sorted(sizes.items())}
     rows, exchanged, kept = [], 0, 0
     for (batch, bucket), count in wanted.items():
-        plan = public.plan(batch, bucket, fused=source.fused)
+        plan = public.plan(batch, bucket, source)
         sent, stored = source.offline_bytes(plan, count), count * source.stored_bytes(CLIENT, plan.correlations)
         exchanged, kept = exchanged + sent, kept + stored
         what = f"{counted(batch, 'text')} of {bucket} tokens"

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import DEALER_WARNING, AnySource, Keys
+from comet_mpc.cli.options import DEALER_WARNING, AnySource, Keys, LinkName
+from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.served import MOST_ANSWER_BITS
@@ -17,6 +18,7 @@ from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.logs import log_as_json
 from comet_mpc.net.sockets import Address, parse_address
+from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.dealer.process import run_dealer
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.blueprint import Blueprint
@@ -90,6 +92,7 @@ def serve(
             help="Binary digits after the point in a client's logits. Fewer tell less about the weights.",
         ),
     ] = ANSWER_BITS,
+    network: LinkName = str(USUAL_NETWORK),
     queries_per_day: Annotated[
         int, typer.Option(min=0, help="The most texts per day (UTC) and client certificate. 0: no limit.")
     ] = 0,
@@ -167,6 +170,7 @@ def serve(
         dealer=parse_address(dealer) if dealer is not None else None,
         private_embeddings=private_embeddings,
         answer_bits=answer_bits,
+        network=str(Network.parse(network)),
         untrained=untrained,
         workers=workers,
         connections=connections,

@@ -23,10 +23,10 @@ from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.party import Leg, Packed, PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.requests import Request, Step
+from comet_mpc.engine.requests import Opened, Request, Step
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
 from comet_mpc.lab.audit.statistics import Message
@@ -40,7 +40,7 @@ __all__ = ["Control", "Program", "Recorded", "Secrets", "Unmasked", "as_parties"
 Made = TypeVar("Made")
 Control = Literal["", "same seed", "old mask", "no mask", "flooded"]
 """What is broken on purpose: nothing; both parties have one seed; a mask hides two messages; the dealer's products are
-not masked; the paper's flooded shares are sent."""
+not masked, nor is a bit of a truncation into an odd ring; the paper's flooded shares are sent."""
 Secrets = tuple[int, int]
 """Which of two inputs the client and the server have."""
 Program = Callable[[Session, Mapping[str, Weight], Secrets], object]
@@ -78,9 +78,21 @@ def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets
     session.open(*session.look_up(first.digit_sum(2, 3), _TABLE))
     session.look_up(second.digit_sum(2, 3), _TABLE)
     session.communicate(ask.Truncate(first.lift(36), 24), ask.Truncate(second.lift(36), 24))
+    if session.odd:
+        _in_an_odd_ring(session, first.lift(36), second.lift(36), product)
     linear = session.linear(session.give(first), weights["matrix"])
     scaled = session.scale(session.give(linear), weights["vector"])
     return session.reveal(session.truncate(scaled, 20, 32) + scores[:_ROWS, :_COLUMNS], CLIENT)
+
+
+def _in_an_odd_ring(session: Session, *shares: Share) -> None:
+    """Truncates and opens them there, and computes with the first and the last, so that ciphertexts define masks."""
+    ring = session.ring(24, 4.1)
+    opened = session.communicate(
+        *(ask.TruncateOpen(share, share.fraction - 12, ring.width, ring.modulus) for share in shares)
+    )
+    squares = [session.evaluate(X**2, {"x": x}, bound=4.1) for x in opened[::2] if isinstance(x, Opened)]
+    session.open(*squares)
 
 
 def _models() -> tuple[dict[str, Weight], dict[str, Weight]]:
@@ -116,6 +128,16 @@ class _OldMasks:
         drawn = self._inner.draw(correlation)
         if isinstance(correlation, AnyMask | kinds.BitProducts | kinds.TableTransfers):
             return Drawn(drawn.index, self._given.setdefault(correlation, drawn.arrays))
+        return drawn
+
+
+class _BareBits(_OldMasks):
+    """Randomness whose bits of one party, which hide those of a truncation into an odd ring, are all zero."""
+
+    def draw(self, correlation: Correlation) -> Drawn:
+        drawn = self._inner.draw(correlation)
+        if isinstance(correlation, kinds.PartyBits):
+            return Drawn(drawn.index, tuple(np.zeros_like(words) for words in drawn.arrays))
         return drawn
 
 
@@ -156,11 +178,11 @@ class _Watching(PartySession):
 
         With the receiver's share it is a masked value; the difference of two of them tells if one mask hides both.
         """
-        value = words + own
+        ring = Ring(modulus.bit_length(), modulus) if modulus & 1 else Ring(WORD)
         before = self._values.setdefault((modulus, words.size), [])
-        earlier = {f"earlier {i}": other - own for i, other in enumerate(before[-_EARLIER:])}
-        before.append(value)
-        self._note(kind, words, modulus, size, share=own, seed=seed, both=own + seed, **earlier)
+        earlier = {f"earlier {i}": ring.subtract(other, own) for i, other in enumerate(before[-_EARLIER:])}
+        before.append(ring.add(words, own))
+        self._note(kind, words, modulus, size, share=own, seed=seed, both=ring.add(own, seed), **earlier)
 
     def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
         sent, finish = super()._leg(request, drawn)
@@ -177,18 +199,21 @@ class _Watching(PartySession):
 
     def _received(self, request: Request, drawn: Drawn | None, data: Packed) -> None:
         share, size = request.share, data.size
-        kind, modulus = type(request).__name__, 2**share.width
+        kind, modulus = type(request).__name__, share.ring.size
         match request, drawn:
-            case ask.TruncateOpen(ring=ring), Drawn(index=index) if request.modulus:
-                words = ring.unpack(data[: ring.wire_bytes(share.count)], share.count)
-                self._note_masked(kind, words, ring.modulus, size, share.flat(), self._expansion(index, share.count))
+            case ask.TruncateOpen(ring=ring, conversion=conversion), Drawn(index=index) if request.modulus:
+                length = ring.wire_bytes(share.count)
+                words, own = ring.unpack(data[:length], share.count), conversion.part(share.flat(), self._leader)
+                self._note_masked(kind, words, ring.size, length, own, self._mask(index, share.count, ring))
+                bits, place = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
+                seed = self._expansion(place, share.count) & np.uint64(1)
+                self._note_masked(f"{kind}, bit", bits, 2, size - length, self._likely_bit(share), seed)
             case ((ask.Open() | ask.TruncateOpen() | ask.Give()), Drawn(index=index)):
                 words = share.ring.unpack(data, share.count)
-                self._note_masked(kind, words, modulus, size, share.flat(), self._expansion(index, share.count))
+                self._note_masked(kind, words, modulus, size, share.flat(), self._mask(index, share.count, share.ring))
             case ask.Truncate(), Drawn(arrays=(bits, _)):
                 theirs, mine = _unpacked(data, share.count), _unpacked(bits, share.count)
-                likely = np.uint64(0 if self._leader else 2 ** (share.width - 2)) - share.flat()
-                self._note_masked(kind, theirs, 2, size, likely >> np.uint64(share.width - 1) & np.uint64(1), mine)
+                self._note_masked(kind, theirs, 2, size, self._likely_bit(share), mine)
             case ask.Choose(), Drawn(index=index):
                 words = share.ring.unpack(data, share.count)
                 self._note_masked(
@@ -199,6 +224,15 @@ class _Watching(PartySession):
             case ask.Reveal(), None if self.permits_leaks:
                 words = share.ring.unpack(data, share.count)
                 self._note("Open", words, modulus, size, share=share.flat())
+
+    def _mask(self, index: int, count: int, ring: Ring) -> Words:
+        """What the other's part of a mask would be, had it the same seed."""
+        return ring.from_seed(self._expansion(index, ring.seed_words * count))
+
+    def _likely_bit(self, share: Share) -> Words:
+        """That of the other's share, in Z_2^w, if the value were zero."""
+        likely = np.uint64(0 if self._leader else 2 ** (share.width - 2)) - share.flat()
+        return np.asarray(likely >> np.uint64(share.width - 1) & np.uint64(1))
 
     def _fetched(self, chosen: ask.Chosen, data: Packed) -> None:
         (index, transfers), (place, *known) = self._transfers, chosen.drawn
@@ -375,7 +409,8 @@ def record(
             secrets = inputs[CLIENT][run], inputs[SERVER][run]
             weights, key = case.weights(run, secrets[SERVER], party)
             drawn = case.prepared(run, preparer, weights) if preparer else case.dealt(run, party, weights, key)
-            randomness = _OldMasks(drawn) if control == "old mask" else drawn
+            broken = {"old mask": _OldMasks, "no mask": _BareBits}.get(control)
+            randomness = broken(drawn) if broken else drawn
             session = _Watching(party, channel, randomness, dealt=preparer is None, permits_leaks=leaks)
             session.key = key
             if party == CLIENT and preparer is None and not leaks:

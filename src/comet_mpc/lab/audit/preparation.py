@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from comet_mpc import _native
+from comet_mpc.engine.ring import odd_ring
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.lab.audit.online import Control, Recorded, as_parties
@@ -27,13 +29,15 @@ from comet_mpc.offline.ot.extension import (
     packed_bytes,
     set_up_transfers,
 )
-from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob
+from comet_mpc.offline.rlwe.odd_slots import OddJob, odd_plan, read_slots
+from comet_mpc.offline.rlwe.products import Homomorphic, Job, MatrixJob
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     PRIMES,
     Bytes,
     PublicKey,
     Residues,
+    Scheme,
     SecretKey,
     Small,
     Stream,
@@ -44,6 +48,7 @@ from comet_mpc.offline.rlwe.tiling import Tiling, choose_tiling
 
 __all__ = ["SET_UPS", "record_preparation"]
 
+Places = npt.NDArray[np.uint32]
 Guesses = Sequence[list[Bytes]]
 """Responses to the client's upload as they would be for either of the server's inputs, with nothing to hide them."""
 
@@ -116,6 +121,7 @@ class _Party:
         self.channel, self.party, self.control = _Tap(channel), party, control
         self.runs: list[list[Message]] = []
         self._last: dict[str, Words] = {}
+        self.guesses: Guesses = ()
 
     def note(self, kind: str, words: Words, modulus: int, size: int, **held: Words) -> None:
         """Beside the words of the run before, which an old mask would betray."""
@@ -209,6 +215,42 @@ class _Party:
         c0, c1 = (_coefficients(tiling.scheme.primes, each.reshape(-1)) for each in both)
         self.note("upload", c0[0], PRIMES[0], len(data), public=c1[0])
 
+    def product_in_slots(self, engine: Homomorphic, which: int, seed: bytes) -> Callable[[Guesses], None] | None:
+        """The same in the slots of an odd ring, with a mask of the client's that its ciphertext defines."""
+        scheme = _SLOTS.scheme
+        if self.party == SERVER:
+            if self.control == "no mask":
+                engine.stream = _Silent()
+            engine.run([_SlotJob(which)])
+            (data,) = self.channel.taken()
+            for kind, both in zip(("upload, defined", "upload"), read_slots(_SLOTS, memoryview(data)), strict=True):
+                c0, c1 = (_coefficients(scheme.primes, each.reshape(-1)) for each in both)
+                size = len(data) if kind == "upload, defined" else 0
+                self.note(kind, c0[0], PRIMES[0], size, public=c1[0])
+            self.guesses = self._guesses(engine, data, [_SlotJob(guess) for guess in (0, 1)])
+            return None
+        engine.run([_SlotJob(which, seed if self.control == "old mask" else None)])
+        (data,) = self.channel.taken()
+        positions = np.arange(DEGREE, dtype=np.uint32)
+        return lambda guesses: self.response("response in slots", engine, scheme, data, positions, guesses)
+
+    def _guesses(self, engine: Homomorphic, data: bytes, jobs: Sequence[Job]) -> Guesses:
+        """Server: what it would answer with nothing to hide it."""
+        real, engine.stream = engine.stream, _Silent()
+        guesses = [job.answer(engine, memoryview(data)) for job in jobs]
+        engine.stream = real
+        return guesses
+
+    def response(
+        self, kind: str, engine: Homomorphic, scheme: Scheme, data: bytes, positions: Places, guesses: Guesses
+    ) -> None:
+        """Client: the server's answer, and what its key makes of it."""
+        parts = [np.frombuffer(data[: scheme.response_bytes], np.uint8), *(guess[0] for guess in guesses)]
+        high = [_numbers(part.tobytes(), DEGREE, scheme.response_bits, 62) for part in parts]
+        phases = [engine.secret.phase(scheme, part, positions).reshape(-1, 3)[:, 2].copy() for part in parts]
+        self.note(kind, high[0], 2**62, len(data), first=high[1], second=high[2])
+        self.note(f"{kind}, decrypted", phases[0], 2**64, 0, first=phases[1], second=phases[2])
+
     def product(self, engine: Homomorphic, which: int, seed: bytes) -> Callable[[Guesses], None] | None:
         """A product of the client's words with the server's integers; what comes back notes the response."""
         tiling = choose_tiling(_ROWS, _INPUTS, _OUTPUTS, 64, 24)
@@ -218,28 +260,37 @@ class _Party:
             engine.run([MatrixJob(tiling, 64, y=_weights(which))])
             (data,) = self.channel.taken()
             self.upload(data, tiling)
-            real, engine.stream = engine.stream, _Silent()
-            self.guesses: Guesses = [
-                MatrixJob(tiling, 64, y=_weights(guess)).answer(engine, memoryview(data)) for guess in (0, 1)
-            ]
-            engine.stream = real
+            jobs = [MatrixJob(tiling, 64, y=_weights(guess)) for guess in (0, 1)]
+            self.guesses = self._guesses(engine, data, jobs)
             return None
         x = np.full((_ROWS, _INPUTS), (0, 2**63)[which], np.uint64)
         job = _Repeating(tiling, x, engine.secret, seed) if self.control == "old mask" else MatrixJob(tiling, 64, x=x)
         engine.run([job])
         (data,) = self.channel.taken()
         positions = tiling.positions(0, 0)
+        return lambda guesses: self.response("response", engine, tiling.scheme, data, positions, guesses)
 
-        def note(guesses: Guesses) -> None:
-            scheme, size = tiling.scheme, tiling.scheme.response_bytes
-            bits = scheme.response_bits
-            parts = [np.frombuffer(data[:size], np.uint8), *(guess[0] for guess in guesses)]
-            high = [_numbers(part.tobytes(), DEGREE, bits, 62) for part in parts]
-            phases = [engine.secret.phase(scheme, part, positions).reshape(-1, 3)[:, 2].copy() for part in parts]
-            self.note("response", high[0], 2**62, len(data), first=high[1], second=high[2])
-            self.note("response, decrypted", phases[0], 2**64, 0, first=phases[1], second=phases[2])
 
-        return note
+_ODD = odd_ring(2.0**30)
+_SLOTS = odd_plan(_ODD, 1, 2, (((0, 0), (1, 1)),))
+"""One mask that is defined and one factor that is chosen, each times a factor of the server's."""
+
+
+class _SlotJob(OddJob):
+    """What is chosen is one of two, at either party. seed: for uploads under the same public polynomials every time."""
+
+    def __init__(self, which: int, seed: bytes | None = None) -> None:
+        super().__init__(_SLOTS)
+        self._which, self._seed = which, seed
+
+    def chosen(self, defined: list[Words]) -> list[Words]:
+        return [np.full(DEGREE, (0, _ODD.modulus // 2)[self._which], np.uint64)]
+
+    def factors(self) -> list[Words]:
+        return [np.full(DEGREE, (1, _ODD.modulus - 3)[self._which], np.uint64)] * 2
+
+    def public_seed(self) -> bytes:
+        return self._seed or super().public_seed()
 
 
 class _Repeating(MatrixJob):
@@ -286,10 +337,11 @@ def record_preparation(
             one.wait()
             note_bits(parties[1 - party].bits)
             one.bits_times_words(transfers, inputs[party][run])
-            note_response = one.product(engine, inputs[party][run], seed)
-            one.wait()
-            if note_response is not None:
-                note_response(parties[SERVER].guesses)
+            for product in (one.product, one.product_in_slots):
+                note_response = product(engine, inputs[party][run], seed)
+                one.wait()
+                if note_response is not None:
+                    note_response(parties[SERVER].guesses)
             tick_of(party)
 
     def tick_of(party: int) -> None:

@@ -35,10 +35,16 @@ CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
         ),
         "flooded": ("Open",),
     },
-    "pair": {"same seed": ("Open", "Give"), "old mask": ("Open", "Truncate", "Give", "Choose", "Fetch")},
+    "pair": {
+        "same seed": ("Open", "TruncateOpen", "TruncateOpen, bit", "Give"),
+        "old mask": ("Open", "Truncate", "TruncateOpen", "TruncateOpen, bit", "Give", "Choose", "Fetch"),
+        "no mask": ("TruncateOpen, bit",),
+    },
     "preparing": {
-        "old mask": ("points", "trees", "extension", "answer", "words", "flips", "upload"),
-        "no mask": ("public key", "response", "response, decrypted"),
+        "old mask": ("points", "trees", "extension", "answer", "words", "flips", "upload", "upload, defined"),
+        "no mask": (
+            "public key", "response", "response, decrypted", "response in slots", "response in slots, decrypted"
+        ),
     },
 }  # fmt: skip
 """By phase and control, the messages at which it must be caught. Elsewhere it changes nothing that is received."""

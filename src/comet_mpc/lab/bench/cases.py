@@ -17,7 +17,7 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, Share, ring_width
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions import baselines
-from comet_mpc.functions.activation import Opening, Smu, smu, smu_rule
+from comet_mpc.functions.activation import Smu, smu, smu_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
@@ -135,7 +135,7 @@ _ACTIVATIONS = {
 """Forms and ranges in which the rules of others converge."""
 
 
-def _smu(name: str, iterations: int | None = None, *, opening: Opening = "t") -> Maker:
+def _smu(name: str, iterations: int | None = None) -> Maker:
     """The certified form, whose neurons are normalised, or the paper's."""
     paper = name == "paper"
     form, bound = _ACTIVATIONS.get(name, (Smu(1 / 16), 1.0))
@@ -147,7 +147,7 @@ def _smu(name: str, iterations: int | None = None, *, opening: Opening = "t") ->
             (case.tokens, INNER),
             (-bound, bound),
             f"|x| <= {bound:g}, mu {form.mu:g}",
-            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION, opening=opening),
+            lambda session, x: smu(session, x, form, rule, fraction=_FRACTION),
             form,
             leaks=paper,
             steps=None if name in DEGREES else steps,
@@ -381,7 +381,6 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "minimax": _smu("minimax"),
         "linear": _smu("linear"),
         "quadratic": _smu("quadratic"),
-        "quadratic_of_x": _smu("quadratic", opening="x"),
         "quartic": _smu("quartic"),
         "table": _smu("table", 1),
         "paper": _smu("paper", 4),

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.party import PartySession
-from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.functions.activation import Opening
 from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
+from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
     EncoderShape,
     certified_rules,
@@ -61,7 +61,6 @@ class ModelCase(msgspec.Struct, frozen=True):
     source: str = DEALER.name
     """Of randomness, by name."""
     rule: str = "minimax"
-    opening: Opening = "t"
 
 
 class OperationCost(msgspec.Struct, frozen=True):
@@ -172,15 +171,15 @@ def input_arrays(case: ModelCase) -> tuple[Reals, Reals]:
 def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
     size = (case.batch, case.tokens, case.shape.hidden)
     rows, mask = input_arrays(case) if session.holds(CLIENT) else (None, None)
-    rules = certified_rules(case.shape, case.steps, rule=case.rule, opening=case.opening)
+    rules = certified_rules(case.shape, case.steps, rule=case.rule)
     return forward(
         session, input_rows(session, rows, size), input_mask(session, mask, size[:2]), case.shape, rules, weights
     )
 
 
 def plan_case(case: ModelCase) -> Plan:
-    public, source = public_weights(case.shape), find_source(case.source)
-    return plan_program(lambda session: run_case(case, session, public), fused=source.fused)
+    source = find_source(case.source)
+    return plan_shape(case.shape, case.tokens, case.steps, case.batch, case.rule, source, case.network)
 
 
 def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
@@ -200,7 +199,7 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         steps=case.steps,
         rule=case.rule,
         source=case.source,
-        network=f"{link.rate / 1e6:g}mbit/{link.round_trip * 1e3:g}ms" if (link := case.network) else None,
+        network=str(case.network) if case.network else None,
         weights="random",
         online_bytes=sum(side.sent for side in sides),
         planned_online_bytes=plan.online_bytes,
@@ -258,7 +257,7 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
         source, offline_bytes = seat.prepare(channel, kind, plan, weights, bundle_id)
         offline_seconds, offline_cpu = watch.lap()
-        session = PartySession(seat.party, channel, source)
+        session = PartySession(seat.party, channel, source, ways=plan.ways)
         channel.exchange([b"ready"], 5)
         before, watch = channel.traffic, Stopwatch()
         share = run_case(case, session, weights)

@@ -15,7 +15,7 @@ import numpy as np
 
 from comet_mpc.engine import Weight
 from comet_mpc.engine.party import PartySession
-from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, RangeError
@@ -23,6 +23,7 @@ from comet_mpc.lab.bench.cases import Built, Case, Reals, Values, build
 from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.net.channel import Channel
+from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
@@ -93,10 +94,8 @@ class _Side(msgspec.Struct, frozen=True):
 
 def plan_case(built: Built, source: Source = DEALER) -> Plan:
     public = {weight.name: weight for weight in built.weights}
-    return plan_program(
-        lambda session: built.program(session, built.share(session, {}), public),
-        permits_leaks=built.leaks,
-        fused=source.fused,
+    return cheapest_plan(
+        lambda session: built.program(session, built.share(session, {}), public), source, permits_leaks=built.leaks
     )
 
 
@@ -191,7 +190,7 @@ def _run(
     watch = Stopwatch()
     source, offline_bytes = seat.prepare(channel, kind, plan, weights, bundle_id)
     offline_seconds, offline_cpu = watch.lap()
-    session = PartySession(seat.party, channel, source, permits_leaks=built.leaks)
+    session = PartySession(seat.party, channel, source, permits_leaks=built.leaks, ways=plan.ways)
     shares = built.share(session, values)
     channel.exchange([b"ready"], 5)
     before, watch = channel.traffic, Stopwatch()

@@ -203,7 +203,7 @@ def _job(case: ProfileCase, party: int | None) -> _Job:
     query = model.encode([SENTENCES[0]])
     answer = model.answer(1, query.bucket, query if party == CLIENT else None)
     name = "bundled model" if case.model is None else Path(case.model).name
-    return _Job(name, model.shape, query.bucket, model.plan(1, query.bucket), model.weights, answer)
+    return _Job(name, model.shape, query.bucket, model.plan(1, query.bucket, DEALER), model.weights, answer)
 
 
 def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileRecord:
@@ -304,7 +304,7 @@ def _query(
         channel.send(b"ready")
     started = time.perf_counter() - start
     crowded = _without_processor()
-    session = PartySession(party, watched, source)
+    session = PartySession(party, watched, source, ways=job.plan.ways)
     watched.here = lambda: session.here
     cpu = time.thread_time()
     watched.begin()

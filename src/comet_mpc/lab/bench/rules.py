@@ -24,6 +24,7 @@ from comet_mpc.functions.activation import SmuRule, polynomial_root
 from comet_mpc.functions.inverse_sqrt import RULES, NewtonRule, inverse_sqrt, make_rule
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.progress import Tick, silent
 
@@ -122,7 +123,7 @@ def _measure(name: str, steps: int | None, rule: SmuRule) -> RuleRecord:
     leaks = name == "paper"
     costs = {}
     for source in SOURCES.values():
-        plan = plan_program(lambda session: _program(session, rule, _SHAPE), permits_leaks=leaks, fused=source.fused)
+        plan = cheapest_plan(lambda session: _program(session, rule, _SHAPE), source, permits_leaks=leaks)
         costs[source.name] = RuleCost(plan.online_bytes, plan.rounds, source.offline_bytes(plan))
     t, error = _errors(rule, leaks)
     bins = np.array_split(np.arange(_POINTS), _SHOWN)

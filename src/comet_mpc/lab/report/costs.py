@@ -19,6 +19,7 @@ __all__ = [
     "profile_grid",
     "trial_grid",
     "truncation_grid",
+    "way_grid",
 ]
 
 
@@ -89,6 +90,23 @@ def network_grid(results: Results) -> Grid:
         offline = [human_bytes(record["offline_bytes"]), human_seconds(record["offline_seconds"])]
         grid.rows.append([_what(record), record["network"], _tokens(record), record.rule, *online, *offline])
     grid.sources = sources_of(measured)
+    return grid
+
+
+def way_grid(results: Results) -> Grid:
+    """The same program as it is planned for networks: what it takes there, without the compute."""
+    columns = ["randomness from", "network", "rounds", "online", "offline", "time", "of it online", "usual program"]
+    grid = Grid("BERT-base, 128 tokens, planned for its network", columns, left=2)
+    planned = sorted(results.of("network plan"), key=lambda record: (record["source"], record["usual_seconds"]))
+    for record in planned:
+        online, offline = record["online_seconds"], record["offline_seconds"]
+        seconds = [human_seconds(value) for value in (online + offline, online, record["usual_seconds"])]
+        sizes = [human_bytes(record["online_bytes"]), human_bytes(record["offline_bytes"])]
+        grid.rows.append([f"the {record['source']}", record["network"], str(record["rounds"]), *sizes, *seconds])
+    grid.note = (
+        "Time on the network, preparation included, without the compute. Last: by the program without --network."
+    )
+    grid.sources = sources_of(planned)
     return grid
 
 

@@ -23,6 +23,7 @@ BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {
     "models-dealer": lambda results: [costs.model_grid(results, "dealer")],
     "models-pair": lambda results: [costs.model_grid(results, "pair")],
     "networks": lambda results: [costs.network_grid(results)],
+    "ways": lambda results: [costs.way_grid(results)],
     "demo": lambda results: [costs.demo_grid(results)],
     "accuracy": lambda results: [accuracy.summary_grid(results)],
     "accuracy-forms": accuracy.form_grids,

@@ -18,6 +18,7 @@ from comet_mpc.lab.report.costs import (
     profile_grid,
     trial_grid,
     truncation_grid,
+    way_grid,
 )
 from comet_mpc.lab.report.drawings import (
     cost_drawings,
@@ -50,6 +51,7 @@ def sections(results: Results) -> list[Section]:
                 *costs[:5],
                 *(model_grid(results, source) for source in SOURCES),
                 network_grid(results),
+                way_grid(results),
                 demo_grid(results),
             ],
         ),

@@ -15,7 +15,7 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import CometError, ConfigurationError, PeerClosed, PeerError
-from comet_mpc.net.channel import Channel
+from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import Address, connect
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
@@ -53,6 +53,9 @@ class DealerSource(Source):
 
     def offline_bytes(self, plan: Plan, count: int = 1) -> int:
         return count * plan.correction_bytes
+
+    def offline_traffic(self, correlations: Sequence[Correlation], count: int = 1) -> Traffic:
+        return Traffic(0, count * sum(entry.correction_bytes for entry in correlations), 1)
 
     def supplier(self, desk: ClientDesk) -> Supplier:
         return _Supplier(desk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product as cartesian
 
 from comet_mpc.engine.share import CLIENT
@@ -15,11 +16,18 @@ Powers = tuple[int, ...]
 
 def crossed(
     powers: Sequence[Powers], owners: Sequence[int | None] | None = None
-) -> tuple[list[Powers], list[tuple[int, ...]]]:
+) -> tuple[tuple[Powers, ...], tuple[tuple[int, ...], ...]]:
     """The client's factors that the monomials need, and for each monomial the places of those that occur in it.
 
     owners: for each mask the party that knows it, if one does
     """
+    return _crossed(tuple(powers), tuple(owners or ()))
+
+
+@lru_cache(maxsize=1024)  # a program asks for few different ones, and a plan compares many programs
+def _crossed(
+    powers: tuple[Powers, ...], owners: tuple[int | None, ...]
+) -> tuple[tuple[Powers, ...], tuple[tuple[int, ...], ...]]:
     uploads: list[Powers] = []
     sums = []
     for term in powers:
@@ -30,7 +38,7 @@ def crossed(
                     uploads.append(exponents)
                 places.append(uploads.index(exponents))
         sums.append(tuple(places))
-    return uploads, sums
+    return tuple(uploads), tuple(sums)
 
 
 def _taken(power: int, owner: int | None) -> Sequence[int]:

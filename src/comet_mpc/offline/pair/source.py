@@ -66,6 +66,9 @@ class PairSource(Source):
             total += traffic.sent + traffic.received
         return total
 
+    def offline_traffic(self, correlations: Sequence[Correlation], count: int = 1) -> Traffic:
+        return preparation_traffic(correlations, count=count)
+
     def together(self, correlations: Sequence[Correlation]) -> int:
         masked = sum(entry.facts.elements for entry in correlations if isinstance(entry, AnyMask))
         return max(1, min(MOST_TOGETHER, _ELEMENTS_TOGETHER // max(1, masked)))

@@ -24,7 +24,7 @@ from comet_mpc.offline.rlwe.products import Homomorphic, Job
 from comet_mpc.offline.rlwe.scheme import DEGREE, Bytes, Residues, Scheme, public_polynomial, respond, unpack
 from comet_mpc.offline.rlwe.slots import PrimeModulus, split
 
-__all__ = ["OddJob", "OddPlan", "Term", "odd_plan"]
+__all__ = ["OddJob", "OddPlan", "Term", "odd_plan", "read_slots"]
 
 _ALL = np.arange(DEGREE, dtype=np.uint32)
 
@@ -83,8 +83,12 @@ class OddJob(Job):
     def factors(self) -> list[Words]:
         """Server: its factors, slot by slot."""
 
+    def public_seed(self) -> bytes:
+        """Client: of this upload, and of no other."""
+        return new_seed()
+
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        seed, plan = new_seed(), self.plan
+        seed, plan = self.public_seed(), self.plan
         made = list(engine.parallel(lambda index: _define(engine, plan, seed, index), range(plan.defined)))
         others = self.chosen([words for words, _ in made])
 
@@ -96,7 +100,7 @@ class OddJob(Job):
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         plan, modulus = self.plan, self.plan.modulus
-        uploads = _read(plan, data)
+        uploads = read_slots(plan, data)
         own = list(engine.parallel(lambda words: modulus.transform(_residues(words, modulus.primes)), self.factors()))
 
         def one(place: int) -> Bytes:
@@ -142,7 +146,7 @@ def _define(engine: Homomorphic, plan: OddPlan, seed: bytes, index: int) -> tupl
     return words, pack_rest(scheme, w, modulus.scale_coefficients(nearest))
 
 
-def _read(plan: OddPlan, data: memoryview) -> list[Residues]:
+def read_slots(plan: OddPlan, data: memoryview) -> list[Residues]:
     """Ciphertexts (2, limbs, 8192): first those that define their messages."""
     if len(data) != plan.upload_bytes:
         raise WrongSize(got=len(data), expected=plan.upload_bytes)

@@ -1,0 +1,63 @@
+"""Plans of whole encoders, by the ways that cost the least on a network: one layer stands for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from comet_mpc.engine import Session
+from comet_mpc.engine.costs import Network
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.share import Share
+from comet_mpc.models.transformer import (
+    EncoderRules,
+    EncoderShape,
+    certified_rules,
+    encoder_layer,
+    forward,
+    input_mask,
+    input_rows,
+    public_weights,
+)
+from comet_mpc.offline.cheapest import USUAL_NETWORK, Sample, cheapest_plan
+from comet_mpc.offline.source import Source
+
+__all__ = ["plan_encoder", "plan_shape"]
+
+
+def plan_encoder(
+    program: Callable[[Session], object],
+    shape: EncoderShape,
+    rules: EncoderRules,
+    batch: int,
+    tokens: int,
+    source: Source,
+    network: Network | None = None,
+) -> Plan:
+    """program: whatever is done with such an encoder. network: the usual one, if it is None"""
+    weights, size = public_weights(shape), (batch, tokens, shape.hidden)
+
+    def layer(session: Session) -> Share:
+        rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
+        return encoder_layer(session, rows, mask, shape, rules, weights, 0, last=False)
+
+    return cheapest_plan(program, source, network or USUAL_NETWORK, sample=Sample(layer, shape.layers))
+
+
+def plan_shape(
+    shape: EncoderShape,
+    tokens: int,
+    steps: int,
+    batch: int,
+    rule: str,
+    source: Source,
+    network: Network | None = None,
+) -> Plan:
+    """The plan of the certified encoder at a named shape, with universal rules."""
+    rules, weights = certified_rules(shape, steps, rule=rule), public_weights(shape)
+    size = (batch, tokens, shape.hidden)
+
+    def program(session: Session) -> Share:
+        rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
+        return forward(session, rows, mask, shape, rules, weights)
+
+    return plan_encoder(program, shape, rules, batch, tokens, source, network)

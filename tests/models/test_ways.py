@@ -1,0 +1,157 @@
+"""A program goes the ways that cost the least on a network: everybody the same ones, and to the same values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+
+from comet_mpc.engine import Session
+from comet_mpc.engine.costs import Network
+from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS, Ways
+from comet_mpc.engine.share import Share
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.lab.demo import demo_model
+from comet_mpc.models.planning import plan_shape
+from comet_mpc.models.served import PublicModel, Query, ServedModel
+from comet_mpc.models.transformer import (
+    SHAPES,
+    certified_rules,
+    forward,
+    input_mask,
+    input_rows,
+    public_weights,
+)
+from comet_mpc.offline.cheapest import USUAL_NETWORK, offline_seconds
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, PAIR
+from support.two_parties import run_two_parties, together, twin_value
+
+SLOW, FAR = Network.parse("50mbit/1ms"), Network.parse("1gbit/50ms")
+NETWORKS = [SLOW, *(Network.parse(text) for text in ("1gbit/1ms", "200mbit/10ms", "100mbit/100ms")), FAR]
+
+FIXED: dict[Source, Ways] = {
+    DEALER: frozenset(f"{part}: {IN_ONE_ROUND}" for part in ("activation", "attention/activation")),
+    PAIR: frozenset(
+        f"{part}: {IN_ONE_ROUND}"
+        for part in ("attention/division", "attention/division/inverse_sqrt", "layer_norm/inverse_sqrt")
+    ),
+}
+"""What programs did whatever the network, before they went by its price: small tensors in one round."""
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    return demo_model()
+
+
+@pytest.fixture(scope="module")
+def query(model: ServedModel) -> Query:
+    return model.encode(["a warm, funny and engaging film"])
+
+
+@cache
+def bert(source: Source, network: Network | None = None) -> Plan:
+    return plan_shape(SHAPES["bert-base"], 128, 3, 1, "quadratic", source, network)
+
+
+def seconds(plan: Plan, source: Source, network: Network) -> float:
+    return network.seconds(plan) + offline_seconds(plan, source, network)
+
+
+@pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
+@pytest.mark.parametrize("network", [SLOW, USUAL_NETWORK, FAR], ids=str)
+def test_the_wire_is_as_planned_and_the_twin_agrees(
+    model: ServedModel, query: Query, source: Source, network: Network
+) -> None:
+    client = PublicModel.unpack(replace(model, network=network).package())
+    plan = client.plan(1, query.bucket, source)
+    program = client.program(1, query.bucket, query)
+    run = run_two_parties(  # it compares bytes and rounds
+        program, model.weights(), source="dealer" if source is DEALER else "pair", ways=plan.ways
+    )
+    assert run.plan.correlations == plan.correlations
+    twin = twin_value(program, model.weights(), fused=source.fused, ways=plan.ways)
+    assert np.abs(together(run) - twin).max() < 0.02 + 2 * 2.0**-8
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_every_fork_alone_is_as_planned_and_leaves_the_value_as_it_is(
+    model: ServedModel, query: Query, fused: bool
+) -> None:
+    program = model.program(1, query.bucket, query)
+    usual = twin_value(program, model.weights(), fused=fused)
+    forks = run_two_parties(program, model.weights(), fused=fused).plan.forks
+    assert len(forks) >= 9
+    for fork in forks:
+        ways = frozenset({fork})
+        run = run_two_parties(program, model.weights(), fused=fused, ways=ways)
+        assert np.array_equal(twin_value(program, model.weights(), fused=fused, ways=ways), usual), fork
+        assert np.abs(together(run) - usual).max() < 0.02 + 2 * 2.0**-8, fork
+
+
+@pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
+def test_client_and_server_find_the_same_program_and_another_on_another_network(
+    model: ServedModel, source: Source
+) -> None:
+    digests = set()
+    for network in (SLOW, FAR):
+        server = replace(model, network=network)
+        client = PublicModel.unpack(server.package())
+        assert client.network == network
+        assert client.plan(1, 16, source) == server.plan(1, 16, source)
+        digests.add(client.plan(1, 16, source).digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("network", ["fast", "0mbit/1ms", "1gbit/-1ms", "1" + "0" * 30 + "gbit/1ms", "1gbit/9999s"])
+def test_a_package_with_a_network_that_cannot_be_is_refused(model: ServedModel, network: str) -> None:
+    package = model.package()
+    size = int.from_bytes(package[:8], "little")
+    header = msgspec.json.decode(package[8 : 8 + size])
+    card = msgspec.json.decode(header["__metadata__"]["card"]) | {"network": network}
+    header["__metadata__"]["card"] = msgspec.json.encode(card).decode()
+    changed = msgspec.json.encode(header)
+    with pytest.raises(ConfigurationError, match="a network is RATE/RTT"):
+        PublicModel.unpack(len(changed).to_bytes(8, "little") + changed + package[8 + size :])
+
+
+def test_a_network_is_written_as_it_is_read() -> None:
+    for text in ("50mbit/1ms", "1gbit/0.5ms", "9.6kbit/1000ms", "7bit/3ms", "2.5gbit/0ms"):
+        assert str(Network.parse(text)) == text
+
+
+def test_unless_a_network_is_named_bert_base_keeps_its_budgets() -> None:
+    dealt, paired = bert(DEALER), bert(PAIR)
+    assert dealt.rounds <= 549
+    assert paired.rounds <= 697
+    assert dealt.online_bytes <= 327e6
+    assert dealt.correction_bytes <= 373e6
+    assert PAIR.offline_bytes(paired) + paired.online_bytes <= 2.033e9
+
+
+@pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
+def test_a_slow_network_gets_fewer_bytes_and_a_far_one_fewer_rounds(source: Source) -> None:
+    slow, usual, far = (bert(source, network) for network in (SLOW, USUAL_NETWORK, FAR))
+    assert slow.rounds > usual.rounds > far.rounds
+    assert source.offline_bytes(slow) < source.offline_bytes(usual) < source.offline_bytes(far)
+    assert usual.ways not in (USUAL_WAYS, slow.ways, far.ways)
+
+
+@pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
+def test_no_network_takes_longer_than_with_fixed_ways_and_some_take_less(source: Source) -> None:
+    shape, size = SHAPES["bert-base"], (1, 128, 768)
+    rules, weights = certified_rules(shape, 3, rule="quadratic"), public_weights(shape)
+
+    def program(session: Session) -> Share:
+        rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
+        return forward(session, rows, mask, shape, rules, weights)
+
+    fixed = plan_program(program, fused=source.fused, ways=FIXED[source])
+    gains = [seconds(fixed, source, network) / seconds(bert(source, network), source, network) for network in NETWORKS]
+    assert min(gains) >= 1.0
+    assert max(gains) > 1.04
