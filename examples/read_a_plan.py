@@ -28,9 +28,10 @@ def main() -> None:
     parser.add_argument("--network", default="200mbit/10ms", help="RATE/ROUND-TRIP")
     arguments = parser.parse_args()
 
-    # The source of randomness decides whether a truncation and an opening can share a round.
+    # Of several ways to the same values, the plan takes those that cost the least: by this source, on this network.
     source = DealerSource() if arguments.source == "dealer" else PairSource()
-    plan = ServedModel.load(arguments.checkpoint).plan(arguments.batch, arguments.tokens, source)
+    network = Network.parse(arguments.network)
+    plan = ServedModel.load(arguments.checkpoint, network=network).plan(arguments.batch, arguments.tokens, source)
 
     # Every round of the schedule says which part of the program it belongs to, and what each party sends in it.
     # A part is a path, such as "layer 1/attention"; here all layers are added up.
@@ -48,7 +49,7 @@ def main() -> None:
     print()
     print(f"the client sends {plan.sent(CLIENT)} bytes, the server {plan.sent(SERVER)}")
     print(f"{len(plan.correlations)} correlations, digest {plan.digest[:16]}")
-    print(f"on {arguments.network}: {Network.parse(arguments.network).seconds(plan):.2f} s, without the computing")
+    print(f"on {network}: {network.seconds(plan):.2f} s, without the computing")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def plan(
     else:
         served = ServedModel.load(model)
         size, name = served.shape, str(model)
-        planned_on = lambda network: replace(served, network=network).plan(batch, tokens, kind)  # noqa: E731
+        planned_on = partial(_plan_model, served, tokens, batch, kind)
     planned = planned_on(link or USUAL_NETWORK)
     words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
     parts = kind.parts(planned.correlations)
@@ -114,6 +114,10 @@ def plan(
         _in_words(summary, kind),
     ]
     report(summary | records | ({"preparation": parts} if parts else {}) | origin(), json, *tables)
+
+
+def _plan_model(served: ServedModel, tokens: int, batch: int, source: Source, network: Network) -> Plan:
+    return replace(served, network=network).plan(batch, tokens, source)
 
 
 def _as_json(cost: Cost, source: Source) -> dict[str, Any]:
