@@ -121,6 +121,23 @@ def test_it_only_says_how_long_it_takes(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_embeddings_get_the_rule_that_keeps_them_unless_one_is_named(tmp_path: Path) -> None:
+    model, data = original(tmp_path / "model", "embedding"), rows(tmp_path / "mine.csv", "embedding")
+
+    def adopted(name: str, *options: object) -> tuple[str, tuple[str, int]]:
+        output = comet("adopt", model, tmp_path / name, "--data", data, "--epochs", 1, *options)
+        report = json.loads((tmp_path / name / REPORT).read_text())
+        return output, (report["rule"], report["steps"])
+
+    output, rule = adopted("usual")
+    assert "embeddings get 4 steps" in output
+    assert rule == ("minimax", 4)
+    output, rule = adopted("named", "--rule", "quadratic")
+    assert "embeddings get" not in output
+    assert rule[0] == "quadratic"
+    assert adopted("three", "--steps", 3)[1] == ("minimax", 3)
+
+
 def test_better_names_for_labels(tmp_path: Path) -> None:
     model, data = original(tmp_path / "model", "label"), rows(tmp_path / "mine.csv", "label")
     comet("adopt", model, tmp_path / "out", "--data", data, "--epochs", 1, "--labels", "SPAM,HAM")
