@@ -46,7 +46,7 @@ _BYTES_PER_SECOND = 4e6
 """What a second of the server's time is worth on the wire, where block shapes are chosen.
 
 Packing saves bytes and takes time. Since uploads are turned, that is little: a price of 2 MB or 10 MB instead of 4
-makes no difference of more than 1 % in the bytes of BERT-base at 128 tokens."""
+makes no difference of more than 2 % in the bytes of BERT-base at 128 tokens."""
 _STAGE, _MULTIPLY = 1.0e-6, 2.2e-6
 """Seconds for one prime: a stage of the transform of a short polynomial, a ciphertext's product with it."""
 _SWITCH = 20e-6
