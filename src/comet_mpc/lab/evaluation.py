@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.service import local_service
@@ -31,7 +31,6 @@ from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 
 __all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "texts_of"]
 
-Reals = npt.NDArray[np.float64]
 Answers = Sequence[Reals] | Reals
 """One of each text, as rows of one array or apart."""
 Progress = Callable[[int, int], object]

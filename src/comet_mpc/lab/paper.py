@@ -28,13 +28,12 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.seeds import new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, decode
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
 from comet_mpc.functions.activation import Smu, SmuRule
@@ -61,7 +60,6 @@ from comet_mpc.progress import silent
 
 __all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
 
-Reals = npt.NDArray[np.float64]
 ResearchRule = Literal["own", "paper"]
 
 _BIAS = 64.0

@@ -21,8 +21,8 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ShapeError
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "state_top",
 ]
 
-Reals = npt.NDArray[np.float64]
 
 SLACK = 2.0**-8
 """A LayerNorm by its rule, in fixed point, is at most so much longer than √d, relatively."""

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import Smu, SmuRule, argument_interval, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_ACTIVATED, denominator_rule, norm_rule
@@ -67,7 +68,6 @@ __all__ = [
     "variance_tops",
 ]
 
-Reals = npt.NDArray[np.float64]
 Told = Callable[[int, int], None]
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 

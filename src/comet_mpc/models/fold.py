@@ -15,9 +15,9 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Weight
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, plain_inverse_sqrt
@@ -28,8 +28,6 @@ from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.transformer import EncoderRules, EncoderShape, position_buckets
 
 __all__ = ["check_fixed", "fold", "neuron_scale", "plain_states"]
-
-Reals = npt.NDArray[np.float64]
 
 
 def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:

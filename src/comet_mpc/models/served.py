@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.share import CLIENT, Share, decode
+from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.activation import Smu
 from comet_mpc.functions.attention import certified_attention
@@ -54,8 +54,6 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 
 MOST_ANSWER_BITS = 16
 """More digits of a logit than these are noise of the fixed point numbers."""
-
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,6 @@ from collections.abc import Iterable
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from comet_mpc import __version__
 from comet_mpc.errors import (
@@ -62,7 +60,6 @@ __all__ = [
     "send_blob",
 ]
 
-Reals = npt.NDArray[np.float64]
 
 MESSAGE_LIMIT = 8192
 FRAME_BYTES = 1 << 20

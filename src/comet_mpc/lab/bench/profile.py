@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -111,7 +111,7 @@ class ProfileRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds / self.needed_seconds
 
 
-class _Round(msgspec.Struct, frozen=True):
+class _Round(NamedTuple):
     part: str
     sent: int
     received: int
@@ -121,7 +121,7 @@ class _Round(msgspec.Struct, frozen=True):
     """CPU seconds in the channel."""
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _Run(NamedTuple):
     seconds: float
     start_seconds: float
     compute: float
@@ -132,14 +132,14 @@ class _Run(msgspec.Struct, frozen=True):
     """Seconds without a processor."""
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(NamedTuple):
     round_trip: float
     frame_bytes: int
     rate: float
     replay_seconds: float
 
 
-class _Side(msgspec.Struct, frozen=True):
+class _Side(NamedTuple):
     runs: list[_Run]
     lines: list[_Line]
 
@@ -210,7 +210,7 @@ def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileReco
     """Queries between the crew's dealer and two fresh processes; measured bytes and rounds must equal the planned."""
     job = _job(case, None)
     bundles = [new_bundle_id() for _ in range(repeat)]
-    sides = [msgspec.json.decode(side, type=_Side) for side in run_parties(crew, _party, case, bundles)]
+    sides = run_parties(crew, _party, case, bundles)
     for party, side in enumerate(sides):
         for run in side.runs:
             check_planned(party, sum((Traffic(r.sent, r.received, 1) for r in run.rounds), Traffic()), job.plan)
@@ -264,7 +264,7 @@ def _by_operation(client: _Run, server: _Run) -> Iterator[OperationProfile]:
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> bytes:
+def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> _Side:
     job = _job(case, seat.party)
     with seat.meet(link, job.plan.digest, tls=True) as channel, TemporaryDirectory(prefix="comet-store-") as directory:
         public = public_weights(job.shape)
@@ -277,7 +277,7 @@ def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> byt
             run = _query(job, seat.party, channel, store, bundle_id, weights)
             runs.append(run)
             lines.append(_measure_line(channel, run.rounds))
-    return msgspec.json.encode(_Side(runs, lines))
+    return _Side(runs, lines)
 
 
 def _query(
