@@ -57,6 +57,9 @@ from comet_mpc.progress import bar
 __all__ = ["bench"]
 
 Tokens = Annotated[int, typer.Option(min=2, max=1024, help="With --shape: tokens per text, padding included.")]
+Environments = Annotated[
+    Path | None, typer.Option("--environments", metavar="DIR", help="Where virtual environments are kept.")
+]
 
 bench = group("Measure time, traffic and errors on this machine.")
 
@@ -162,9 +165,7 @@ def peers(
     system: Annotated[list[str] | None, typer.Option(help="Only this system. May be given again.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this operation, or layer. May be given again.")] = None,
     tokens: Annotated[int, typer.Option(min=2, max=512, help="Tokens; other sizes are those of BERT-base.")] = 128,
-    place: Annotated[
-        Path | None, typer.Option("--environments", metavar="DIR", help="Where their virtual environments are kept.")
-    ] = None,
+    place: Environments = None,
     json: JsonFile = None,
 ) -> None:
     """Run the same operations and one encoder layer by CrypTen, by SPU and by Comet.
@@ -204,9 +205,7 @@ def _report(records: list[dict[str, Any]], json: Path | None, grids: Callable[[R
 @bench.command()
 def trials(
     values: Annotated[int, typer.Option(min=1000, help="Random values for each function.")] = 10_000_000,
-    place: Annotated[
-        Path | None, typer.Option("--environments", metavar="DIR", help="Where virtual environments are kept.")
-    ] = None,
+    place: Environments = None,
     json: JsonFile = None,
 ) -> None:
     """Count how often CrypTen's functions give wrong results, with Comet's plug-in and without.

@@ -42,7 +42,6 @@ __all__ = [
     "Ring",
     "is_prime",
     "odd_ring",
-    "power_ring",
     "slot_prime",
     "slot_primes",
 ]
@@ -198,10 +197,6 @@ class Ring:
         return out
 
 
-def power_ring(width: int) -> Ring:
-    return Ring(width)
-
-
 def is_prime(n: int) -> bool:
     """Miller-Rabin, exact below 3·10^9 with these bases."""
     odd, twos = n - 1, 0
@@ -283,7 +278,7 @@ class Conversion:
         """Where the product of the two bits is shared: of 2^w' only what is left of the wrap counts."""
         if self.target.modulus or self.source.modulus:
             return self.target
-        return power_ring(self.target.width - self.source.width + self.shift)
+        return Ring(self.target.width - self.source.width + self.shift)
 
     def mask(self, words: Words, bits: Bytes, leader: bool) -> Bytes:
         """Packed n_i xor b_i, the one message. With uniform b_i it reveals nothing."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,16 @@ from comet_mpc.lab.service import local_service
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.tasks import Example, Task, token_tags
-from comet_mpc.offline.source import Source
+from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.progress import silent
 from comet_mpc.service.client import Asks, Client
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 
-__all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "texts_of"]
+__all__ = ["compared", "evaluate_securely", "evaluate_twin", "texts_of"]
 
 Answers = Sequence[Reals] | Reals
 """One of each text, as rows of one array or apart."""
-Progress = Callable[[int, int], object]
-"""Is told (done, of all)."""
 
 _TOKENS = 1024
 """How many the twin computes at once, with padding: bounds memory."""

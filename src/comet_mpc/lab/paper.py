@@ -42,7 +42,7 @@ from comet_mpc.functions.inverse_sqrt import NewtonRule
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.lab.bench.models import masked_weights
 from comet_mpc.lab.bench.parties import Seat, check_planned, set_up
-from comet_mpc.lab.evaluation import Progress, compared, texts_of
+from comet_mpc.lab.evaluation import compared, texts_of
 from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
@@ -55,6 +55,7 @@ from comet_mpc.models.transformer import EncoderRules, LayerRules, encode_weight
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.dealer.bundles import DealtRandomness
+from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -146,6 +147,10 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         check("the classifier", *real("classifier"), rules.head.bound)
 
 
+def _linear(weights: Mapping[str, Reals], x: Reals, name: str) -> Reals:
+    return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
+
+
 def plain_states(
     rows: Reals,
     mask: Reals,
@@ -161,9 +166,7 @@ def plain_states(
     """
     batch, tokens, d = rows.shape
     places = position_buckets(tokens, shape.buckets)
-
-    def linear(x: Reals, name: str) -> Reals:
-        return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
+    linear = partial(_linear, weights)
 
     def rule_of(rule: InverseSqrtRule) -> InverseSqrtRule | None:
         return None if exact else rule
@@ -191,11 +194,7 @@ def _plain_head(
     rows: Reals, mask: Reals, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Reals], exact: bool
 ) -> Reals:
     """`heads.respond` in real arithmetic."""
-    head, own = shape.head, rules.head
-
-    def linear(x: Reals, name: str) -> Reals:
-        return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
-
+    head, own, linear = shape.head, rules.head, partial(_linear, weights)
     if head.kind == "tokens":
         return linear(rows, "classifier")
     state = rows[:, 0]

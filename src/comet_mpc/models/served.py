@@ -88,7 +88,7 @@ class Query:
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The public package's description."""
+    """The public package's description: what `PublicModel` has beside the tables, by the same names."""
 
     fingerprint: str
     config: CometConfig
@@ -130,15 +130,8 @@ class PublicModel:
     # The package -----------------------------------------------------------------------------------------
 
     def package(self) -> bytes:
-        card = _Card(
-            self.fingerprint,
-            self.config,
-            self.value_bounds,
-            self.logit_bound,
-            self.tokenizer.to_str(),
-            self.private_embeddings,
-            self.answer_bits,
-        )
+        known = {name: getattr(self, name) for name in _Card.__struct_fields__}
+        card = _Card(**known | {"tokenizer": self.tokenizer.to_str()})
         tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
         return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
 
@@ -156,16 +149,7 @@ class PublicModel:
             tokenizer = Tokenizer.from_str(card.tokenizer)
         except Exception as error:
             raise CheckpointError(f"the model's public package is damaged: {type(error).__name__}") from error
-        model = PublicModel(
-            fingerprint=card.fingerprint,
-            config=card.config,
-            value_bounds=card.value_bounds,
-            logit_bound=card.logit_bound,
-            tokenizer=tokenizer,
-            embeddings=tables,
-            private_embeddings=card.private_embeddings,
-            answer_bits=card.answer_bits,
-        )
+        model = PublicModel(**msgspec.structs.asdict(card) | {"tokenizer": tokenizer, "embeddings": tables})
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
             raise CheckpointError("the model's public package has embedding tables of the wrong shapes")

@@ -24,12 +24,11 @@ from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import listen
 from comet_mpc.offline.source import Source
 from comet_mpc.service.catalogue import Catalogue, check_name
-from comet_mpc.service.deployment import Deployment, ServiceLimits
+from comet_mpc.service.deployment import Deployment, ServiceLimits, server_counters
 from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import end_with_parent
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.turns import Places
-from comet_mpc.service.metrics import server_counters
 
 __all__ = ["Server"]
 

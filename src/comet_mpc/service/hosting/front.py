@@ -35,8 +35,8 @@ from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.hosting.cores import Cores
 from comet_mpc.service.hosting.lifeline import end_with_parent
 from comet_mpc.service.hosting.line import Line, Said
-from comet_mpc.service.hosting.turns import KINDS, Kind, Places, Turns
-from comet_mpc.service.hosting.worker import work
+from comet_mpc.service.hosting.turns import KINDS, Places, Turns
+from comet_mpc.service.hosting.worker import WANTS, work
 from comet_mpc.service.messages import greeting, say
 
 __all__ = ["FrontDesk", "FrontLimits"]
@@ -47,11 +47,7 @@ _TICK = 0.1
 _ABORT_SECONDS = 3.0  # to remove what was half done
 _GRACE_SECONDS = 1.0  # an idle client keeps its process for so long although others wait
 _FIRST_GRACE_SECONDS = 5.0  # … and for so long before its first request: it may be checking its cache
-_WANTED: dict[Said, Kind] = {
-    Said.WANT_RUN: "run",
-    Said.WANT_PREPARE: "prepare",
-    Said.WANT_DOWNLOAD: "download",
-}
+_WANTED = {said: kind for kind, said in WANTS.items()}
 
 
 @dataclass(frozen=True)
