@@ -54,8 +54,6 @@ from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
 
-__all__ = ["bench"]
-
 Tokens = Annotated[int, typer.Option(min=2, max=1024, help="With --shape: tokens per text, padding included.")]
 Environments = Annotated[
     Path | None, typer.Option("--environments", metavar="DIR", help="Where virtual environments are kept.")

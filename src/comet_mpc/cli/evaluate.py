@@ -29,8 +29,6 @@ from comet_mpc.service.client import Asks
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["evaluate"]
-
 Rule = Literal[RuleName, "newton", "paper"]
 Mode = Literal["exact", "steps", "served"]
 

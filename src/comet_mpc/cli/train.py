@@ -33,8 +33,6 @@ from comet_mpc.models.hugging_face import fetch, need, tokenizer_json
 from comet_mpc.models.tasks import Task, find_task
 from comet_mpc.progress import bar
 
-__all__ = ["HELD_OUT_SEED", "calibrate", "finetune", "rows_held_out", "train_model", "unified", "unify"]
-
 _CALIBRATION_ROWS = 256
 _MANY_ROWS = 2048
 """Where the top of a range is no more than what was seen, times:"""

@@ -29,8 +29,6 @@ from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Answer
 
-__all__ = ["Asker", "SelfServed", "Spread", "spread_clients"]
-
 _LOOPBACK = "127.0.0.1"
 _TICK = 1.0
 _MOST_TRIES = 4

@@ -30,8 +30,6 @@ from comet_mpc.net.sockets import Address
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.hosting.lookout import Load
 
-__all__ = ["Host", "Seen"]
-
 _LOOK_SECONDS = 10.0  # as long as the fleet waits for it
 _STOP_SECONDS = 45.0
 _MOST_SAID = 1 << 20  # bytes of the log that are told at a time

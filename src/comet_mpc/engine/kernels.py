@@ -18,19 +18,6 @@ from numpy.typing import NDArray
 from comet_mpc import _native
 from comet_mpc.errors import ConfigurationError, ShapeError
 
-__all__ = [
-    "Exponents",
-    "Words",
-    "evaluate",
-    "isa_names",
-    "matmul",
-    "matmul_int32",
-    "pack_words",
-    "truncate_finish",
-    "truncate_mask",
-    "unpack_words",
-]
-
 Words: TypeAlias = NDArray[np.uint64]
 Bytes: TypeAlias = NDArray[np.uint8]
 Exponents: TypeAlias = tuple[int, ...]

@@ -21,8 +21,6 @@ from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
 
-__all__ = ["Measured", "PartySession", "Randomness"]
-
 Packed = npt.NDArray[np.uint8]
 Leg = tuple[Packed | None, Callable[[memoryview], Result]]
 """One request on its way: what this party sends, and what it makes of the answer."""

@@ -29,34 +29,6 @@ from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ShapeError
 
-__all__ = [
-    "Choose",
-    "Chosen",
-    "Deferred",
-    "Evaluate",
-    "Fetch",
-    "Give",
-    "Given",
-    "MatMul",
-    "Open",
-    "Opened",
-    "Request",
-    "Result",
-    "Reveal",
-    "SquareSum",
-    "Step",
-    "Truncate",
-    "TruncateOpen",
-    "Weigh",
-    "Weight",
-    "check_truncation",
-    "given",
-    "looked_up",
-    "opened",
-    "truncated",
-    "wire_bytes",
-]
-
 Last = TypeVar("Last")
 
 

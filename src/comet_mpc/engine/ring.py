@@ -32,20 +32,6 @@ from comet_mpc.engine import kernels
 from comet_mpc.engine.kernels import Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 
-__all__ = [
-    "LARGEST_ODD",
-    "LATTICE_PRIMES",
-    "MOST_BITS",
-    "ODD_MODULI",
-    "WORD",
-    "Conversion",
-    "Ring",
-    "is_prime",
-    "odd_ring",
-    "slot_prime",
-    "slot_primes",
-]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 WORD = 64

@@ -17,25 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.kernels import Words
-from comet_mpc.engine.ring import WORD, Ring
+from comet_mpc.engine.kernels import Words as Words  # this and WORD are passed on
+from comet_mpc.engine.ring import WORD as WORD
+from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
-
-__all__ = [
-    "BOTH",
-    "CLIENT",
-    "SERVER",
-    "WORD",
-    "Reals",
-    "Share",
-    "Words",
-    "as_ring",
-    "concatenate",
-    "decode",
-    "encode",
-    "ring_width",
-    "word_bytes",
-]
 
 Reals: TypeAlias = npt.NDArray[np.float64]
 

@@ -29,8 +29,6 @@ from comet_mpc.progress import silent
 from comet_mpc.service.client import Asks, Client
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 
-__all__ = ["compared", "evaluate_securely", "evaluate_twin", "texts_of"]
-
 Answers = Sequence[Reals] | Reals
 """One of each text, as rows of one array or apart."""
 

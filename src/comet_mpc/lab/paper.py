@@ -59,8 +59,6 @@ from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
 
-__all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
-
 ResearchRule = Literal["own", "paper"]
 
 _BIAS = 64.0

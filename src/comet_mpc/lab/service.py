@@ -14,8 +14,6 @@ from comet_mpc.offline.sources import DealerSource
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.server import Server
 
-__all__ = ["local_service"]
-
 
 @contextlib.contextmanager
 def local_service(

@@ -54,20 +54,6 @@ from comet_mpc.models.checkpoint import (
 )
 from comet_mpc.models.heads import Head, Pooler
 
-__all__ = [
-    "Weights",
-    "calibrated",
-    "certify",
-    "check_ranges",
-    "in_form",
-    "norm_sites",
-    "normalised_neurons",
-    "normalised_queries",
-    "smu_rules",
-    "universal_rules",
-    "variance_tops",
-]
-
 Told = Callable[[int, int], None]
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 

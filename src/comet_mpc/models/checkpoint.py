@@ -28,31 +28,6 @@ from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.heads import Head, Pooler
 
-__all__ = [
-    "USUAL_RULE",
-    "USUAL_STEPS",
-    "ActivationChoice",
-    "AnyRule",
-    "AttentionChoice",
-    "CometConfig",
-    "Encoder",
-    "RuleName",
-    "Site",
-    "Tensors",
-    "account_for",
-    "check_finite",
-    "chosen_rule",
-    "fingerprint",
-    "load_checkpoint",
-    "read_config",
-    "read_json",
-    "read_tensors",
-    "read_tokenizer",
-    "save_checkpoint",
-    "save_config",
-    "tensor_shapes",
-]
-
 AnyRule = MinimaxRule | RootRule
 Tensor = npt.NDArray[np.float32]
 Tensors = dict[str, Tensor]

@@ -28,8 +28,6 @@ from comet_mpc.models.certify import Weights, normalised_neurons, normalised_que
 from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.transformer import EncoderRules, EncoderShape, position_buckets
 
-__all__ = ["check_fixed", "fold", "neuron_scale", "plain_states"]
-
 
 def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
     """Folded weights, and public bounds of attention's values and of the answers."""

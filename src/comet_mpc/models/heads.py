@@ -24,20 +24,6 @@ from comet_mpc.functions.activation import Smu, SmuRule, smu, tanh_like
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import root_mean_square
 
-__all__ = [
-    "ROWS",
-    "Head",
-    "HeadRules",
-    "Kind",
-    "Pooler",
-    "coarsened",
-    "head_weights",
-    "input_averages",
-    "linear",
-    "respond",
-    "usual_head",
-]
-
 Kind = Literal["label", "tokens", "embedding"]
 
 Pooler = Literal["tanh", "algebraic", "relu", "smu", "none"]

@@ -47,8 +47,6 @@ from comet_mpc.models.transformer import (
     public_weights,
 )
 
-__all__ = ["BUCKETS", "MOST_ANSWER_BITS", "PublicModel", "Query", "ServedModel", "public_part"]
-
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Public lengths that texts are padded to; the server learns the bucket, not the length."""
 

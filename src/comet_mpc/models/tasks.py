@@ -17,8 +17,6 @@ from comet_mpc.engine.share import Reals
 from comet_mpc.errors import TaskDataError
 from comet_mpc.models.heads import Kind
 
-__all__ = ["TASKS", "Example", "Task", "find_task", "token_tags", "with_labels", "words_of"]
-
 
 @dataclass(frozen=True)
 class Example:

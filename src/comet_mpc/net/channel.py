@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     # Arrays are buffers, but before Python 3.12 a type checker cannot know.
     Sendable: TypeAlias = Buffer | np.ndarray[Any, Any]
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "FRAME_HEADER",
-    "GREETING_LIMIT",
-    "UNREADABLE",
-    "WIRE_VERSION",
-    "Channel",
-    "Traffic",
-    "agree",
-    "greet",
-    "greeting_frame",
-    "memory_pair",
-]
-
 FRAME_HEADER = 8
 WIRE_VERSION = 5
 GREETING_LIMIT = 4096

@@ -7,8 +7,6 @@ import logging
 import time
 from typing import Any
 
-__all__ = ["JsonFormatter", "log_as_json"]
-
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, event, and the fields of `extra={"fields": {...}}`."""

@@ -23,8 +23,6 @@ from comet_mpc.errors import (
     ShapeError,
 )
 
-__all__ = ["Message", "Mismatch", "Refusal", "clean", "raise_refusal", "refusal"]
-
 _TEXT_LIMIT = 400
 
 _KINDS: tuple[type[CometError], ...] = (

@@ -26,8 +26,6 @@ from comet_mpc.net.tls import RECORD, Tls, check_context, secure, tls_failure
 Address = tuple[str, int]
 """Host and port."""
 
-__all__ = ["HANDSHAKE_TIMEOUT", "Address", "Listener", "TcpChannel", "TlsChannel", "connect", "listen", "parse_address"]
-
 HANDSHAKE_TIMEOUT = 10.0
 
 _MOST_PIECES = 64  # per sendmsg; far below IOV_MAX

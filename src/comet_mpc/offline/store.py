@@ -41,15 +41,6 @@ from comet_mpc.offline.header import HEADER_BYTES, Header, owned_by
 from comet_mpc.offline.shelf import Kept, Shelf
 from comet_mpc.units import human_bytes
 
-__all__ = [
-    "BundleFormat",
-    "BundleStore",
-    "BundleWriter",
-    "check_bundle_id",
-    "check_digest",
-    "new_bundle_id",
-]
-
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SUFFIX = ".bundle"

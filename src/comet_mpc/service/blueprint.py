@@ -20,8 +20,6 @@ from comet_mpc.progress import bar
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.server import Server
 
-__all__ = ["Blueprint"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -43,8 +43,6 @@ from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging, answers
 
-__all__ = ["Asks", "Client", "ClientOptions", "Text"]
-
 A = TypeVar("A")
 Told = Callable[[int, A], None]
 

@@ -27,8 +27,6 @@ from comet_mpc.service.messages import MOST_KEPT, Prepare, Run, Welcome
 from comet_mpc.service.programs import Programs
 from comet_mpc.service.quota import Quota
 
-__all__ = ["Deployment", "ServiceLimits", "server_counters"]
-
 _log = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32

@@ -40,27 +40,6 @@ from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.offline.source import MOST_TOGETHER, Progress, Source
 from comet_mpc.offline.sources import SOURCES
 
-__all__ = [
-    "FRAME_BYTES",
-    "MESSAGE_LIMIT",
-    "Accepted",
-    "GetPackage",
-    "GetWeights",
-    "Prepare",
-    "Ready",
-    "Run",
-    "Wanted",
-    "Welcome",
-    "expect",
-    "from_client",
-    "greeting",
-    "introduce",
-    "receive_blob",
-    "say",
-    "send_blob",
-]
-
-
 MESSAGE_LIMIT = 8192
 FRAME_BYTES = 1 << 20
 

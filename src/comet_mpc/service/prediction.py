@@ -13,8 +13,6 @@ from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ImpossibleAnswer, ShapeError
 from comet_mpc.models.served import PublicModel, Query
 
-__all__ = ["Answer", "Cost", "Embedding", "Prediction", "Tag", "Tagging", "answers", "prediction"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:

@@ -30,8 +30,6 @@ from comet_mpc.service.hosting.lifeline import end_with_parent
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.turns import Places
 
-__all__ = ["Server"]
-
 _log = logging.getLogger(__name__)
 
 _TICK = 0.1

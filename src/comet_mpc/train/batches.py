@@ -18,21 +18,6 @@ from comet_mpc.models.tasks import Example, Task, token_tags, words_of
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.model import UnifiedModel
 
-__all__ = [
-    "Batch",
-    "Encoded",
-    "answered",
-    "encode",
-    "evaluate",
-    "first_rows",
-    "hold_out",
-    "inputs_seen",
-    "make_tokenizer",
-    "observe",
-    "predict",
-    "quantiles",
-]
-
 
 @dataclass(frozen=True)
 class Encoded:

@@ -36,14 +36,6 @@ from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
-__all__ = [
-    "Recipe",
-    "estimated_seconds",
-    "finetune",
-    "load_model",
-]
-
-
 _CALIBRATION_ROWS = 128
 _FIT_TOKENS = 8192
 

@@ -17,9 +17,6 @@ from matplotlib.patches import Patch
 from comet_mpc.engine.share import Reals
 from comet_mpc.models.checkpoint import CometConfig, Site
 
-__all__ = ["draw"]
-
-
 _PANELS = {
     "activation": ("Activation", "t = h² + μ²"),
     "scores": ("Attention scores", "t = s² + μ²"),

@@ -18,8 +18,6 @@ from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.models.certify import smu_rules
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, RuleName
 
-__all__ = ["inverse_sqrt", "newton_rule", "other_rules", "root", "smu", "through_rules"]
-
 _PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
 _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
 

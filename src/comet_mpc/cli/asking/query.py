@@ -31,15 +31,14 @@ from comet_mpc.cli.tables import table, write_json
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import ConfigurationError, ImpossibleAnswer
 from comet_mpc.models.hugging_face import need
+from comet_mpc.models.runs import Text
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Pace, Tick, bar
-from comet_mpc.service.client import Asks, Client, ClientOptions, Text
+from comet_mpc.service.client import Asks, Client, ClientOptions
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging
 from comet_mpc.units import counted, human_bytes
-
-__all__ = ["query"]
 
 _LONGEST = 60
 """Characters of a text that a table shows."""

@@ -15,8 +15,6 @@ from comet_mpc.net.authority import Issued, issue, issued, make_authority, renew
 from comet_mpc.net.identity import REVOKED, Role
 from comet_mpc.units import counted
 
-__all__ = ["keys"]
-
 keys = group("Make, renew and revoke certificates, with which the parties know each other.")
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")

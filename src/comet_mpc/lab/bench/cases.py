@@ -22,8 +22,6 @@ from comet_mpc.functions.inverse_sqrt import inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 from comet_mpc.functions.root_rule import DEGREES
 
-__all__ = ["OPERATIONS", "Built", "Case", "build", "choose"]
-
 Values = Mapping[str, Reals]
 Weights = Mapping[str, Weight]
 

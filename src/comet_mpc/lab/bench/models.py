@@ -32,19 +32,6 @@ from comet_mpc.models.transformer import (
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
 
-__all__ = [
-    "ModelCase",
-    "ModelRecord",
-    "OperationCost",
-    "case_weights",
-    "input_arrays",
-    "masked_weights",
-    "measure_model",
-    "plan_case",
-    "random_weights",
-    "run_case",
-]
-
 
 class ModelCase(msgspec.Struct, frozen=True):
     """What is run: a shape with random weights."""

@@ -27,8 +27,6 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
 
-__all__ = ["Record", "measure", "plan_case"]
-
 _RELATIVE_FROM = 1 / 64
 
 

@@ -35,8 +35,6 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore
 
-__all__ = ["Run", "Seat", "Stopwatch", "check_planned", "peak_memory", "reveal", "run_parties", "set_up"]
-
 T = TypeVar("T")
 
 _MEETING = 120.0

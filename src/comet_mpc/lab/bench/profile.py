@@ -37,8 +37,6 @@ from comet_mpc.offline.store import BundleStore, new_bundle_id
 if TYPE_CHECKING:
     from comet_mpc.net.channel import Sendable
 
-__all__ = ["OperationProfile", "ProfileCase", "ProfileRecord", "profile_query"]
-
 _SMALL_ROUNDS = 200
 _LARGE_ROUNDS = 12
 _LEAST_LARGE = 1 << 20  # below that the latency would be measured again

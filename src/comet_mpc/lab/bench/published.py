@@ -21,8 +21,6 @@ from comet_mpc.lab.processes import Crew
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.progress import Tick, silent
 
-__all__ = ["TABLES", "AppendixRecord", "PublishedRecord", "measure_appendix", "measure_table"]
-
 LAYERS = 12
 _BUMBLEBEE = 14
 _COUNT = {"layer_norm": 2, "activation": 1, "attention": 1}

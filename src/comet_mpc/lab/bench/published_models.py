@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.units import counted
 
-__all__ = ["ACCURACY_TABLES", "TASK_ORDER", "UNMODIFIED", "AccuracyTable", "Row", "command_of"]
-
 TASK_ORDER = ("RTE", "MRPC", "STS-B", "SST-2", "CoLA")
 """The columns of the paper's tables."""
 

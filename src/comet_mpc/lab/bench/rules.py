@@ -26,9 +26,6 @@ from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.progress import Tick, silent
 
-__all__ = ["RuleRecord", "measure_rules"]
-
-
 _INTERVALS = ((1 / 16, 16.0), (1 / 4, 7 / 4))
 """The second for a rule that explodes on the first: a series around 1."""
 

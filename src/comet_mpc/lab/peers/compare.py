@@ -30,8 +30,6 @@ from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, silent
 
-__all__ = ["SYSTEMS", "PeerRecord", "compare", "run_crypten"]
-
 _SEED = 2024
 _BOUND = 4.0
 """Of the activation's inputs."""

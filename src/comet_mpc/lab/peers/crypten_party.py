@@ -22,8 +22,6 @@ from comet_mpc.functions.activation import Smu, smu_rule
 from comet_mpc.lab.peers.inputs import HEAD, HEADS, HIDDEN, TASKS, USUAL, Functions, Reals, load, smooth
 from comet_mpc.plugins.crypten import Ranges, comet_functions, load_crypten
 
-__all__ = ["begin", "compute_gelu", "compute_layer_norm", "decoded", "functions_of", "stands_for"]
-
 CLIENT, SERVER = 0, 1
 _RANGES = Ranges(activations=4.0, scores=8.0, variances=(1 / 16, 64.0))
 

@@ -29,8 +29,6 @@ from comet_mpc.lab.peers.crypten_party import (
 from comet_mpc.lab.peers.inputs import Functions, Reals, layer_norm
 from comet_mpc.plugins.crypten import Ranges
 
-__all__ = ["TRIALS", "expected_wraps"]
-
 Generator = np.random.Generator
 
 _RANGES = Ranges(activations=8.0, scores=8.0)

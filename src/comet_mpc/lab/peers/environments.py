@@ -12,8 +12,6 @@ from pathlib import Path
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.service.model_cache import default_cache
 
-__all__ = ["CRYPTEN", "SPU", "Environment", "default_place"]
-
 
 @dataclass(frozen=True)
 class Environment:

@@ -42,8 +42,6 @@ from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.store import check_bundle_id
 
-__all__ = ["BundleSink", "PartyRole", "fetch_bundle", "fetch_to_memory"]
-
 PartyRole = Literal["client", "server"]
 PARTY_ROLES: tuple[PartyRole, PartyRole] = ("client", "server")  # by number: CLIENT is 0, SERVER is 1
 

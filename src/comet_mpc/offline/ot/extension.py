@@ -45,21 +45,6 @@ from comet_mpc.offline.ot.base import (
     SenderSetup,
 )
 
-__all__ = [
-    "CHUNK",
-    "FOLD",
-    "FOLDS",
-    "TransferReceiver",
-    "TransferSender",
-    "Transfers",
-    "bit_products",
-    "bit_products_traffic",
-    "bit_times_word",
-    "extension_bytes",
-    "set_up_traffic",
-    "set_up_transfers",
-]
-
 Bytes = npt.NDArray[np.uint8]
 
 FOLDS = (1, 2, 4, 8)

@@ -67,8 +67,6 @@ from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
 
-__all__ = ["Preparer", "prepare_bundle"]
-
 _WORDS = Ring(WORD)
 """What is not in an odd ring is computed in this one: narrower rings are its low bits."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from comet_mpc.net.channel import Sendable
 
-__all__ = ["Glimpse", "Seen", "glimpse"]
-
 _FIRST = 16
 
 

@@ -39,8 +39,6 @@ from comet_mpc.service.hosting.turns import KINDS, Places, Turns
 from comet_mpc.service.hosting.worker import WANTS, work
 from comet_mpc.service.messages import greeting, say
 
-__all__ = ["FrontDesk", "FrontLimits"]
-
 _log = logging.getLogger(__name__)
 
 _TICK = 0.1

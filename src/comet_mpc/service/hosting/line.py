@@ -6,8 +6,6 @@ import socket
 import struct
 from enum import IntEnum
 
-__all__ = ["Line", "Said"]
-
 _FORMAT = struct.Struct("<BI")
 
 

@@ -17,8 +17,6 @@ from comet_mpc.errors import CometError
 from comet_mpc.net.metrics import MetricsEndpoint, pages
 from comet_mpc.service.catalogue import Catalogue
 
-__all__ = ["Load", "Lookout"]
-
 _LOOK_SECONDS = 10.0
 
 

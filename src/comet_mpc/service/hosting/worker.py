@@ -22,8 +22,6 @@ from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.hosting.line import Line, Said
 from comet_mpc.service.hosting.turns import Kind
 
-__all__ = ["WANTS", "work"]
-
 _log = logging.getLogger(__name__)
 
 _TICK = 0.1
