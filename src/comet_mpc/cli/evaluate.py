@@ -20,13 +20,11 @@ from comet_mpc.models.checkpoint import RuleName, fingerprint
 from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
-from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Asks
-from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.units import human_bytes, human_seconds
 
 Rule = Literal[RuleName, "newton", "paper"]
@@ -128,14 +126,7 @@ def _clients(asking: Any, cluster: str | None, count: int, model: Path) -> Itera
     if cluster is None:
         yield None
         return
-    blueprint = Blueprint(
-        models={"model": str(model)},
-        keys="",
-        answer_bits=ANSWER_BITS,
-        untrained=True,
-        workers=2,
-        limits=ServiceLimits(),
-    )
+    blueprint = Blueprint(models={"model": str(model)}, keys="", untrained=True, workers=2)
     order = msgspec.json.encode(blueprint.everywhere())
     with asking.spread_clients(
         cluster, count, ServedModel.load(model), asking.SelfServed, order, {"batch": _BATCH}

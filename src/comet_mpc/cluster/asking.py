@@ -47,7 +47,7 @@ class Asker:
         return self._client.ask(texts)
 
 
-class SelfServed:
+class SelfServed(Asker):
     """A server and its client on one node, for trials: both have one operator, so nothing is private."""
 
     def __init__(self, blueprint: bytes, options: ClientOptions) -> None:
@@ -59,10 +59,7 @@ class SelfServed:
         self._host = Host(msgspec.json.encode(order), _LOOPBACK, str(directory / "state"))
         (host, port), _ = self._host.start()
         own: ClientOptions = {**options, "keys": directory / "keys", "cache": directory / "cache"}
-        self._client = Client(f"{host}:{port}", **own)
-
-    def ask(self, texts: list[Text]) -> list[Answer]:
-        return self._client.ask(texts)
+        super().__init__(f"{host}:{port}", own)
 
 
 class Spread:

@@ -273,7 +273,8 @@ class PartySession(DrawingSession):
             monomial: spread(self._monomial(expansion, step)) for monomial, expansion in expansions(step).items()
         }
         publics = [spread(operand.words()) for operand in step.operands]
-        return step.ring.evaluate(step.terms, publics, monomials, self._leader).reshape(step.shape)
+        total = kernels.evaluate(step.terms, publics, monomials, self._leader, modulus=step.ring.modulus)
+        return total.reshape(step.shape)
 
     def _monomial(self, expansion: Sequence[MaskTerm], step: ask.Evaluate) -> Words:
         """A share of a mask monomial, put together from what was drawn."""

@@ -19,7 +19,6 @@ off by less than 9/8 units, always, and its mean by less than 1/8.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -132,16 +131,6 @@ class Ring:
         low = (words & np.uint64(2**31 - 1)).sum(axis=axis, keepdims=keep, dtype=np.uint64)
         high = (words >> np.uint64(31)).sum(axis=axis, keepdims=keep, dtype=np.uint64) % np.uint64(self.modulus)
         return self.add(self.times(high, 2**31), low % np.uint64(self.modulus))
-
-    def evaluate(
-        self,
-        terms: Iterable[tuple[int, kernels.Exponents]],
-        opened: Sequence[Words],
-        monomials: Mapping[kernels.Exponents, Words],
-        leader: bool,
-    ) -> Words:
-        """`kernels.evaluate` in this ring."""
-        return kernels.evaluate(terms, opened, monomials, leader, modulus=self.modulus)
 
     # On the wire, and from seeds -----------------------------------------------------------------------------
 

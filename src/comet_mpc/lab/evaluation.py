@@ -138,7 +138,6 @@ def evaluate_securely(
     model: ServedModel,
     examples: Sequence[Example],
     *,
-    limit: int | None = None,
     task: Task | None = None,
     client: Asks | None = None,
     source: Source = DEALER,
@@ -146,7 +145,7 @@ def evaluate_securely(
     group: int = 16,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Runs the examples (the first `limit` of them) privately and in the clear, and compares.
+    """Runs the examples privately and in the clear, and compares.
 
     model   for the plaintext answers; without a client, it is also served
     task    for its metrics besides accuracy, of both
@@ -155,8 +154,7 @@ def evaluate_securely(
 
     Returns what `compared` does, `truncated`, and bytes, rounds and seconds in all.
     """
-    chosen = list(examples[:limit])
-    texts = texts_of(chosen, model.config.head.kind)
+    texts = texts_of(examples, model.config.head.kind)
     start = time.monotonic()
     predictions: list[Answer] = []
     with contextlib.ExitStack() as stack:
@@ -179,7 +177,7 @@ def evaluate_securely(
     runs = list({id(prediction.cost): prediction.cost for prediction in predictions}.values())
     totals = ("online_bytes", "offline_bytes", "rounds", "online_seconds", "offline_seconds")
     return (
-        _report(model, secure, plain, chosen, task)
+        _report(model, secure, plain, examples, task)
         | {
             "source": predictions[0].cost.source,
             "truncated": sum(prediction.truncated for prediction in predictions),

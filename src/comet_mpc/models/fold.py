@@ -21,7 +21,7 @@ from comet_mpc.engine import Weight
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, plain_inverse_sqrt
+from comet_mpc.functions.inverse_sqrt import plain_inverse_sqrt
 from comet_mpc.functions.layer_norm import plain_layer_norm, plain_root_mean_square
 from comet_mpc.models.bounds import SLACK, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.certify import Weights, normalised_neurons, normalised_queries
@@ -166,13 +166,10 @@ def plain_states(
     places = position_buckets(tokens, shape.buckets)
     linear = partial(_linear, weights)
 
-    def rule_of(rule: InverseSqrtRule) -> InverseSqrtRule | None:
-        return None if exact else rule
-
     states, bits = [], mask[..., None]
     rows = rows * bits
     for i, own in enumerate(rules.layers):
-        layer, (first, second) = f"layer.{i}.", map(rule_of, own.variances)
+        layer, (first, second) = f"layer.{i}.", (None, None) if exact else own.variances
         rows = rows + bits
         qkv = linear(rows, layer + "qkv").reshape(batch, tokens, 3, shape.heads, d // shape.heads)
         q, k, v = qkv.transpose(2, 0, 3, 1, 4)

@@ -11,6 +11,7 @@ import msgspec
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import Address
@@ -33,14 +34,14 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Its name in the directory of keys."""
     dealer: Address | None = None
     private_embeddings: bool = False
-    answer_bits: int
+    answer_bits: int = ANSWER_BITS
     untrained: bool = False
     """Also a model that was not fine-tuned in this form."""
     workers: int = 0
     connections: int = 96
     client_connections: int = 0
     require_client: bool = True
-    limits: ServiceLimits
+    limits: ServiceLimits = ServiceLimits()
 
     def identity(self) -> TlsIdentity:
         return TlsIdentity.find(self.keys, self.certificate)

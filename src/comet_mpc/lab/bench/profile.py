@@ -29,7 +29,7 @@ from comet_mpc.lab.bench.parties import Seat, check_planned, run_parties, set_up
 from comet_mpc.lab.demo import SENTENCES, demo_model
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import EncoderShape, public_weights
-from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
+from comet_mpc.net.channel import FRAME_HEADER, Around, Channel, Traffic
 from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
@@ -150,12 +150,11 @@ def _without_processor() -> float:
         return 0.0
 
 
-class _Watched(Channel):
+class _Watched(Around):
     """Another channel, whose rounds are noted one by one."""
 
     def __init__(self, inner: Channel) -> None:
-        super().__init__(inner.timeout)
-        self._inner = inner
+        super().__init__(inner)
         self.rounds: list[_Round]
         self.here: Callable[[], str] = str
         self.begin()
@@ -172,12 +171,6 @@ class _Watched(Channel):
             self.rounds.append(_Round(self.here(), spent.sent, spent.received, entered - self._left, left - entered))
             self._left = left
         return data
-
-    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
-        return self._inner._transfer(outgoing, sizes, deadline)
-
-    def _release(self) -> None:
-        self._inner.close()
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,10 @@ def _form(activation: str, attention: str, bert: Scores, roberta: Scores, *, tra
     )
 
 
-def _certified(rule: str, name: str, paper: Mapping[str, Scores] | None = None) -> Row:
+def _certified(rule: str, name: str) -> Row:
     """The certified form, trained through what serves. rule: a polynomial's name, or a number of minimax steps."""
     words = ("--steps", rule) if rule.isdigit() else ("--rule", rule)
-    return Row(name, f"certified-{rule}", words, paper=paper or {})
+    return Row(name, f"certified-{rule}", words)
 
 
 def _through(kind: str, steps: int, name: str, paper: Mapping[str, Scores] | None = None) -> Row:

@@ -256,10 +256,9 @@ def fetch_to_memory(
     correlations: Sequence[Correlation],
     *,
     key: bytes | None = None,
-    patience: float = 3600.0,
 ) -> Bundle:
     """`fetch_bundle` for immediate use, without a store."""
     sink = _MemorySink()
-    fetch_bundle(channel, party, bundle_id, correlations, sink.begin, key=key, patience=patience)
+    fetch_bundle(channel, party, bundle_id, correlations, sink.begin, key=key)
     corrections = sink.corrections if party == SERVER else None
     return Bundle(party, sink.seed, tuple(correlations), corrections)

@@ -19,7 +19,6 @@ import os
 import selectors
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections import Counter
@@ -122,7 +121,7 @@ class FrontDesk:
         self._numbers = 0
         self._reception = Reception(
             listener,
-            self._current_context,
+            lambda: self._context.current,
             self._selector,
             arrived=self._arrived,
             refused=self._lost,
@@ -197,9 +196,6 @@ class FrontDesk:
         self._give_places()
         if self._context.changed():
             self._check_revoked()
-
-    def _current_context(self) -> ssl.SSLContext:
-        return self._context.current
 
     # Who comes in ------------------------------------------------------------------------------------------
 
