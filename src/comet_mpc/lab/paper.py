@@ -54,8 +54,8 @@ from comet_mpc.models.tasks import Example, Task
 from comet_mpc.models.transformer import EncoderRules, LayerRules, encode_weights, forward, input_mask, input_rows
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.source import Progress
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
 
@@ -338,9 +338,9 @@ def _take_part(
     plan: Plan,
 ) -> tuple[Reals | None, Traffic]:
     """One party's run of a query: the client's logits, and what it sent and received online."""
-    bundle, _ = seat.fetch(order.bundle_id, plan)
+    randomness, _ = seat.prepare(channel, DEALER, plan, weights, order.bundle_id)
     before = channel.traffic
-    session = PartySession(seat.party, channel, DealtRandomness(bundle, weights), permits_leaks=model.leaks)
+    session = PartySession(seat.party, channel, randomness, permits_leaks=model.leaks)
     logits = model.answer(query)(session, weights)
     return logits, channel.traffic - before
 

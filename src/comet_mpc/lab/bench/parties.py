@@ -26,9 +26,8 @@ from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.net.channel import Channel, Traffic, agree, greet
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
-from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle, fetch_to_memory
+from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.source import Source
@@ -78,11 +77,6 @@ class Seat:
         mine = {"role": PARTY_ROLES[self.party], "program": program}
         agree(mine, greet(channel, mine, timeout=_MEETING), ("program",))
         return channel
-
-    def fetch(self, bundle_id: str, plan: Plan) -> tuple[Bundle, Traffic]:
-        """A bundle from the dealer for immediate use, and what that sent and received."""
-        with connect(*self.dealer, self.identity.client_context()) as line:
-            return fetch_to_memory(line, self.party, bundle_id, plan.correlations, key=self.key), line.traffic
 
     def store(self, store: BundleStore, bundle_id: str, plan: Plan) -> Traffic:
         """Puts a bundle from the dealer into a store. Returns what that sent and received."""

@@ -20,7 +20,6 @@ it names. Frames from the dealer begin with a byte: corrections or message.
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
@@ -39,7 +38,6 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import UNREADABLE, Channel, greet
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
-from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.store import check_bundle_id
 
 PartyRole = Literal["client", "server"]
@@ -223,42 +221,3 @@ def fetch_bundle(
         except BaseException:
             writer.discard()
             raise
-
-
-class _MemorySink:
-    """Keeps a part in memory."""
-
-    def __init__(self) -> None:
-        self.seed = b""
-        self.corrections = io.BytesIO()
-
-    def begin(self, seed: bytes) -> _MemorySink:
-        self.seed = seed
-        return self
-
-    def write(self, data: bytearray, /) -> None:
-        self.corrections.write(data)
-
-    def seal(self) -> None:
-        self.corrections.seek(0)
-
-    def commit(self) -> None:
-        """Nothing is visible to anybody else."""
-
-    def discard(self) -> None:
-        self.corrections.close()
-
-
-def fetch_to_memory(
-    channel: Channel,
-    party: int,
-    bundle_id: str,
-    correlations: Sequence[Correlation],
-    *,
-    key: bytes | None = None,
-) -> Bundle:
-    """`fetch_bundle` for immediate use, without a store."""
-    sink = _MemorySink()
-    fetch_bundle(channel, party, bundle_id, correlations, sink.begin, key=key)
-    corrections = sink.corrections if party == SERVER else None
-    return Bundle(party, sink.seed, tuple(correlations), corrections)

@@ -88,9 +88,6 @@ class _Worker:
     """That were granted; the first message says that it has been greeted."""
     leaving: bool = False
 
-    def fields(self) -> dict[str, object]:
-        return {"client": self.client}
-
 
 class FrontDesk:
     """Made in the process that will run it: `run` returns when the server is asked to stop.
@@ -268,7 +265,8 @@ class FrontDesk:
     def _check_revoked(self) -> None:
         for worker in self._workers.values():
             if worker.serial in self._context.revoked:
-                _log.warning("a certificate was revoked: its connection is closed", extra={"fields": worker.fields()})
+                fields = {"client": worker.client}
+                _log.warning("a certificate was revoked: its connection is closed", extra={"fields": fields})
                 self._say(worker, Said.ABORT)
         for guest in [guest for guest in self._guests if guest.channel.peer_serial in self._context.revoked]:
             self._guests.remove(guest)
@@ -299,7 +297,6 @@ class FrontDesk:
         if not pid:
             self._become_worker(guest, there, row, desk)
         there.close()
-        here.set_blocking(False)
         guest.channel.detach().close()  # without a word: the connection goes on
         worker = _Worker(pid, here, row, guest.client, guest.channel.peer_serial, self._numbers, time.monotonic())
         self._workers[pid] = worker

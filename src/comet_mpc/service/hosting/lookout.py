@@ -96,6 +96,6 @@ class Lookout:
         if not self._third_party:
             yield "the dealer cannot be reached"
         try:
-            self.offer.first.store.check_writable()
+            self.offer.first.store.check_disk()
         except CometError as error:
             yield str(error)
