@@ -21,17 +21,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc import _native
 from comet_mpc.engine import kernels
-from comet_mpc.engine.kernels import Words
+from comet_mpc.engine.kernels import Bytes, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 WORD = 64
 """Widest ring: Z_2^64. Narrower rings live in the low bits of the same words."""

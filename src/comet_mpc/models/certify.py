@@ -13,6 +13,8 @@
 
 Scaling row j of W₁ by 1/B_j and column j of W₂ by B_j (`normalised_neurons`), and queries and keys by their heads'
 bounds (`normalised_queries`), costs nothing and publishes nothing: the scales are the server's.
+
+Above 400 lines, because what is claimed of a model and what is proved again on loading it must not be far apart.
 """
 
 from __future__ import annotations

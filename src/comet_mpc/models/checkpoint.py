@@ -6,6 +6,8 @@ Weights are float32 or float16, or int8 with one scale per row in `<name>.scale`
 
 Beside the section, config.json has `checksums`: SHA-256 of the section and of the other two files. A file that was
 changed since is refused by name. Checkpoints of older versions have none, and are loaded all the same.
+
+Above 400 lines, because what is written is read here, field by field.
 """
 
 from __future__ import annotations

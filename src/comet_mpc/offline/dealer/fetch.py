@@ -207,17 +207,20 @@ def fetch_bundle(
             raise PeerError(f"the dealer sent a seed of {len(header.seed)} bytes, expected {SEED_BYTES}")
         if header.corrections != expected:
             raise ProtocolMismatch("the bytes of corrections", got=header.corrections, expected=expected)
-        writer = sink(header.seed)
-        try:
-            rest = expected
-            while rest:
-                piece = dealer.corrections(rest)
-                writer.write(piece)
-                rest -= len(piece)
-            writer.seal()
-            channel.send(msgspec.json.encode(Received()))
-            dealer.message(Done)
-            writer.commit()
-        except BaseException:
-            writer.discard()
-            raise
+        _fill(sink(header.seed), dealer, channel, expected)
+
+
+def _fill(writer: BundleSink, dealer: _FromDealer, channel: Channel, rest: int) -> None:
+    """So many bytes of corrections, which are kept when the dealer says that both parties have their parts."""
+    try:
+        while rest:
+            piece = dealer.corrections(rest)
+            writer.write(piece)
+            rest -= len(piece)
+        writer.seal()
+        channel.send(msgspec.json.encode(Received()))
+        dealer.message(Done)
+        writer.commit()
+    except BaseException:
+        writer.discard()
+        raise
