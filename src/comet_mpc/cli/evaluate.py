@@ -97,7 +97,7 @@ def evaluate(
         return
     if config.encoder.labels and "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
-    training, unified = need("comet_mpc.train"), need("comet_mpc.train")
+    training = need("comet_mpc.train")
     if config.certified:
         check_ranges(config, tensors)
     encoded = read_rows(model, config, data, chosen, "dev", limit)
@@ -105,9 +105,9 @@ def evaluate(
     other = kind != config.rule or (kind == "minimax" and count != config.steps)
     if other and mode == "exact":
         raise ConfigurationError("--mode exact takes no steps: leave out --rule and --steps")
-    rules = unified.other_rules(config, kind, count) if other else {}
+    rules = training.other_rules(config, kind, count) if other else {}
     with bar("evaluating") as tick:
-        net = unified.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
+        net = training.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
         scores = chosen.score(training.predict(net, encoded, tick=tick), encoded.labels)
     typer.echo(f"{chosen.name} ({len(encoded)} rows, {mode}): {in_words(scores)}", err=str(json) == "-")
     summary = {

@@ -201,7 +201,3 @@ def quantiles(values: dict[str, Reals]) -> dict[str, tuple[float, ...]]:
     return {
         site: tuple(float(q) for q in np.quantile(found, (0, 0.01, 0.5, 0.99, 1))) for site, found in values.items()
     }
-
-
-def evaluate(model: UnifiedModel, data: Encoded, task: Task) -> dict[str, float]:
-    return task.score(predict(model, data), data.labels)
