@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from comet_mpc.errors import ConfigurationError
 
-__all__ = ["atomic_write"]
-
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, mode: int = 0o644, durable: bool = False, once: bool = False) -> Iterator[BinaryIO]:

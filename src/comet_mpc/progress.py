@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-__all__ = ["Pace", "Tick", "bar", "silent"]
-
 _SOON = 10.0
 """Seconds, or per cent: earlier than both, an estimate of the time left is of no use."""
 

@@ -19,8 +19,6 @@ from typing import Any
 
 from comet_mpc.errors import ConfigurationError
 
-__all__ = ["SHARED", "Settings"]
-
 SHARED = ("keys", "cache", "source", "dealer", "server", "timeout")
 """What may stand above all sections."""
 

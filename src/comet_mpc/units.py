@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "human_bytes", "human_seconds"]
-
 
 def human_bytes(count: float) -> str:
     """Decimal units, as networks count: 19.3 MB."""

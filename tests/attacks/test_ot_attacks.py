@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from nacl import bindings as sodium
 
+from comet_mpc.engine.kernels import Bytes
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import PeerClosed, PeerError, PeerGaveUp, PeerTimeout, WrongSize
 from comet_mpc.net.channel import Channel, memory_pair
@@ -24,7 +25,6 @@ from comet_mpc.offline.ot.base import (
     _Transcript,
 )
 from comet_mpc.offline.ot.extension import (
-    Bytes,
     TransferReceiver,
     Transfers,
     bit_products,

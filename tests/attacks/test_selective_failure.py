@@ -32,14 +32,7 @@ class Recorded(Recording):
     def __init__(self, inner: FaultyChannel, model: ServedModel, answer_bytes: int, spoilt: bool) -> None:
         super().__init__(inner)
         self._model, self._size, self._spoilt = model, answer_bytes, spoilt
-
-    @property
-    def peer_role(self) -> str | None:
-        return "server"
-
-    @property
-    def lost(self) -> bool:
-        return self._closed or self._inner.lost
+        self.peer_role = "server"
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         data = super()._transfer(outgoing, sizes, deadline)

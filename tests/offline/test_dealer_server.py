@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import threading
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from comet_mpc.errors import (
 from comet_mpc.net.channel import memory_pair
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing
-from comet_mpc.offline.dealer.fetch import Ask, Seed, fetch_bundle, fetch_to_memory
+from comet_mpc.offline.dealer.fetch import Ask, Seed, fetch_bundle
 from comet_mpc.offline.dealer.meeting import Meetings
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
@@ -43,6 +42,7 @@ from support.dealer_service import (
     dial,
     fetch,
     fetch_both,
+    fetched,
     running_dealer,
     waiting_parties,
 )
@@ -131,9 +131,11 @@ def test_the_two_parts_belong_together(identities: Identities) -> None:
     with running_dealer(identities) as dealer:
         client, server = fetch_both(dealer.address, identities)
     dealing = Dealing(SMALL, KEY, (client.seed, server.seed))
-    assert isinstance(server.stored, io.BytesIO)
-    assert server.stored.getvalue() == b"".join(dealing.corrections())
-    assert client.stored is None
+    corrections = b"".join(dealing.corrections())
+    assert server.stored is not None
+    assert server.stored.read(len(corrections) + 1) == corrections
+    assert client.stored is not None
+    assert client.stored.read(1) == b""
     assert client.seed != server.seed
 
 
@@ -198,13 +200,13 @@ def test_a_peer_without_a_dealers_certificate_is_not_trusted(identities: Identit
     with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="no dealer"):
         fetch(dealer.address, identities, CLIENT, new_bundle_id())
     with pytest.raises(NotAuthenticated, match="no dealer"):
-        fetch_to_memory(memory_pair()[0], CLIENT, new_bundle_id(), SMALL)
+        fetched(memory_pair()[0], CLIENT, new_bundle_id())
 
 
 def test_only_the_server_has_a_weight_key() -> None:
     for party, key in ((CLIENT, KEY), (SERVER, None), (SERVER, b"short")):
         with pytest.raises(ConfigurationError, match="weight key"):
-            fetch_to_memory(memory_pair()[0], party, new_bundle_id(), SMALL, key=key)
+            fetched(memory_pair()[0], party, new_bundle_id(), key=key)
 
 
 def test_a_part_is_kept_only_when_the_other_party_has_its_own(identities: Identities, tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_refusals_are_counted_by_reason_and_looking_in_is_none(identities: Ident
         name = new_bundle_id()
         for _ in range(2):
             outcome(lambda: fetch(dealer.address, identities, CLIENT, name))
-        outcome(lambda: fetch_to_memory(dial(dealer.address, identities["dealer"]), CLIENT, new_bundle_id(), SMALL))
+        outcome(lambda: fetched(dial(dealer.address, identities["dealer"]), CLIENT, new_bundle_id()))
         eventually(lambda: dealer.counters.refusals("role"))
         counted = {
             line.split('"')[1]: int(line.split()[1])

@@ -165,11 +165,7 @@ class NamedChannel(FaultyChannel):
 
     def __init__(self, inner: Channel, name: str) -> None:
         super().__init__(inner, role="client")
-        self._name = name
-
-    @property
-    def peer_name(self) -> str | None:
-        return self._name
+        self.peer_name = name
 
 
 class RecordingService(Deployment):

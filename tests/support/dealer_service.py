@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from comet_mpc.engine.correlations import BitProducts, Correlation
+from comet_mpc.engine.correlations import BitProducts, Correlation, program_digest
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.admission import ProgramLimits
-from comet_mpc.offline.dealer.fetch import fetch_to_memory
+from comet_mpc.offline.dealer.fetch import fetch_bundle
 from comet_mpc.offline.dealer.server import Dealer, DealerLimits
-from comet_mpc.offline.store import new_bundle_id
+from comet_mpc.offline.sources import DEALER
+from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.certificates import Identities
 from support.two_parties import both
 from support.waiting import PATIENCE
@@ -70,6 +74,17 @@ def dial(address: Address, identity: TlsIdentity, timeout: float = PATIENCE) -> 
     return connect(*address, identity.client_context(), timeout)
 
 
+def fetched(
+    channel: Channel, party: int, bundle_id: str, program: tuple[Correlation, ...] = SMALL, *, key: bytes | None = None
+) -> Bundle:
+    """Fetched into a store and taken out of it, as a party does."""
+    digest = program_digest(program)
+    with TemporaryDirectory() as directory:
+        store = BundleStore(Path(directory), party, DEALER)
+        fetch_bundle(channel, party, bundle_id, program, partial(store.add, bundle_id, digest), key=key)
+        return store.take(bundle_id, digest, program)
+
+
 def fetch(
     address: Address,
     identities: Identities,
@@ -78,7 +93,7 @@ def fetch(
     program: tuple[Correlation, ...] = SMALL,
 ) -> Bundle:
     channel = dial(address, identities["server" if party == SERVER else "client"])
-    return fetch_to_memory(channel, party, bundle_id, program, key=KEY if party == SERVER else None)
+    return fetched(channel, party, bundle_id, program, key=KEY if party == SERVER else None)
 
 
 def fetch_both(

@@ -8,7 +8,7 @@ import time
 from typing import Literal
 
 from comet_mpc.errors import PeerClosed
-from comet_mpc.net.channel import Channel, _MemoryChannel
+from comet_mpc.net.channel import Around, Channel, _MemoryChannel
 from comet_mpc.net.sockets import _SocketChannel
 from support.waiting import within
 
@@ -37,26 +37,17 @@ def hung_up(line: Channel | socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-class FaultyChannel(Channel):
+class FaultyChannel(Around):
     """Another channel with at most one fault, in message number `at`."""
 
     def __init__(self, inner: Channel, fault: Fault | None = None, at: int = -1, *, role: str | None = None) -> None:
-        super().__init__(inner.timeout)
-        self._inner = inner
-        self._role = role
+        super().__init__(inner)
+        self.peer_role = role or inner.peer_role
         self._fault = fault
         self.at = at
         self.messages = 0
         self.patience: list[float] = []
         """What this side would have waited in the messages in which it hurried."""
-
-    @property
-    def peer_role(self) -> str | None:
-        return self._role or self._inner.peer_role
-
-    @property
-    def peer_name(self) -> str | None:
-        return self._inner.peer_name
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         self._inner.timeout = self.timeout
@@ -81,6 +72,3 @@ class FaultyChannel(Channel):
             case "noise" if outgoing is not None:
                 return [memoryview(b"\xff" * sum(map(len, outgoing)))]
         return outgoing
-
-    def _release(self) -> None:
-        self._inner.close()

@@ -211,6 +211,6 @@ def running_world(
 def send_raw(channel: Channel, data: bytes) -> None:
     """Bytes that are no frame, over TLS."""
     assert isinstance(channel, TlsChannel)
-    channel._tls.seal(bytearray(data))
+    channel.tls.seal(bytearray(data))
     channel._socket.setblocking(True)
-    channel._socket.sendall(channel._tls.collect())
+    channel._socket.sendall(channel.tls.collect())

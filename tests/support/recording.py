@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.net.channel import Around, Channel, memory_pair
 
 
-class Recording(Channel):
+class Recording(Around):
     """A channel that keeps every frame that goes over it."""
 
     def __init__(self, inner: Channel) -> None:
-        super().__init__(inner.timeout)
-        self._inner = inner
+        super().__init__(inner)
         self.sent: list[bytes] = []
         self.received: list[bytes] = []
 
@@ -21,9 +20,6 @@ class Recording(Channel):
         if sizes is not None:
             self.received.append(bytes(incoming))
         return incoming
-
-    def _release(self) -> None:
-        self._inner.close()
 
 
 def recording_pair(timeout: float = 20.0) -> tuple[Recording, Recording]:

@@ -31,7 +31,7 @@ from comet_mpc.models.checkpoint import (  # noqa: E402
 from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
 from comet_mpc.models.tasks import TASKS  # noqa: E402
-from comet_mpc.train.batches import Encoded, evaluate, observe, predict, quantiles  # noqa: E402
+from comet_mpc.train.batches import Encoded, observe, predict, quantiles  # noqa: E402
 from comet_mpc.train.loop import Recipe, _distance, finetune  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
 from comet_mpc.train.steps import inverse_sqrt, newton_rule, other_rules, smu  # noqa: E402
@@ -303,7 +303,8 @@ def test_training_learns_and_resumes(tmp_path: Path) -> None:
     assert result["best"] >= 90.0
     best, loaded = load_checkpoint(tmp_path)
     check_ranges(best, loaded)
-    assert evaluate(UnifiedModel.from_tensors(best, loaded).use("served"), data, task)["accuracy"] == result["best"]
+    logits = predict(UnifiedModel.from_tensors(best, loaded).use("served"), data)
+    assert task.score(logits, data.labels)["accuracy"] == result["best"]
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
@@ -364,7 +365,7 @@ def test_alpha_and_mu_are_learnt_saved_and_loaded(tmp_path: Path) -> None:
     for name in ("activation.alpha", "activation.mu", "attention.mu"):
         assert loaded[f"layers.1.{name}"] != tensors[f"layers.1.{name}"], "learnt through the steps themselves"
     scores = [
-        evaluate(UnifiedModel.from_tensors(best, loaded).use(mode), data, task)["accuracy"]
+        task.score(predict(UnifiedModel.from_tensors(best, loaded).use(mode), data), data.labels)["accuracy"]
         for mode in ("exact", "steps")
     ]
     assert all(math.isfinite(score) for score in scores)

@@ -25,8 +25,6 @@ from comet_mpc.offline.sources import PAIR
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["adopt"]
-
 REPORT = "adoption.json"
 _UPDATES = 300
 """Small data sets are gone through more often, until there were so many updates."""

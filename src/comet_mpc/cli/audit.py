@@ -16,8 +16,6 @@ from comet_mpc.lab.audit.statistics import FALSE_ALARM, LIMIT, STATISTICS
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
 
-__all__ = ["audit_command"]
-
 _TITLES = {
     "dealer": "A query with a dealer, and what the dealer sends",
     "pair": "A query without a dealer",

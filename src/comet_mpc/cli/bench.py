@@ -53,9 +53,10 @@ from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
 
-__all__ = ["bench"]
-
 Tokens = Annotated[int, typer.Option(min=2, max=1024, help="With --shape: tokens per text, padding included.")]
+Environments = Annotated[
+    Path | None, typer.Option("--environments", metavar="DIR", help="Where virtual environments are kept.")
+]
 
 bench = group("Measure time, traffic and errors on this machine.")
 
@@ -160,9 +161,7 @@ def peers(
     system: Annotated[list[str] | None, typer.Option(help="Only this system. May be given again.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this operation, or layer. May be given again.")] = None,
     tokens: Annotated[int, typer.Option(min=2, max=512, help="Tokens; other sizes are those of BERT-base.")] = 128,
-    place: Annotated[
-        Path | None, typer.Option("--environments", metavar="DIR", help="Where their virtual environments are kept.")
-    ] = None,
+    place: Environments = None,
     json: JsonFile = None,
 ) -> None:
     """Run the same operations and one encoder layer by CrypTen, by SPU and by Comet.
@@ -202,9 +201,7 @@ def _report(records: list[dict[str, Any]], json: Path | None, grids: Callable[[R
 @bench.command()
 def trials(
     values: Annotated[int, typer.Option(min=1000, help="Random values for each function.")] = 10_000_000,
-    place: Annotated[
-        Path | None, typer.Option("--environments", metavar="DIR", help="Where virtual environments are kept.")
-    ] = None,
+    place: Environments = None,
     json: JsonFile = None,
 ) -> None:
     """Count how often CrypTen's functions give wrong results, with Comet's plug-in and without.

@@ -16,8 +16,6 @@ from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
 
-__all__ = ["demo"]
-
 
 def demo(
     text: Annotated[list[str] | None, typer.Argument(help="Sentences to classify. Default: three about films.")] = None,

@@ -22,16 +22,12 @@ from comet_mpc.models.checkpoint import RuleName, fingerprint
 from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
-from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Asks
-from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.units import human_bytes, human_seconds
-
-__all__ = ["evaluate"]
 
 Rule = Literal[RuleName, "newton", "paper"]
 Mode = Literal["exact", "steps", "served"]
@@ -106,7 +102,7 @@ def evaluate(
         return
     if config.encoder.labels and "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
-    training, unified = need("comet_mpc.train"), need("comet_mpc.train")
+    training = need("comet_mpc.train")
     if config.certified:
         check_ranges(config, tensors)
     encoded = read_rows(model, config, data, chosen, "dev", limit)
@@ -114,9 +110,9 @@ def evaluate(
     other = kind != config.rule or (kind == "minimax" and count != config.steps)
     if other and mode == "exact":
         raise ConfigurationError("--mode exact takes no steps: leave out --rule and --steps")
-    rules = unified.other_rules(config, kind, count) if other else {}
+    rules = training.other_rules(config, kind, count) if other else {}
     with bar("evaluating") as tick:
-        net = unified.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
+        net = training.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
         scores = chosen.score(training.predict(net, encoded, tick=tick), encoded.labels)
     typer.echo(f"{chosen.name} ({len(encoded)} rows, {mode}): {in_words(scores)}", err=str(json) == "-")
     summary = {
@@ -135,15 +131,7 @@ def _clients(asking: Any, cluster: str | None, count: int, model: Path, network:
     if cluster is None:
         yield None
         return
-    blueprint = Blueprint(
-        models={"model": str(model)},
-        keys="",
-        answer_bits=ANSWER_BITS,
-        network=str(network),
-        untrained=True,
-        workers=2,
-        limits=ServiceLimits(),
-    )
+    blueprint = Blueprint(models={"model": str(model)}, keys="", network=str(network), untrained=True, workers=2)
     order = msgspec.json.encode(blueprint.everywhere())
     with asking.spread_clients(
         cluster, count, ServedModel.load(model, network=network), asking.SelfServed, order, {"batch": _BATCH}

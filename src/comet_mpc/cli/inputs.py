@@ -16,8 +16,6 @@ from comet_mpc.models.hugging_face import load_hugging_face, need, tokenizer_jso
 from comet_mpc.models.own_data import own_task, read_split
 from comet_mpc.models.tasks import Example, Task, find_task, with_labels
 
-__all__ = ["in_words", "load_any", "read_examples", "read_rows", "read_task", "record"]
-
 
 def load_any(directory: Path, kind: Kind | None = None) -> tuple[CometConfig, dict[str, Any]]:
     """A Comet checkpoint, or a Hugging Face one, unmodified, perhaps without a head. kind: of the head that is wanted,

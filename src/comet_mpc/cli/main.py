@@ -17,8 +17,6 @@ from comet_mpc import __version__
 from comet_mpc.errors import CometError
 from comet_mpc.settings import Settings
 
-__all__ = ["app"]
-
 _COMMANDS = {
     "demo": ("demo.demo", "Try it: private predictions between processes on this machine."),
     "plan": ("plan.plan", "Show what a private prediction will cost, without running it."),

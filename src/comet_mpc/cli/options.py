@@ -14,36 +14,6 @@ from comet_mpc.models.checkpoint import RuleName
 from comet_mpc.models.transformer import SHAPES, EncoderShape
 from comet_mpc.offline.sources import PAIR, SOURCES
 
-__all__ = [
-    "DEALER_WARNING",
-    "DEFAULT_SOURCE",
-    "AnySource",
-    "Batch",
-    "Cache",
-    "ClientName",
-    "Clients",
-    "Data",
-    "DealerAddress",
-    "JsonFile",
-    "Keys",
-    "Layers",
-    "Limit",
-    "LinkName",
-    "MostTexts",
-    "NetworkName",
-    "ServerAddress",
-    "ShapeName",
-    "ShapeRule",
-    "SourceName",
-    "Steps",
-    "TaskName",
-    "Timeout",
-    "WantedModel",
-    "find_shape",
-    "group",
-    "wanted_model",
-]
-
 DEALER_WARNING = (
     "The dealer must be run by somebody who operates neither the server nor the client: "
     "a dealer run by the server's operator gives no privacy."

@@ -39,8 +39,6 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["plan"]
-
 
 def plan(
     model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint, or use --shape.")] = None,

@@ -15,8 +15,6 @@ from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.page import make_page, sections
 from comet_mpc.lab.report.records import read_results
 
-__all__ = ["report_command"]
-
 
 def report_command(
     results: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of JSON results.")] = Path(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-__all__ = ["run"]
-
 
 def run() -> None:
     try:

@@ -29,19 +29,6 @@ if TYPE_CHECKING:  # a command that shows no measurement need not load what meas
     from comet_mpc.lab.bench.rules import RuleRecord
     from comet_mpc.lab.demo import TextResult
 
-__all__ = [
-    "demo_tables",
-    "model_tables",
-    "operations_table",
-    "origin",
-    "profile_tables",
-    "report",
-    "rules_table",
-    "table",
-    "with_origin",
-    "write_json",
-]
-
 
 def report(records: Any, json: Path | None, *shown: Any) -> None:
     """The tables, and JSON where it is wanted; with JSON on standard output, nothing else goes there."""

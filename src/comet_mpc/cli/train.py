@@ -1,4 +1,7 @@
-"""`comet unify`, `calibrate` and `finetune`. They need the extra `[train]`; serving does not."""
+"""`comet unify`, `calibrate` and `finetune`. They need the extra `[train]`; serving does not.
+
+Above 400 lines, because the options of all three are declared here, and take a third of them.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,6 @@ from comet_mpc.models.heads import Kind, Pooler, usual_head
 from comet_mpc.models.hugging_face import fetch, need, tokenizer_json
 from comet_mpc.models.tasks import Task, find_task
 from comet_mpc.progress import bar
-
-__all__ = ["HELD_OUT_SEED", "calibrate", "finetune", "rows_held_out", "train_model", "unified", "unify"]
 
 _CALIBRATION_ROWS = 256
 _MANY_ROWS = 2048
@@ -239,9 +240,9 @@ def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = _M
     """The configuration with calibrated ranges, and what was seen. Certificates are proved before it is returned."""
     if "smu" not in (config.activation.kind, config.attention.kind):
         raise ConfigurationError("nothing to calibrate: the model is unmodified (see `comet unify`)")
-    training = unified = need("comet_mpc.train")
+    training = need("comet_mpc.train")
     with bar("calibrating") as tick:
-        net = unified.UnifiedModel.from_tensors(config, tensors).use("exact")
+        net = training.UnifiedModel.from_tensors(config, tensors).use("exact")
         values = training.observe(net, rows, tick=tick)
     config = calibrated(config, tensors, training.quantiles(values), margin=margin)
     if config.certified:
@@ -429,7 +430,7 @@ def _finish(out: Path, train: Any, dev: Any, task: Task, recipe: Any) -> dict[st
     """Calibrates the best checkpoint if it is not yet; its scores as it stands now. A form that is not certified and
     was trained with exact functions is scored with them; an experiment, by its own rules, and it stays without ranges.
     """
-    training = unified = need("comet_mpc.train")
+    training = need("comet_mpc.train")
     config, tensors = load_checkpoint(out)
     rules = training.through_rules(config, recipe.through)
     smu = "smu" in (config.activation.kind, config.attention.kind)
@@ -438,7 +439,7 @@ def _finish(out: Path, train: Any, dev: Any, task: Task, recipe: Any) -> dict[st
         config, _ = _calibrated(config, tensors, training.first_rows(train, count))
     with bar("evaluating") as tick:
         exact = recipe.mode == "exact" and not config.certifiable
-        net = unified.UnifiedModel.from_tensors(config, tensors).use("exact" if exact else "served", rules)
+        net = training.UnifiedModel.from_tensors(config, tensors).use("exact" if exact else "served", rules)
         scores: dict[str, float] = task.score(training.predict(net, dev, tick=tick), dev.labels)
     save_config(out, msgspec.structs.replace(config, scores=scores))
     return scores

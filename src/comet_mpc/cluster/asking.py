@@ -29,8 +29,6 @@ from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Answer
 
-__all__ = ["Asker", "SelfServed", "Spread", "spread_clients"]
-
 _LOOPBACK = "127.0.0.1"
 _TICK = 1.0
 _MOST_TRIES = 4
@@ -49,7 +47,7 @@ class Asker:
         return self._client.ask(texts)
 
 
-class SelfServed:
+class SelfServed(Asker):
     """A server and its client on one node, for trials: both have one operator, so nothing is private."""
 
     def __init__(self, blueprint: bytes, options: ClientOptions) -> None:
@@ -61,10 +59,7 @@ class SelfServed:
         self._host = Host(msgspec.json.encode(order), _LOOPBACK, str(directory / "state"))
         (host, port), _ = self._host.start()
         own: ClientOptions = {**options, "keys": directory / "keys", "cache": directory / "cache"}
-        self._client = Client(f"{host}:{port}", **own)
-
-    def ask(self, texts: list[Text]) -> list[Answer]:
-        return self._client.ask(texts)
+        super().__init__(f"{host}:{port}", own)
 
 
 class Spread:

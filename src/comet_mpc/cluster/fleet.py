@@ -30,8 +30,6 @@ from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.connection import STATE_DIGITS
 from comet_mpc.service.hosting.lookout import Load
 
-__all__ = ["Fleet", "FleetLimits", "Node"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

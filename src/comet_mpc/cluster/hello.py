@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from comet_mpc.service.connection import ROUTE, STATE_DIGITS
 
-__all__ = ["HELLO_LIMIT", "RECORD_HEADER", "hello_bytes", "wanted_state"]
-
 RECORD_HEADER = 5
 HELLO_LIMIT = RECORD_HEADER + (1 << 14)
 """The most bytes that are looked at: one record of TLS."""

@@ -30,8 +30,6 @@ from comet_mpc.net.sockets import Address
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.hosting.lookout import Load
 
-__all__ = ["Host", "Seen"]
-
 _LOOK_SECONDS = 10.0  # as long as the fleet waits for it
 _STOP_SECONDS = 45.0
 _MOST_SAID = 1 << 20  # bytes of the log that are told at a time
@@ -56,7 +54,7 @@ class Host:
             raise ConfigurationError(f"cannot use {state} on node {address}: {error.strerror}") from error
         self._told = os.fstat(self._log).st_size
         self._order = Order(msgspec.json.decode(blueprint, type=Blueprint), address, str(self.state), os.getpid())
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes]
         self._metrics: Address = ("", 0)
 
     def start(self) -> tuple[Address, str]:
@@ -84,7 +82,6 @@ class Host:
 
     def look(self) -> Seen:
         """How busy the server is. Raises PeerError if it is gone."""
-        assert self._server is not None
         if (status := self._server.poll()) is not None:
             raise PeerError(f"the server on this node ended with status {status}")
         try:
@@ -96,12 +93,10 @@ class Host:
 
     def reload(self) -> None:
         """Has the checkpoints loaded again."""
-        assert self._server is not None
         self._server.send_signal(signal.SIGHUP)
 
     def stop(self) -> bytes:
         """Ends the server, in order if it can be; what it said last."""
-        assert self._server is not None
         self._server.terminate()
         try:
             self._server.wait(_STOP_SECONDS)

@@ -18,8 +18,6 @@ from comet_mpc.net.sockets import Address
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.hosting.lifeline import end_with_parent
 
-__all__ = ["Order", "Started"]
-
 _LOOPBACK = "127.0.0.1"
 
 

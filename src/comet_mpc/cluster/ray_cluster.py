@@ -14,8 +14,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from comet_mpc.errors import ConfigurationError
 
-__all__ = ["Machine", "connected", "end", "machines", "place", "spread"]
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -20,8 +20,6 @@ from comet_mpc.cluster.hello import RECORD_HEADER, hello_bytes, wanted_state
 from comet_mpc.errors import PeerError
 from comet_mpc.net.sockets import Address, listen
 
-__all__ = ["Choose", "Relay", "RelayLimits", "Target"]
-
 _log = logging.getLogger(__name__)
 
 _PIECE = 1 << 18

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.service.hosting.lookout import Load
 
-__all__ = ["Scale"]
-
 
 @dataclass
 class Scale:

@@ -18,8 +18,6 @@ from comet_mpc.net.metrics import MetricsEndpoint
 from comet_mpc.net.sockets import Address
 from comet_mpc.service.blueprint import Blueprint
 
-__all__ = ["ClusterServer"]
-
 _log = logging.getLogger(__name__)
 
 

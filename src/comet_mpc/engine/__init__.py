@@ -1,18 +1,5 @@
 """One program, three ways to run it: planned, in the clear as its plaintext twin, or by two parties on shares.
 
-    share         fixed point numbers, and shares of them with their scale and bound
-    polynomial    polynomials as they stand on paper
-    session       what a program is written against
-    requests      what a program asks of its session, and what it gets
-    tables        public tables that are looked up at secret places
-    correlations  the kinds of correlated randomness, as descriptions
-    demand        which correlation every request and step uses
-    plan, costs   a program without data: bytes, rounds, randomness; sums of them, and time on a network
-    twin          a program in the clear
-    party         a program for real, one party's side
-    seeds         randomness of the operating system, expanded by AES
-    kernels       arithmetic in Z_2^64, in C++
-
 This page exports what an author of protocols needs.
 """
 

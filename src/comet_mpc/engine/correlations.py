@@ -28,30 +28,6 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
 from comet_mpc.engine.tables import MOST_ENTRIES
 from comet_mpc.errors import ShapeError
 
-__all__ = [
-    "AnyMask",
-    "BitProducts",
-    "ClientMask",
-    "Correlation",
-    "Facts",
-    "Mask",
-    "MatrixProduct",
-    "MonomialTerm",
-    "Monomials",
-    "PartyBits",
-    "Reference",
-    "SquareSums",
-    "TableTransfers",
-    "WeightCorrelation",
-    "WeightProduct",
-    "WeightScale",
-    "Work",
-    "decode_correlations",
-    "encode_correlations",
-    "program_digest",
-    "repeated",
-]
-
 # What a description from outside may say. Decoding enforces it, so nobody computes with numbers beyond reason.
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=32)]

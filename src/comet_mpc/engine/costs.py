@@ -12,8 +12,6 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.net.channel import Traffic
 
-__all__ = ["Cost", "Network", "by_layer", "by_operation", "compute_seconds", "party_memory"]
-
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _FASTEST, _SLOWEST = 1e15, 3600.0
 

@@ -25,8 +25,6 @@ from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness, RandomnessExhausted
 
-__all__ = ["DrawingSession", "Drawn", "InOrder", "MaskTerm", "demand", "expansions"]
-
 
 @dataclass(frozen=True, eq=False)
 class Drawn:

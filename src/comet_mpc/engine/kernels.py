@@ -18,19 +18,6 @@ from numpy.typing import NDArray
 from comet_mpc import _native
 from comet_mpc.errors import ConfigurationError, ShapeError
 
-__all__ = [
-    "Exponents",
-    "Words",
-    "evaluate",
-    "isa_names",
-    "matmul",
-    "matmul_int32",
-    "pack_words",
-    "truncate_finish",
-    "truncate_mask",
-    "unpack_words",
-]
-
 Words: TypeAlias = NDArray[np.uint64]
 Bytes: TypeAlias = NDArray[np.uint8]
 Exponents: TypeAlias = tuple[int, ...]
@@ -51,8 +38,8 @@ def matmul(x: Words, y: Words, *, transpose_right: bool = False, width: int = 64
     With `transpose_right` y has shape [..., n, k] and the result is x·yᵀ. A width of at most 32 is more than
     twice as fast. Bits of the result above `width` are zero; bits of x and y above it do not matter.
     """
-    _require_dtype("x", x, np.uint64)
-    _require_dtype("y", y, np.uint64)
+    _require("x", x, np.uint64)
+    _require("y", y, np.uint64)
     _require_width(width, at_least=1)
     if x.ndim < 2 or y.ndim != x.ndim or x.shape[:-2] != y.shape[:-2]:
         raise ShapeError(f"matmul: got {x.shape} and {y.shape}, expected [..., m, k] and [..., k, n]")
@@ -68,8 +55,8 @@ def matmul(x: Words, y: Words, *, transpose_right: bool = False, width: int = 64
 
 def matmul_int32(x: Words, w: NDArray[np.int32], *, width: int = 64, isa: str | None = None) -> Words:
     """x·wᵀ mod 2^width for x of shape [m, k] and *signed* w of shape [n, k]; otherwise like `matmul`."""
-    _require_dtype("x", x, np.uint64)
-    _require_dtype("w", w, np.int32)
+    _require("x", x, np.uint64)
+    _require("w", w, np.int32)
     _require_width(width, at_least=1)
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ShapeError(f"matmul_int32: got {x.shape} and {w.shape}, expected [m, k] and [n, k]")
@@ -102,16 +89,14 @@ def evaluate(
         raise ShapeError("evaluate: got no opened values, expected one array per variable")
     shape = opened[0].shape
     for i, array in enumerate(opened):
-        _require_dtype(f"opened[{i}]", array, np.uint64)
-        _require_shape(f"opened[{i}]", array, shape)
+        _require(f"opened[{i}]", array, np.uint64, shape)
     ring = modulus or 2**64
     plan = _plan(tuple((coef, tuple(exponents)) for coef, exponents in terms), len(opened), bool(leader), ring)
     shares = []
     for exponents in plan.monomials:
         if exponents not in monomials:
             raise ShapeError(f"evaluate: the share of the mask monomial with exponents {exponents} is missing")
-        _require_dtype(f"monomials[{exponents}]", monomials[exponents], np.uint64)
-        _require_shape(f"monomials[{exponents}]", monomials[exponents], shape)
+        _require(f"monomials[{exponents}]", monomials[exponents], np.uint64, shape)
         shares.append(_flat(monomials[exponents]))
     out, publics = np.empty(shape, np.uint64), [_flat(array) for array in opened]
     if modulus:
@@ -128,7 +113,7 @@ def truncate_mask(x: Words, bits: Bytes, width: int, leader: bool, *, isa: str |
     element, packed like np.packbits(bitorder="little"). Padding bits of the result are zero. Bits of x above
     `width` do not matter. With uniform b_i the message reveals nothing.
     """
-    _require_dtype("x", x, np.uint64)
+    _require("x", x, np.uint64)
     _require_width(width, at_least=2)
     _require_packed("bits", bits, x.size)
     out = np.empty((x.size + 7) // 8, np.uint8)
@@ -160,9 +145,8 @@ def truncate_finish(
     The result is floor(z / 2^shift) or one more; on uniform shares its mean is z / 2^shift.
     Domain: |z| < 2^(width-2), 0 <= shift <= width - 2. Outside, the result is silently wrong.
     """
-    _require_dtype("x", x, np.uint64)
-    _require_dtype("product", product, np.uint64)
-    _require_shape("product", product, x.shape)
+    _require("x", x, np.uint64)
+    _require("product", product, np.uint64, x.shape)
     _require_width(width, at_least=2)
     if not 0 <= shift <= width - 2:
         raise ShapeError(f"shift: got {shift}, expected 0..{width - 2} at width {width}")
@@ -186,7 +170,7 @@ def truncate_finish(
 
 def pack_words(x: Words, size: int, *, isa: str | None = None) -> Bytes:
     """The low `size` bytes (1..8) of each word of x, little endian, without gaps."""
-    _require_dtype("x", x, np.uint64)
+    _require("x", x, np.uint64)
     _require_size(size)
     out = np.empty(x.size * size, np.uint8)
     _native.pack_words(_flat(x), out, size, _isa(isa))
@@ -199,7 +183,7 @@ def unpack_words(
     """`count` words of `size` bytes (1..8) each, zero-extended: the inverse of `pack_words`."""
     _require_size(size)
     packed = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    _require_dtype("data", packed, np.uint8)
+    _require("data", packed, np.uint8)
     if count < 0 or packed.size != size * count:
         raise ShapeError(f"unpack_words: got {packed.size} bytes, expected {count} words of {size}")
     out = np.empty(count, np.uint64)
@@ -272,20 +256,16 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1)
 
 
-def _require_dtype(name: str, array: NDArray[Any], dtype: type[np.generic]) -> None:
+def _require(name: str, array: NDArray[Any], dtype: type[np.generic], shape: tuple[int, ...] | None = None) -> None:
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
         got = getattr(array, "dtype", type(array).__name__)
         raise ShapeError(f"{name}: got {got}, expected an array of {np.dtype(dtype)}")
-
-
-def _require_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
+    if shape is not None and array.shape != shape:
         raise ShapeError(f"{name}: got shape {array.shape}, expected {shape}")
 
 
 def _require_packed(name: str, packed: Bytes, count: int) -> None:
-    _require_dtype(name, packed, np.uint8)
-    _require_shape(name, packed, ((count + 7) // 8,))
+    _require(name, packed, np.uint8, ((count + 7) // 8,))
 
 
 def _require_width(width: int, *, at_least: int) -> None:

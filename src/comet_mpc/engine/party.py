@@ -22,8 +22,6 @@ from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
 
-__all__ = ["Measured", "PartySession", "Randomness"]
-
 Packed = npt.NDArray[np.uint8]
 Leg = tuple[Packed | None, Callable[[memoryview], Result]]
 """One request on its way: what this party sends, and what it makes of the answer."""
@@ -284,7 +282,8 @@ class PartySession(DrawingSession):
             monomial: spread(self._monomial(expansion, step)) for monomial, expansion in expansions(step).items()
         }
         publics = [spread(operand.words()) for operand in step.operands]
-        return step.ring.evaluate(step.terms, publics, monomials, self._leader).reshape(step.shape)
+        total = kernels.evaluate(step.terms, publics, monomials, self._leader, modulus=step.ring.modulus)
+        return total.reshape(step.shape)
 
     def _monomial(self, expansion: Sequence[MaskTerm], step: ask.Evaluate) -> Words:
         """A share of a mask monomial, put together from what was drawn."""

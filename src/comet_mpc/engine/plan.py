@@ -17,8 +17,6 @@ from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import Words
 from comet_mpc.net.channel import FRAME_HEADER
 
-__all__ = ["Plan", "PlannedRound", "plan_program"]
-
 
 @dataclass(frozen=True)
 class PlannedRound:

@@ -8,8 +8,6 @@ from itertools import product as cartesian
 
 from comet_mpc.errors import ScaleError
 
-__all__ = ["Exponents", "Polynomial", "needed_monomials", "variables"]
-
 Exponents = tuple[int, ...]
 
 

@@ -29,34 +29,6 @@ from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ShapeError
 
-__all__ = [
-    "Choose",
-    "Chosen",
-    "Deferred",
-    "Evaluate",
-    "Fetch",
-    "Give",
-    "Given",
-    "MatMul",
-    "Open",
-    "Opened",
-    "Request",
-    "Result",
-    "Reveal",
-    "SquareSum",
-    "Step",
-    "Truncate",
-    "TruncateOpen",
-    "Weigh",
-    "Weight",
-    "check_truncation",
-    "given",
-    "looked_up",
-    "opened",
-    "truncated",
-    "wire_bytes",
-]
-
 Last = TypeVar("Last")
 
 
@@ -153,7 +125,20 @@ class Open:
 
 
 @dataclass(frozen=True, eq=False)
-class Truncate:
+class _Shifted:
+    """A share divided by 2^shift, into the ring of `width` bits, or `modulus`."""
+
+    share: Share
+    shift: int
+    width: int = WORD
+    modulus: int = 0
+
+    @property
+    def conversion(self) -> Conversion:
+        return Conversion(self.share.ring, self.shift, Ring(self.width, self.modulus))
+
+
+class Truncate(_Shifted):
     """z -> z / 2^shift in the ring of `width` bits, or `modulus`. Needs |z| below a quarter of its own ring, which the
     share's bound proves.
 
@@ -161,36 +146,17 @@ class Truncate:
     2^(w-shift), which is zero there, so each party shifts its own share and nothing is sent.
     """
 
-    share: Share
-    shift: int
-    width: int = WORD
-    modulus: int = 0
-
-    @property
-    def conversion(self) -> Conversion:
-        return Conversion(self.share.ring, self.shift, Ring(self.width, self.modulus))
-
     @property
     def free(self) -> bool:
         return not self.share.modulus and not self.modulus and self.width <= self.share.width - self.shift
 
 
-@dataclass(frozen=True, eq=False)
-class TruncateOpen:
+class TruncateOpen(_Shifted):
     """z -> z / 2^shift, opened. One round; where the source of randomness cannot do it, two.
 
     Into an odd ring: each party sends its part of the truncated value under a mask, and the bit of a truncation with
     it; that the bits' product is still missing is a matter of the mask (`demand._mask_expansion`).
     """
-
-    share: Share
-    shift: int
-    width: int = WORD
-    modulus: int = 0
-
-    @property
-    def conversion(self) -> Conversion:
-        return Conversion(self.share.ring, self.shift, Ring(self.width, self.modulus))
 
     @property
     def ring(self) -> Ring:

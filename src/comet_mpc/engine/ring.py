@@ -19,35 +19,16 @@ off by less than 9/8 units, always, and its mean by less than 1/8.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc import _native
 from comet_mpc.engine import kernels
-from comet_mpc.engine.kernels import Words
+from comet_mpc.engine.kernels import Bytes, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
-
-__all__ = [
-    "LARGEST_ODD",
-    "LATTICE_PRIMES",
-    "MOST_BITS",
-    "ODD_MODULI",
-    "WORD",
-    "Conversion",
-    "Ring",
-    "is_prime",
-    "odd_ring",
-    "power_ring",
-    "slot_prime",
-    "slot_primes",
-]
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 WORD = 64
 """Widest ring: Z_2^64. Narrower rings live in the low bits of the same words."""
@@ -148,16 +129,6 @@ class Ring:
         high = (words >> np.uint64(31)).sum(axis=axis, keepdims=keep, dtype=np.uint64) % np.uint64(self.modulus)
         return self.add(self.times(high, 2**31), low % np.uint64(self.modulus))
 
-    def evaluate(
-        self,
-        terms: Iterable[tuple[int, kernels.Exponents]],
-        opened: Sequence[Words],
-        monomials: Mapping[kernels.Exponents, Words],
-        leader: bool,
-    ) -> Words:
-        """`kernels.evaluate` in this ring."""
-        return kernels.evaluate(terms, opened, monomials, leader, modulus=self.modulus)
-
     # On the wire, and from seeds -----------------------------------------------------------------------------
 
     def wire_bytes(self, count: int) -> int:
@@ -196,10 +167,6 @@ class Ring:
         out = np.empty(words.size // 2, np.uint64)
         _native.odd_uniform(self.modulus, np.ascontiguousarray(words), out)
         return out
-
-
-def power_ring(width: int) -> Ring:
-    return Ring(width)
 
 
 def is_prime(n: int) -> bool:
@@ -283,7 +250,7 @@ class Conversion:
         """Where the product of the two bits is shared: of 2^w' only what is left of the wrap counts."""
         if self.target.modulus or self.source.modulus:
             return self.target
-        return power_ring(self.target.width - self.source.width + self.shift)
+        return Ring(self.target.width - self.source.width + self.shift)
 
     def mask(self, words: Words, bits: Bytes, leader: bool) -> Bytes:
         """Packed n_i xor b_i, the one message. With uniform b_i it reveals nothing."""

@@ -16,8 +16,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from comet_mpc.engine.share import Words
 
-__all__ = ["SEED_BYTES", "Streams", "derive_seed", "expand", "new_seed"]
-
 SEED_BYTES = 16
 _BLOCK = 16
 _ZEROS = bytes(1 << 20)

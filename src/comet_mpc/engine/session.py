@@ -26,8 +26,6 @@ from comet_mpc.engine.share import CLIENT, WORD, Share, Words, as_ring, encode, 
 from comet_mpc.engine.tables import Table
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
-__all__ = ["IN_ONE_ROUND", "USUAL_WAYS", "Session", "Ways"]
-
 Ways = frozenset[str]
 """Where a program goes another way than usual, by name (`Session.goes`): the same values for other bytes and rounds."""
 

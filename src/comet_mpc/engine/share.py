@@ -12,29 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.kernels import Words
-from comet_mpc.engine.ring import WORD, Ring
+from comet_mpc.engine.kernels import Words as Words  # this and WORD are passed on
+from comet_mpc.engine.ring import WORD as WORD
+from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
-__all__ = [
-    "BOTH",
-    "CLIENT",
-    "SERVER",
-    "WORD",
-    "Share",
-    "Words",
-    "as_ring",
-    "concatenate",
-    "decode",
-    "encode",
-    "ring_width",
-    "word_bytes",
-]
+Reals: TypeAlias = npt.NDArray[np.float64]
 
 CLIENT = 0
 SERVER = 1
@@ -74,7 +62,7 @@ def encode(values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Wo
     return ring.reduced(scaled.astype(np.int64).view(np.uint64))
 
 
-def decode(values: Words, fraction: int, width: int | Ring = WORD) -> npt.NDArray[np.float64]:
+def decode(values: Words, fraction: int, width: int | Ring = WORD) -> Reals:
     """The real numbers behind ring elements: the integers nearest to zero over 2^fraction."""
     return np.asarray(as_ring(width).signed(values).astype(np.float64) * 2.0**-fraction)
 

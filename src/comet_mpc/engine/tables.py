@@ -16,8 +16,6 @@ from comet_mpc.engine import kernels
 from comet_mpc.engine.share import WORD, Words, word_bytes
 from comet_mpc.errors import ShapeError
 
-__all__ = ["MOST_ENTRIES", "Column", "Table", "hide", "pick"]
-
 MOST_ENTRIES = 256
 _CHUNK = 1 << 17  # entries that are hidden at once: what stays in a cache
 

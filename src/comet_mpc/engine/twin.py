@@ -20,8 +20,6 @@ from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import Share, Words, decode
 from comet_mpc.errors import RangeError
 
-__all__ = ["TwinSession", "run_twin"]
-
 Output = TypeVar("Output")
 
 _SLACK = 1.0 + 1e-9  # bounds are computed in floating point

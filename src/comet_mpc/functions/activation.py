@@ -26,18 +26,6 @@ from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.functions.row_rule import row_rule
 
-__all__ = [
-    "Smu",
-    "SmuRule",
-    "argument_interval",
-    "polynomial_root",
-    "smu",
-    "smu_rule",
-    "tanh_like",
-    "tanh_like_rule",
-    "times_real",
-]
-
 SmuRule = InverseSqrtRule | RootRule
 """What smu takes its root by: sqrt(t) itself, or t times 1/sqrt(t)."""
 

@@ -27,19 +27,6 @@ from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.row_rule import row_rule
 
-__all__ = [
-    "LARGEST_ACTIVATED",
-    "SMALLEST_MEAN",
-    "AttentionForm",
-    "attention",
-    "certified_attention",
-    "certified_form",
-    "denominator_rule",
-    "norm_rule",
-    "paper_form",
-    "plain_attention",
-]
-
 Reals = npt.NDArray[np.float64]
 
 S, N, Y = variables("s n y")

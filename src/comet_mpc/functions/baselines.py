@@ -23,19 +23,6 @@ from comet_mpc.engine.tables import Column, Table
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.functions.inverse_sqrt import exponential, inverse_sqrt, make_rule
 
-__all__ = [
-    "chebyshev_tanh",
-    "gelu_erf",
-    "gelu_piecewise",
-    "gelu_tanh",
-    "quad",
-    "quad2",
-    "quad2_attention",
-    "reciprocal",
-    "softmax",
-    "softmax_attention",
-]
-
 X, Y, H, P, Q, E, L, M, R, S, U, V, W = variables("x y h p q e l m r s u v w")
 
 GELU_TANH_BOUND = 4.0

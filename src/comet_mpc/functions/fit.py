@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from comet_mpc.errors import RuleError
 
-__all__ = ["GRID", "chebyshev_fit", "fit_multiples", "fit_start_and_steps"]
-
 Reals = npt.NDArray[np.float64]
 
 GRID = 600

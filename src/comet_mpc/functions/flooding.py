@@ -26,15 +26,6 @@ from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, decode
 from comet_mpc.errors import LeakError
 
-__all__ = [
-    "Flooding",
-    "constant_guess",
-    "fast_inverse_sqrt",
-    "float_bits",
-    "flooded_guess_not_private",
-    "flooded_shares",
-]
-
 _MANTISSA = 2.0**23  # L
 _BIAS = 127  # B
 

@@ -30,21 +30,6 @@ from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.table_rule import TableRule
 
-__all__ = [
-    "RULES",
-    "InverseSqrtRule",
-    "NewtonRule",
-    "check_argument",
-    "exponential",
-    "inverse_sqrt",
-    "make_rule",
-    "open_argument",
-    "overshoot",
-    "plain_inverse_sqrt",
-    "row_ring",
-    "square_root",
-]
-
 Reals = npt.NDArray[np.float64]
 
 T, Y, K, P, Q, B, Z, H, D = variables("t y k p q b z h d")

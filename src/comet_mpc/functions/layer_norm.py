@@ -16,17 +16,6 @@ from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.row_rule import row_rule
 
-__all__ = [
-    "layer_norm",
-    "layer_norm_rule",
-    "padding_bits",
-    "plain_layer_norm",
-    "plain_root_mean_square",
-    "root_mean_square",
-    "scale_and_shift",
-    "shrink_factor",
-]
-
 Reals = npt.NDArray[np.float64]
 
 V, Y = variables("v y")

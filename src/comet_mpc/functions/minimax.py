@@ -32,8 +32,6 @@ import numpy.typing as npt
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import GRID, fit_multiples, fit_start_and_steps
 
-__all__ = ["MinimaxRule", "RuleStep", "minimax_rule", "polynomial_value", "units_off"]
-
 Reals = npt.NDArray[np.float64]
 
 _PROOF = 20_000  # points on which errors are bounded

@@ -28,8 +28,6 @@ from comet_mpc.engine.share import WORD, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.fit import GRID, chebyshev_fit
 
-__all__ = ["DEGREES", "RootRule", "root_rule"]
-
 Reals = npt.NDArray[np.float64]
 
 DEGREES = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}

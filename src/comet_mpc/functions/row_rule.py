@@ -27,8 +27,6 @@ from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import chebyshev_fit, fit_multiples
 from comet_mpc.functions.minimax import MinimaxRule, RuleStep, polynomial_value, units_off
 
-__all__ = ["ROW_ERROR", "row_rule"]
-
 Reals = npt.NDArray[np.float64]
 
 ROW_ERROR = 0.9 * 2.0**-8

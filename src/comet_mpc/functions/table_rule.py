@@ -10,8 +10,6 @@ from comet_mpc.engine.share import ring_width
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.errors import RuleError
 
-__all__ = ["TableRule"]
-
 
 @dataclass(frozen=True)
 class TableRule:

@@ -42,8 +42,6 @@ from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse
 from comet_mpc.service.prediction import Embedding, Prediction, Tag, Tagging
 
-__all__ = ["make_app"]
-
 _MOST_TEXTS = 256
 _PAGE = {"": "index.html", "page.css": "page.css", "page.js": "page.js", "icon.svg": "icon.svg"}
 _KINDS = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

@@ -19,8 +19,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["LARGEST_BODY", "Guard", "own_names"]
-
 LARGEST_BODY = 1 << 22
 
 _OPEN = {"/", "/page.css", "/page.js", "/icon.svg"}

@@ -21,8 +21,6 @@ from comet_mpc.offline.sources import PAIR
 from comet_mpc.service.client import Client
 from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse
 
-__all__ = ["SENTENCES", "TextResult", "demo_model", "run_demo"]
-
 SENTENCES = (
     "a warm, funny and engaging film",
     "the plot is dull and the acting is worse",

@@ -11,31 +11,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.service import local_service
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.tasks import Example, Task, token_tags
-from comet_mpc.offline.source import Source
+from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.progress import silent
 from comet_mpc.service.client import Asks, Client
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging
 
-__all__ = ["Progress", "compared", "evaluate_securely", "evaluate_twin", "texts_of"]
-
-Reals = npt.NDArray[np.float64]
 Answers = Sequence[Reals] | Reals
 """One of each text, as rows of one array or apart."""
-Progress = Callable[[int, int], object]
-"""Is told (done, of all)."""
 
 _TOKENS = 1024
 """How many the twin computes at once, with padding: bounds memory."""
@@ -143,7 +138,6 @@ def evaluate_securely(
     model: ServedModel,
     examples: Sequence[Example],
     *,
-    limit: int | None = None,
     task: Task | None = None,
     client: Asks | None = None,
     source: Source = DEALER,
@@ -151,7 +145,7 @@ def evaluate_securely(
     group: int = 16,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Runs the examples (the first `limit` of them) privately and in the clear, and compares.
+    """Runs the examples privately and in the clear, and compares.
 
     model   for the plaintext answers; without a client, it is also served
     task    for its metrics besides accuracy, of both
@@ -160,8 +154,7 @@ def evaluate_securely(
 
     Returns what `compared` does, `truncated`, and bytes, rounds and seconds in all.
     """
-    chosen = list(examples[:limit])
-    texts = texts_of(chosen, model.config.head.kind)
+    texts = texts_of(examples, model.config.head.kind)
     start = time.monotonic()
     predictions: list[Answer] = []
     with contextlib.ExitStack() as stack:
@@ -184,7 +177,7 @@ def evaluate_securely(
     runs = list({id(prediction.cost): prediction.cost for prediction in predictions}.values())
     totals = ("online_bytes", "offline_bytes", "rounds", "online_seconds", "offline_seconds")
     return (
-        _report(model, secure, plain, chosen, task)
+        _report(model, secure, plain, examples, task)
         | {
             "source": predictions[0].cost.source,
             "truncated": sum(prediction.truncated for prediction in predictions),

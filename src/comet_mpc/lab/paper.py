@@ -28,13 +28,12 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.seeds import new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, decode
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
 from comet_mpc.functions.activation import Smu, SmuRule
@@ -43,7 +42,7 @@ from comet_mpc.functions.inverse_sqrt import NewtonRule
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.lab.bench.models import masked_weights
 from comet_mpc.lab.bench.parties import Seat, check_planned, set_up
-from comet_mpc.lab.evaluation import Progress, compared, texts_of
+from comet_mpc.lab.evaluation import compared, texts_of
 from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
@@ -55,13 +54,11 @@ from comet_mpc.models.tasks import Example, Task
 from comet_mpc.models.transformer import EncoderRules, LayerRules, encode_weights, forward, input_mask, input_rows
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.dealer.bundles import DealtRandomness
+from comet_mpc.offline.source import Progress
+from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
 
-__all__ = ["Outcome", "Parties", "UncertifiedModel", "evaluate_uncertified"]
-
-Reals = npt.NDArray[np.float64]
 ResearchRule = Literal["own", "paper"]
 
 _BIAS = 64.0
@@ -341,9 +338,9 @@ def _take_part(
     plan: Plan,
 ) -> tuple[Reals | None, Traffic]:
     """One party's run of a query: the client's logits, and what it sent and received online."""
-    bundle, _ = seat.fetch(order.bundle_id, plan)
+    randomness, _ = seat.prepare(channel, DEALER, plan, weights, order.bundle_id)
     before = channel.traffic
-    session = PartySession(seat.party, channel, DealtRandomness(bundle, weights), permits_leaks=model.leaks)
+    session = PartySession(seat.party, channel, randomness, permits_leaks=model.leaks)
     logits = model.answer(query)(session, weights)
     return logits, channel.traffic - before
 

@@ -26,8 +26,6 @@ from comet_mpc.net.authority import make_test_set
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.dealer.process import run_dealer
 
-__all__ = ["LOOPBACK", "Crew", "Link", "Worker"]
-
 LOOPBACK = "127.0.0.1"
 
 _PATIENCE = 900.0

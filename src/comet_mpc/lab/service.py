@@ -15,39 +15,27 @@ from comet_mpc.offline.sources import DealerSource
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.server import Server
 
-__all__ = ["ON_THIS_MACHINE", "local_service"]
-
 ON_THIS_MACHINE = Network.parse("10gbit/0.1ms")
 """What a model that is served so may be planned for: a loopback device is fast."""
+_WORKERS = 2
+"""Without a dealer, a client that prepares randomness occupies both."""
 
 
 @contextlib.contextmanager
-def local_service(
-    model: ServedModel, source: Source, *, batch: int = 4, workers: int = 2
-) -> Iterator[tuple[str, Path, Path]]:
+def local_service(model: ServedModel, source: Source, *, batch: int = 4) -> Iterator[tuple[str, Path, Path]]:
     """A server, and a dealer if the source has a third party, in processes of their own.
 
-    Gives (the server's address, the directory of keys, a directory for a cache). Without a dealer, a client that
-    prepares randomness occupies two workers.
+    Gives (the server's address, the directory of keys, a directory for a cache).
     """
     with Crew(dealer=source.has_third_party, method="fork") as crew:
         source = DealerSource(crew.dealer_address) if source.has_third_party else source
         limits = ServiceLimits(batch=batch)
-        server = crew.start("server", _serve, model, source, crew.keys, crew.directory / "state", workers, limits)
+        server = crew.start("server", _serve, model, source, crew.keys, crew.directory / "state", limits)
         ((host, port),) = crew.notes([server])
         yield f"{host}:{port}", crew.keys, crew.directory
 
 
-def _serve(
-    link: Link,
-    model: ServedModel,
-    source: Source,
-    keys: Path,
-    state: Path,
-    workers: int,
-    limits: ServiceLimits,
-) -> None:
-    server = Server(
-        model, (LOOPBACK, 0), source, TlsIdentity.find(keys, "server"), state, workers=workers, limits=limits
-    )
+def _serve(link: Link, model: ServedModel, source: Source, keys: Path, state: Path, limits: ServiceLimits) -> None:
+    identity = TlsIdentity.find(keys, "server")
+    server = Server(model, (LOOPBACK, 0), source, identity, state, workers=_WORKERS, limits=limits)
     server.serve_forever(lambda: link.tell(server.address))

@@ -21,22 +21,9 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ShapeError
-
-__all__ = [
-    "SLACK",
-    "activation_bounds",
-    "attention_norm_top",
-    "embedding_norm_top",
-    "head_bounds",
-    "output_norm_top",
-    "power_of_two_above",
-    "state_top",
-]
-
-Reals = npt.NDArray[np.float64]
 
 SLACK = 2.0**-8
 """A LayerNorm by its rule, in fixed point, is at most so much longer than √d, relatively."""

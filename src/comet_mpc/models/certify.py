@@ -13,6 +13,8 @@
 
 Scaling row j of W₁ by 1/B_j and column j of W₂ by B_j (`normalised_neurons`), and queries and keys by their heads'
 bounds (`normalised_queries`), costs nothing and publishes nothing: the scales are the server's.
+
+Above 400 lines, because what is claimed of a model and what is proved again on loading it must not be far apart.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import Smu, SmuRule, argument_interval, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_ACTIVATED, denominator_rule, norm_rule
@@ -53,21 +56,6 @@ from comet_mpc.models.checkpoint import (
 )
 from comet_mpc.models.heads import Head, Pooler
 
-__all__ = [
-    "Weights",
-    "calibrated",
-    "certify",
-    "check_ranges",
-    "in_form",
-    "norm_sites",
-    "normalised_neurons",
-    "normalised_queries",
-    "smu_rules",
-    "universal_rules",
-    "variance_tops",
-]
-
-Reals = npt.NDArray[np.float64]
 Told = Callable[[int, int], None]
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 

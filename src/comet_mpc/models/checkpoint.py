@@ -6,6 +6,8 @@ Weights are float32 or float16, or int8 with one scale per row in `<name>.scale`
 
 Beside the section, config.json has `checksums`: SHA-256 of the section and of the other two files. A file that was
 changed since is refused by name. Checkpoints of older versions have none, and are loaded all the same.
+
+Above 400 lines, because what is written is read here, field by field.
 """
 
 from __future__ import annotations
@@ -27,31 +29,6 @@ from comet_mpc.files import atomic_write
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.heads import Head, Pooler
-
-__all__ = [
-    "USUAL_RULE",
-    "USUAL_STEPS",
-    "ActivationChoice",
-    "AnyRule",
-    "AttentionChoice",
-    "CometConfig",
-    "Encoder",
-    "RuleName",
-    "Site",
-    "Tensors",
-    "account_for",
-    "check_finite",
-    "chosen_rule",
-    "fingerprint",
-    "load_checkpoint",
-    "read_config",
-    "read_json",
-    "read_tensors",
-    "read_tokenizer",
-    "save_checkpoint",
-    "save_config",
-    "tensor_shapes",
-]
 
 AnyRule = MinimaxRule | RootRule
 Tensor = npt.NDArray[np.float32]

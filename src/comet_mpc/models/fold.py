@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Weight
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, plain_inverse_sqrt
+from comet_mpc.functions.inverse_sqrt import plain_inverse_sqrt
 from comet_mpc.functions.layer_norm import plain_layer_norm, plain_root_mean_square
 from comet_mpc.models.bounds import SLACK, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.certify import Weights, normalised_neurons, normalised_queries
 from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.transformer import EncoderRules, EncoderShape, position_buckets
-
-__all__ = ["check_fixed", "fold", "neuron_scale", "plain_states"]
-
-Reals = npt.NDArray[np.float64]
 
 
 def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
@@ -148,6 +145,10 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         check("the classifier", *real("classifier"), rules.head.bound)
 
 
+def _linear(weights: Mapping[str, Reals], x: Reals, name: str) -> Reals:
+    return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
+
+
 def plain_states(
     rows: Reals,
     mask: Reals,
@@ -163,17 +164,12 @@ def plain_states(
     """
     batch, tokens, d = rows.shape
     places = position_buckets(tokens, shape.buckets)
-
-    def linear(x: Reals, name: str) -> Reals:
-        return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
-
-    def rule_of(rule: InverseSqrtRule) -> InverseSqrtRule | None:
-        return None if exact else rule
+    linear = partial(_linear, weights)
 
     states, bits = [], mask[..., None]
     rows = rows * bits
     for i, own in enumerate(rules.layers):
-        layer, (first, second) = f"layer.{i}.", map(rule_of, own.variances)
+        layer, (first, second) = f"layer.{i}.", (None, None) if exact else own.variances
         rows = rows + bits
         qkv = linear(rows, layer + "qkv").reshape(batch, tokens, 3, shape.heads, d // shape.heads)
         q, k, v = qkv.transpose(2, 0, 3, 1, 4)
@@ -193,11 +189,7 @@ def _plain_head(
     rows: Reals, mask: Reals, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Reals], exact: bool
 ) -> Reals:
     """`heads.respond` in real arithmetic."""
-    head, own = shape.head, rules.head
-
-    def linear(x: Reals, name: str) -> Reals:
-        return np.asarray(x @ weights[name + ".weight"].T + weights[name + ".bias"])
-
+    head, own, linear = shape.head, rules.head, partial(_linear, weights)
     if head.kind == "tokens":
         return linear(rows, "classifier")
     state = rows[:, 0]

@@ -16,29 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Given, Session, Weight
-from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import Smu, SmuRule, smu, tanh_like
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import root_mean_square
-
-__all__ = [
-    "ROWS",
-    "Head",
-    "HeadRules",
-    "Kind",
-    "Pooler",
-    "coarsened",
-    "head_weights",
-    "input_averages",
-    "linear",
-    "respond",
-    "usual_head",
-]
 
 Kind = Literal["label", "tokens", "embedding"]
 
@@ -90,7 +74,7 @@ def head_weights(head: Head, pooler: Pooler, hidden: int, labels: int) -> dict[s
     return names | {"classifier.weight": (labels, hidden), "classifier.bias": (labels,)}
 
 
-def input_averages(session: Session, mask: npt.NDArray[np.float64] | None, shape: tuple[int, int]) -> Share:
+def input_averages(session: Session, mask: Reals | None, shape: tuple[int, int]) -> Share:
     """The client's weights of a mean, (batch, tokens), from its padding mask."""
     values = None if mask is None else mask / mask.sum(axis=1, keepdims=True)
     return session.private(CLIENT, shape, _AVERAGES, 1.0, values)

@@ -30,8 +30,6 @@ from comet_mpc.models.checkpoint import (
 )
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
 
-__all__ = ["fetch", "load_hugging_face", "need", "tokenizer_json"]
-
 ReadPickled = Callable[[Path], Tensors]
 
 _PRETRAINING = {"bert": "cls.", "distilbert": "vocab_", "roberta": "lm_head.", "mpnet": "lm_head."}

@@ -22,8 +22,6 @@ from comet_mpc.errors import TaskDataError
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.tasks import Example, Task
 
-__all__ = ["own_task", "read_split"]
-
 _DEV = 5
 """One row in so many of a single file is for evaluation."""
 _TEXTS = (("sentence1", "sentence2"), ("sentence1",), ("text",), ("sentence",), ("message",))

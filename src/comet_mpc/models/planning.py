@@ -21,8 +21,6 @@ from comet_mpc.models.transformer import (
 from comet_mpc.offline.cheapest import USUAL_NETWORK, Sample, cheapest_plan
 from comet_mpc.offline.source import Source
 
-__all__ = ["plan_encoder", "plan_shape"]
-
 
 def plan_encoder(
     program: Callable[[Session], object],

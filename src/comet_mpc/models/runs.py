@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.served import PublicModel
 
-__all__ = ["Text", "runs_of"]
-
 Text = str | tuple[str, str]
 """One, or a pair."""
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.share import CLIENT, Share, decode
+from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.activation import Smu
 from comet_mpc.functions.attention import certified_attention
@@ -51,15 +51,11 @@ from comet_mpc.models.transformer import (
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
 
-__all__ = ["BUCKETS", "MOST_ANSWER_BITS", "PublicModel", "Query", "ServedModel", "public_part"]
-
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Public lengths that texts are padded to; the server learns the bucket, not the length."""
 
 MOST_ANSWER_BITS = 16
 """More digits of a logit than these are noise of the fixed point numbers."""
-
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ class Query:
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The public package's description."""
+    """The public package's description: what `PublicModel` has beside the tables, by the same names."""
 
     fingerprint: str
     config: CometConfig
@@ -139,16 +135,8 @@ class PublicModel:
     # The package -----------------------------------------------------------------------------------------
 
     def package(self) -> bytes:
-        card = _Card(
-            self.fingerprint,
-            self.config,
-            self.value_bounds,
-            self.logit_bound,
-            self.tokenizer.to_str(),
-            self.private_embeddings,
-            self.answer_bits,
-            str(self.network),
-        )
+        known = {name: getattr(self, name) for name in _Card.__struct_fields__}
+        card = _Card(**known | {"tokenizer": self.tokenizer.to_str(), "network": str(self.network)})
         tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
         return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
 
@@ -166,17 +154,8 @@ class PublicModel:
             tokenizer = Tokenizer.from_str(card.tokenizer)
         except Exception as error:
             raise CheckpointError(f"the model's public package is damaged: {type(error).__name__}") from error
-        model = PublicModel(
-            fingerprint=card.fingerprint,
-            config=card.config,
-            value_bounds=card.value_bounds,
-            logit_bound=card.logit_bound,
-            tokenizer=tokenizer,
-            embeddings=tables,
-            private_embeddings=card.private_embeddings,
-            answer_bits=card.answer_bits,
-            network=Network.parse(card.network),
-        )
+        known = msgspec.structs.asdict(card) | {"network": Network.parse(card.network)}
+        model = PublicModel(**known | {"tokenizer": tokenizer, "embeddings": tables})
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
             raise CheckpointError("the model's public package has embedding tables of the wrong shapes")

@@ -13,12 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import TaskDataError
 from comet_mpc.models.heads import Kind
-
-__all__ = ["TASKS", "Example", "Task", "find_task", "token_tags", "with_labels", "words_of"]
-
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

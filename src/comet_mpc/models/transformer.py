@@ -33,26 +33,6 @@ from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
 from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, linear, respond
 
-__all__ = [
-    "ANSWER_BITS",
-    "SHAPES",
-    "EncoderRules",
-    "EncoderShape",
-    "LayerRules",
-    "certified_rules",
-    "embed_privately",
-    "encode_weight",
-    "encode_weights",
-    "encoder_layer",
-    "encoder_weights",
-    "forward",
-    "input_mask",
-    "input_rows",
-    "input_symbols",
-    "position_buckets",
-    "public_weights",
-]
-
 Reals = npt.NDArray[np.float64]
 
 _QUERIES = 55  # the least ring of rows from which queries are made: they are then cut for free

@@ -28,8 +28,6 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
 from comet_mpc.net.identity import AUTHORITY, REVOKED, Role, TlsIdentity, check_dates, read_certificate, read_key
 
-__all__ = ["Issued", "issue", "issued", "make_authority", "make_test_set", "renew", "revoke"]
-
 _AUTHORITY_DAYS = 3650
 _DAYS = 365
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

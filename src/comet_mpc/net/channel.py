@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     # Arrays are buffers, but before Python 3.12 a type checker cannot know.
     Sendable: TypeAlias = Buffer | np.ndarray[Any, Any]
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "FRAME_HEADER",
-    "GREETING_LIMIT",
-    "UNREADABLE",
-    "WIRE_VERSION",
-    "Channel",
-    "Traffic",
-    "agree",
-    "greet",
-    "greeting_frame",
-    "memory_pair",
-]
-
 FRAME_HEADER = 8
 WIRE_VERSION = 5
 GREETING_LIMIT = 4096
@@ -84,6 +70,10 @@ class Channel(ABC):
         self.timeout = timeout
         self.watcher: Callable[[Traffic], None] | None = None
         """Is told the traffic so far after every frame, in the thread that the channel belongs to."""
+        self.peer_name: str | None = None
+        """Common name in the verified certificate of the peer; None if it has not shown one."""
+        self.peer_role: str | None = None
+        """Role (client, server, dealer) in the verified certificate of the peer; None if it has none."""
         self._traffic = Traffic()
         self._closed = False
 
@@ -136,16 +126,6 @@ class Channel(ABC):
         For a moment in which the peer has nothing to say. False may be out of date the next moment.
         """
         return self._closed
-
-    @property
-    def peer_name(self) -> str | None:
-        """Common name in the verified certificate of the peer; None if it has not shown one."""
-        return None
-
-    @property
-    def peer_role(self) -> str | None:
-        """Role (client, server, dealer) in the verified certificate of the peer; None if it has none."""
-        return None
 
     def close(self) -> None:
         """Closes both directions; closing twice is harmless."""
@@ -201,6 +181,25 @@ class Channel(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Lets go of the resources and wakes both sides. May be called more than once."""
+
+
+class Around(Channel):
+    """Another channel, whose frames go through here: to be counted, kept or changed on their way."""
+
+    def __init__(self, inner: Channel) -> None:
+        super().__init__(inner.timeout)
+        self._inner = inner
+        self.peer_name, self.peer_role = inner.peer_name, inner.peer_role
+
+    @property
+    def lost(self) -> bool:
+        return self._closed or self._inner.lost
+
+    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
+        return self._inner._transfer(outgoing, sizes, deadline)
+
+    def _release(self) -> None:
+        self._inner.close()
 
 
 def _byte_views(buffers: Iterable[Sendable]) -> list[memoryview]:

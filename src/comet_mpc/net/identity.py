@@ -21,8 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from comet_mpc.errors import ConfigurationError
 
-__all__ = ["AUTHORITY", "REVOKED", "LiveContext", "Role", "TlsIdentity", "check_dates", "read_certificate", "read_key"]
-
 _log = logging.getLogger(__name__)
 
 Role = Literal["client", "server", "dealer"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import Any
-
-__all__ = ["JsonFormatter", "log_as_json"]
+import traceback
+from types import TracebackType
 
 
 class JsonFormatter(logging.Formatter):
@@ -29,13 +28,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=True)
 
 
-def _where(trace: Any) -> str:
+def _where(trace: TracebackType | None) -> str:
     """Places only: the message of an unforeseen error might quote a value."""
-    places = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        places.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}")
-        trace = trace.tb_next
+    places = [f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line}" for frame, line in traceback.walk_tb(trace)]
     return " > ".join(places[-6:])
 
 

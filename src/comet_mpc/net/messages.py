@@ -6,40 +6,24 @@ from typing import Annotated, NoReturn
 
 import msgspec
 
-from comet_mpc.errors import (
-    CometError,
-    ConfigurationError,
-    ForeignRandomness,
-    NotAuthenticated,
-    PeerClosed,
-    PeerError,
-    PeerTimeout,
-    ProtocolMismatch,
-    QuotaExceeded,
-    RandomnessDamaged,
-    RandomnessError,
-    RandomnessSpent,
-    ServerBusy,
-    ShapeError,
-)
-
-__all__ = ["Message", "Mismatch", "Refusal", "clean", "raise_refusal", "refusal"]
+from comet_mpc import errors
+from comet_mpc.errors import CometError, PeerError, ProtocolMismatch
 
 _TEXT_LIMIT = 400
 
 _KINDS: tuple[type[CometError], ...] = (
-    ConfigurationError,
-    ForeignRandomness,
-    NotAuthenticated,
-    PeerClosed,
-    PeerError,
-    PeerTimeout,
-    QuotaExceeded,
-    RandomnessDamaged,
-    RandomnessError,
-    RandomnessSpent,
-    ServerBusy,
-    ShapeError,
+    errors.ConfigurationError,
+    errors.ForeignRandomness,
+    errors.NotAuthenticated,
+    errors.PeerClosed,
+    errors.PeerError,
+    errors.PeerTimeout,
+    errors.QuotaExceeded,
+    errors.RandomnessDamaged,
+    errors.RandomnessError,
+    errors.RandomnessSpent,
+    errors.ServerBusy,
+    errors.ShapeError,
 )
 """The white list: each is built from one text. What the other side is told of the other kinds: `refusal`."""
 _BY_NAME = {kind.__name__: kind for kind in _KINDS}

@@ -23,8 +23,6 @@ import numpy as np
 from comet_mpc import errors
 from comet_mpc.errors import ConfigurationError
 
-__all__ = ["Counters", "MetricsEndpoint", "Page", "pages", "refusal_reason"]
-
 _REFUSALS = {
     "half_open": "its address has too many connections that have not shown who they are",
     "handshake_timeout": "it did not finish its TLS handshake in time",

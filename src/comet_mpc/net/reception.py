@@ -22,8 +22,6 @@ from comet_mpc.net.channel import DEFAULT_TIMEOUT
 from comet_mpc.net.sockets import Listener, TlsChannel
 from comet_mpc.net.tls import RECORD, Tls, tls_failure
 
-__all__ = ["Reception", "ReceptionLimits", "Visitor"]
-
 _PARTING_SECONDS = 0.5
 _MOST_AT_ONCE = 64  # connections accepted before others get their turn
 _EXHAUSTED_PAUSE = 0.05  # out of file descriptors, accepting fails at once

@@ -26,8 +26,6 @@ from comet_mpc.net.tls import RECORD, Tls, check_context, secure, tls_failure
 Address = tuple[str, int]
 """Host and port."""
 
-__all__ = ["HANDSHAKE_TIMEOUT", "Address", "Listener", "TcpChannel", "TlsChannel", "connect", "listen", "parse_address"]
-
 HANDSHAKE_TIMEOUT = 10.0
 
 _MOST_PIECES = 64  # per sendmsg; far below IOV_MAX
@@ -83,7 +81,7 @@ class _Incoming:
 class _SocketChannel(Channel):
     """The loop that TCP and TLS share; a sibling says how a part of a frame is sent and received."""
 
-    def __init__(self, connection: socket.socket, timeout: float) -> None:
+    def __init__(self, connection: socket.socket, timeout: float = DEFAULT_TIMEOUT) -> None:
         super().__init__(timeout)
         self._socket = connection
         self._socket.setblocking(False)
@@ -172,9 +170,6 @@ class _SocketChannel(Channel):
 class TcpChannel(_SocketChannel):
     """A channel over a connected stream socket, which it owns from now on. Not encrypted."""
 
-    def __init__(self, connection: socket.socket, timeout: float = DEFAULT_TIMEOUT) -> None:
-        super().__init__(connection, timeout)
-
     def _send_some(self, sending: _Outgoing) -> None:
         sending.advance(self._socket.sendmsg(islice(sending.pieces, _MOST_PIECES)))
 
@@ -191,17 +186,13 @@ class TlsChannel(_SocketChannel):
         if tls.session.version() != "TLSv1.3":
             raise PeerError(f"a channel needs TLSv1.3, the connection has {tls.session.version()}")
         super().__init__(connection, timeout)
-        self._tls = tls
+        self.tls = tls
         self._backlog = memoryview(b"")
         self._buffer = memoryview(bytearray(_TLS_BATCH))
-        self._peer_name = tls.peer("commonName")
-        self._peer_role = tls.peer("organizationalUnitName")
+        self.peer_name = tls.peer("commonName")
+        self.peer_role = tls.peer("organizationalUnitName")
         self.peer_serial = tls.peer_serial
         """Serial number of the peer's certificate; None if it has shown none."""
-
-    @property
-    def tls(self) -> Tls:
-        return self._tls
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -212,28 +203,20 @@ class TlsChannel(_SocketChannel):
         return socket.socket(fileno=self._socket.detach())
 
     @property
-    def peer_name(self) -> str | None:
-        return self._peer_name
-
-    @property
-    def peer_role(self) -> str | None:
-        return self._peer_role
-
-    @property
     def _backlogged(self) -> bool:
         return bool(self._backlog)
 
     def _send_some(self, sending: _Outgoing) -> None:
         if not self._backlog:
-            while sending.pieces and self._tls.sealed_bytes < _TLS_BATCH:
-                sending.advance(self._tls.seal(_record(sending.pieces)))
-            self._backlog = memoryview(self._tls.collect())
+            while sending.pieces and self.tls.sealed_bytes < _TLS_BATCH:
+                sending.advance(self.tls.seal(_record(sending.pieces)))
+            self._backlog = memoryview(self.tls.collect())
         self._backlog = self._backlog[self._socket.send(self._backlog) :]
 
     def _receive_some(self, receiving: _Incoming) -> bool:
         moved = False
         while receiving.free:
-            count = self._tls.open(receiving.free)
+            count = self.tls.open(receiving.free)
             if count:
                 receiving.advance(count)
                 moved = True
@@ -243,7 +226,7 @@ class TlsChannel(_SocketChannel):
             arrived = self._socket.recv_into(self._buffer)
             if not arrived:
                 return False
-            self._tls.feed(self._buffer[:arrived])
+            self.tls.feed(self._buffer[:arrived])
         return True
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from comet_mpc.errors import ConfigurationError, NotAuthenticated, PeerClosed, PeerError, PeerTimeout
 
-__all__ = ["RECORD", "Tls", "check_context", "secure", "tls_failure"]
-
 RECORD = 1 << 14
 _PARTING_SECONDS = 0.3
 

@@ -13,8 +13,6 @@ from comet_mpc.engine.demand import Drawn, InOrder
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RandomnessDamaged, RandomnessExhausted, RandomnessSpent
 
-__all__ = ["Bundle", "CheckedReader", "OpenBundle", "Reader", "read_exactly"]
-
 
 class Reader(Protocol):
     """Where the stored part of a bundle comes from: a file, or bytes in memory."""

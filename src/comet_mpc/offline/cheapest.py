@@ -16,8 +16,6 @@ from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.session import USUAL_WAYS
 from comet_mpc.offline.source import Source
 
-__all__ = ["USUAL_NETWORK", "Sample", "cheapest_plan", "offline_seconds"]
-
 USUAL_NETWORK = Network.parse("1gbit/20ms")
 """Unless somebody names another: a round is worth 1.25 MB each way."""
 

@@ -15,8 +15,6 @@ from typing import BinaryIO, Self
 from comet_mpc.errors import RandomnessDamaged, RandomnessError
 from comet_mpc.offline.bundle import CheckedReader
 
-__all__ = ["HEADER_BYTES", "Header", "owned_by"]
-
 _MAGIC = b"COMETB\x00\x03"
 _FIELDS = struct.Struct("<8sBB6x32s32s16s16sQQ32s")
 HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size

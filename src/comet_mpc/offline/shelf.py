@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Kept", "Shelf", "forget_unused"]
-
 
 @dataclass(frozen=True)
 class Kept:

@@ -23,20 +23,6 @@ from comet_mpc.net.sockets import Address
 from comet_mpc.offline.bundle import Bundle, OpenBundle
 from comet_mpc.offline.store import BundleStore
 
-__all__ = [
-    "MOST_TOGETHER",
-    "ClientDesk",
-    "Line",
-    "Order",
-    "PreparationLimits",
-    "Progress",
-    "Provider",
-    "ServerDesk",
-    "Source",
-    "Supplier",
-    "Visitor",
-]
-
 MOST_TOGETHER = 8
 """Bundles that are prepared at once, at most."""
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.offline.dealer.source import DealerSource
-from comet_mpc.offline.pair.source import PairSource
+from comet_mpc.offline.dealer.source import DealerSource as DealerSource
+from comet_mpc.offline.pair.source import PairSource as PairSource
 from comet_mpc.offline.source import Source
-
-__all__ = ["DEALER", "PAIR", "SOURCES", "DealerSource", "PairSource", "find_source"]
 
 DEALER, PAIR = DealerSource(), PairSource()
 SOURCES: dict[str, Source] = {source.name: source for source in (PAIR, DEALER)}

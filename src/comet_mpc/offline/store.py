@@ -41,15 +41,6 @@ from comet_mpc.offline.header import HEADER_BYTES, Header, owned_by
 from comet_mpc.offline.shelf import Kept, Shelf
 from comet_mpc.units import human_bytes
 
-__all__ = [
-    "BundleFormat",
-    "BundleStore",
-    "BundleWriter",
-    "check_bundle_id",
-    "check_digest",
-    "new_bundle_id",
-]
-
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SUFFIX = ".bundle"
@@ -193,8 +184,9 @@ class BundleStore:
                 status = os.fstat(file.fileno())
                 yield Kept(path.stem, Header.read(file, path.stem).owner, status.st_size, status.st_mtime_ns)
 
-    def check_disk(self, needed: int) -> None:
-        """Raises if so many bytes cannot be stored now: the directory is not there or not ours, or the disk is full."""
+    def check_disk(self, needed: int = _SPARE) -> None:
+        """Raises if so many bytes (or hardly any) cannot be stored now: the directory is not there or not ours, or the
+        disk is full."""
         if not os.access(self.directory, os.W_OK | os.X_OK):  # a client is told, and paths are not its business
             what = str(self.directory) if self.party == CLIENT else "the state directory of the server"
             raise ConfigurationError(f"{what} is not writable")
@@ -208,10 +200,6 @@ class BundleStore:
         return ConfigurationError(
             f"the disk of the {who} is full: randomness of {human_bytes(needed)} does not fit into {human_bytes(free)}"
         )
-
-    def check_writable(self) -> None:
-        """Raises if nothing can be stored now, not even a small bundle."""
-        self.check_disk(_SPARE)
 
     def count(self) -> int:
         """Bundles that are complete, of all programs."""

@@ -36,8 +36,6 @@ from comet_mpc.functions.inverse_sqrt import make_rule
 from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.root_rule import DEGREES, RootRule
 
-__all__ = ["Ranges", "comet_functions", "load_crypten"]
-
 Tensor = Any
 """CrypTen's MPCTensor, whose package may be absent."""
 

@@ -12,6 +12,7 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import Address
@@ -21,8 +22,6 @@ from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.progress import bar
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.server import Server
-
-__all__ = ["Blueprint"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Its name in the directory of keys."""
     dealer: Address | None = None
     private_embeddings: bool = False
-    answer_bits: int
+    answer_bits: int = ANSWER_BITS
     network: str = str(USUAL_NETWORK)
     """Between clients and this server, as `Network.parse` reads it."""
     untrained: bool = False
@@ -46,7 +45,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     connections: int = 96
     client_connections: int = 0
     require_client: bool = True
-    limits: ServiceLimits
+    limits: ServiceLimits = ServiceLimits()
 
     def identity(self) -> TlsIdentity:
         return TlsIdentity.find(self.keys, self.certificate)

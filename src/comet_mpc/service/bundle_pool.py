@@ -24,8 +24,6 @@ from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.model_cache import ClientModel
 from comet_mpc.units import counted, human_bytes
 
-__all__ = ["BundlePool", "Kept"]
-
 Size = tuple[int, int]
 """Batch and bucket."""
 

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from comet_mpc.errors import ConfigurationError, ProtocolMismatch
 from comet_mpc.service.deployment import Deployment
 
-__all__ = ["Catalogue", "check_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

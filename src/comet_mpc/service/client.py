@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypedDict, TypeVar
 
 from comet_mpc.engine.party import PartySession
-from comet_mpc.engine.share import CLIENT
+from comet_mpc.engine.share import CLIENT, Reals
 from comet_mpc.errors import (
     CometError,
     ConfigurationError,
@@ -41,9 +41,7 @@ from comet_mpc.service.bundle_pool import BundlePool, Kept
 from comet_mpc.service.connection import Connection, Wrap
 from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
-from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Reals, Tagging, answers
-
-__all__ = ["Asks", "Client", "ClientOptions", "Text"]
+from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging, answers
 
 A = TypeVar("A")
 Told = Callable[[int, A], None]

@@ -28,8 +28,6 @@ from comet_mpc.net.sockets import Address, connect
 from comet_mpc.offline.source import Line, Order, Progress, Source
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
 
-__all__ = ["ROUTE", "STATE_DIGITS", "Connection", "Wrap"]
-
 Wrap = Callable[[Channel], Channel]
 """Is given a new channel and returns the one to use, for example one that keeps a record."""
 

@@ -48,8 +48,6 @@ from comet_mpc.service.messages import (
     send_blob,
 )
 
-__all__ = ["Conversation", "Places"]
-
 _log = logging.getLogger(__name__)
 
 _PARTING_SECONDS = 0.5

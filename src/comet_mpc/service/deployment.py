@@ -24,16 +24,24 @@ from comet_mpc.offline.shelf import Shelf, forget_unused
 from comet_mpc.offline.source import PreparationLimits, ServerDesk, Source
 from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import MOST_KEPT, Prepare, Run, Welcome
-from comet_mpc.service.metrics import server_counters
 from comet_mpc.service.programs import Programs
 from comet_mpc.service.quota import Quota
-
-__all__ = ["Deployment", "ServiceLimits"]
 
 _log = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32
 _DAY = 86_400.0
+_COUNTERS = {
+    "queries_total": "Runs of a program that were completed.",
+    "texts_total": "Texts in them.",
+    "online_bytes_total": "Bytes sent and received in the online phase, frame headers included.",
+    "online_seconds_total": "Seconds spent in the online phase.",
+    "rounds_total": "Rounds of the online phase.",
+    "offline_bytes_total": "Bytes of preparing randomness: corrections from the dealer, or both ways with clients.",
+    "offline_seconds_total": "Seconds spent on that.",
+    "bundles_prepared_total": "Bundles of randomness prepared.",
+    "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,11 @@ class ServiceLimits(PreparationLimits):
     setup_seconds: float = 3600.0
     slowest: float = 64e3
     """Bytes a second of a download, on top of `stall_seconds` for every tensor; a slower client is cut off."""
+
+
+def server_counters(rows: int = 1) -> Counters:
+    """A row for each of its processes."""
+    return Counters(_COUNTERS, rows)
 
 
 class Deployment:

@@ -29,8 +29,6 @@ from collections.abc import Iterable
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from comet_mpc import __version__
 from comet_mpc.errors import (
@@ -41,28 +39,6 @@ from comet_mpc.net.channel import UNREADABLE, Channel, agree, greet, greeting_fr
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
 from comet_mpc.offline.source import MOST_TOGETHER, Progress, Source
 from comet_mpc.offline.sources import SOURCES
-
-__all__ = [
-    "FRAME_BYTES",
-    "MESSAGE_LIMIT",
-    "Accepted",
-    "GetPackage",
-    "GetWeights",
-    "Prepare",
-    "Ready",
-    "Run",
-    "Wanted",
-    "Welcome",
-    "expect",
-    "from_client",
-    "greeting",
-    "introduce",
-    "receive_blob",
-    "say",
-    "send_blob",
-]
-
-Reals = npt.NDArray[np.float64]
 
 MESSAGE_LIMIT = 8192
 FRAME_BYTES = 1 << 20

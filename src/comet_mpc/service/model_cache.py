@@ -34,8 +34,6 @@ from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import GetPackage, GetWeights, Welcome, receive_blob, say
 from comet_mpc.service.programs import Programs
 
-__all__ = ["ClientModel", "default_cache", "obtain_model", "state_in_use"]
-
 _READ = 1 << 22
 _DIGITS = 32
 _SERVER = "server"

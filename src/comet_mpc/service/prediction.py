@@ -8,14 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ImpossibleAnswer, ShapeError
 from comet_mpc.models.served import PublicModel, Query
-
-__all__ = ["Answer", "Cost", "Embedding", "Prediction", "Tag", "Tagging", "answers", "prediction"]
-
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

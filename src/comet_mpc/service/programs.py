@@ -12,8 +12,6 @@ from comet_mpc.errors import ShapeError
 from comet_mpc.models.served import PublicModel
 from comet_mpc.offline.source import Source
 
-__all__ = ["Programs"]
-
 _MOST_KEPT = 64
 
 

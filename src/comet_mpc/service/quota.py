@@ -24,8 +24,6 @@ from comet_mpc.errors import ConfigurationError, QuotaExceeded
 from comet_mpc.files import atomic_write
 from comet_mpc.net.channel import UNREADABLE
 
-__all__ = ["Quota"]
-
 _DAY = 86_400
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,14 +23,11 @@ from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import listen
 from comet_mpc.offline.source import Source
 from comet_mpc.service.catalogue import Catalogue, check_name
-from comet_mpc.service.deployment import Deployment, ServiceLimits
+from comet_mpc.service.deployment import Deployment, ServiceLimits, server_counters
 from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
-from comet_mpc.service.hosting.lifeline import end_with_parent
+from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.turns import Places
-from comet_mpc.service.metrics import server_counters
-
-__all__ = ["Server"]
 
 _log = logging.getLogger(__name__)
 
@@ -230,39 +226,21 @@ class Server:
     # Processes -----------------------------------------------------------------------------------------
 
     def _fork(self, target: Callable[[], None], name: str, row: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until the front desk can handle it
-        pid = os.fork()
-        if pid:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-            self._children[pid] = _Child(target, name, row, time.monotonic())
-            return
-        code = 1
-        try:
-            end_with_parent(parent)
+        def run() -> None:
             self._children.clear()
             for number in (signal.SIGINT, signal.SIGHUP):  # what a terminal sends is the parent's business
                 signal.signal(number, signal.SIG_IGN)
             self._counters.own(row)
             target()
-            code = 0
-        except Exception:
-            _log.exception("a process of the server failed", extra={"fields": {"name": name}})
-        finally:
-            os._exit(code)
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until the front desk can handle it
+        pid = forked(run, name=name)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        self._children[pid] = _Child(target, name, row, time.monotonic())
 
     def _reap(self) -> list[_Child]:
-        dead = []
-        for pid in list(self._children):
-            try:
-                found, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                found = pid
-            if found:
-                dead.append(self._children.pop(pid))
-        return dead
+        dead = [pid for pid in self._children if ended(pid) is not None]
+        return [self._children.pop(pid) for pid in dead]
 
     def _replace_dead(self) -> None:
         for child in self._reap():

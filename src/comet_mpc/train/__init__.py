@@ -1,13 +1,4 @@
-"""Fine-tuning through the very steps that are served. The only package that imports torch (extra `[train]`).
-
-steps       1/sqrt and smu in torch, by the protocol's own steps or by others
-model       BERT, DistilBERT, RoBERTa and MPNet with a head, in every form that Comet knows
-batches     tokenised texts, and what a model makes of them: logits, scores, arguments of its inverse square roots
-warm_start  a start near the teacher, in closed form
-loop        fine-tuning, which resumes where it was broken off
-plot        a picture of those arguments beside their intervals
-pickled     weights from an old pytorch_model.bin
-"""
+"""Fine-tuning through the very steps that are served. The only package that imports torch (extra `[train]`)."""
 
 from comet_mpc.errors import ConfigurationError
 
@@ -16,7 +7,6 @@ try:
         Encoded,
         answered,
         encode,
-        evaluate,
         first_rows,
         hold_out,
         inputs_seen,
@@ -46,7 +36,6 @@ __all__ = [
     "draw",
     "encode",
     "estimated_seconds",
-    "evaluate",
     "finetune",
     "first_rows",
     "hold_out",

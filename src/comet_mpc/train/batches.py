@@ -11,26 +11,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.tasks import Example, Task, token_tags, words_of
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.model import UnifiedModel
-
-__all__ = [
-    "Batch",
-    "Encoded",
-    "answered",
-    "encode",
-    "evaluate",
-    "first_rows",
-    "hold_out",
-    "inputs_seen",
-    "make_tokenizer",
-    "observe",
-    "predict",
-    "quantiles",
-]
 
 
 @dataclass(frozen=True)
@@ -137,7 +123,7 @@ def encode(tokenizer: Tokenizer, examples: list[Example], length: int, kind: Kin
     return Encoded([f.ids for f in found], [f.type_ids for f in found], labels, truncated)
 
 
-def answered(data: Encoded, outputs: npt.NDArray[np.float64], task: Task) -> Encoded:
+def answered(data: Encoded, outputs: Reals, task: Task) -> Encoded:
     """The texts with a teacher's answers in the place of labels."""
     labels = outputs.astype(np.float32)
     if task.kind == "tokens":
@@ -149,7 +135,7 @@ def answered(data: Encoded, outputs: npt.NDArray[np.float64], task: Task) -> Enc
     return replace(data, labels=labels)
 
 
-def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = silent) -> npt.NDArray[np.float64]:
+def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = silent) -> Reals:
     """Answers to all examples, in their order, in the model's present mode."""
     was = model.training
     order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
@@ -171,34 +157,32 @@ def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = 
     return out
 
 
-def observe(
-    model: UnifiedModel, data: Encoded, *, most: int = 20_000, tick: Tick = silent
-) -> dict[str, npt.NDArray[np.float64]]:
+_Samples = dict[str, list[Reals]]
+
+
+def _sample(seen: _Samples, site: str, values: Tensor, most: int) -> None:
+    flat = values.detach().double().numpy().reshape(-1)
+    kept = flat[:: max(1, len(flat) // most)]
+    seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
+
+
+def observe(model: UnifiedModel, data: Encoded, *, most: int = 20_000, tick: Tick = silent) -> dict[str, Reals]:
     """What every inverse square root is taken of, site by site: a sample per batch, its extremes always included."""
-    seen: dict[str, list[npt.NDArray[np.float64]]] = {}
-
-    def look(site: str, t: Tensor) -> None:
-        flat = t.detach().double().numpy().reshape(-1)
-        kept = flat[:: max(1, len(flat) // most)]
-        seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
-
-    model.probe = look
+    seen: _Samples = {}
+    model.probe = lambda site, t: _sample(seen, site, t, most)
     predict(model, data, tick=tick)
     model.probe = None
     return {site: np.concatenate(parts) for site, parts in seen.items()}
 
 
-def inputs_seen(model: UnifiedModel, data: Encoded, *, most: int = 100_000) -> dict[str, npt.NDArray[np.float64]]:
+def inputs_seen(model: UnifiedModel, data: Encoded, *, most: int = 100_000) -> dict[str, Reals]:
     """What activations and LayerNorms get, in any form of model, by site: a sample per batch, its extremes included."""
-    seen: dict[str, list[npt.NDArray[np.float64]]] = {}
-
-    def keep(site: str, values: Tensor) -> None:
-        flat = values.detach().double().numpy().reshape(-1)
-        kept = flat[:: max(1, len(flat) // most)]
-        seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
+    seen: _Samples = {}
 
     def watch(part: Any, site: str, *, made: bool = False) -> Any:
-        return part.register_forward_hook(lambda _, given, result: keep(site, result if made else given[0]))
+        return part.register_forward_hook(
+            lambda _, given, result: _sample(seen, site, result if made else given[0], most)
+        )
 
     layers: Any = model.layers
     hooks = [watch(layer.up, f"layers.{i}.activation", made=True) for i, layer in enumerate(layers)]
@@ -212,12 +196,8 @@ def inputs_seen(model: UnifiedModel, data: Encoded, *, most: int = 100_000) -> d
     return {site: np.concatenate(parts) for site, parts in seen.items()}
 
 
-def quantiles(values: dict[str, npt.NDArray[np.float64]]) -> dict[str, tuple[float, ...]]:
+def quantiles(values: dict[str, Reals]) -> dict[str, tuple[float, ...]]:
     """Smallest, 1 %, median, 99 % and largest, site by site."""
     return {
         site: tuple(float(q) for q in np.quantile(found, (0, 0.01, 0.5, 0.99, 1))) for site, found in values.items()
     }
-
-
-def evaluate(model: UnifiedModel, data: Encoded, task: Task) -> dict[str, float]:
-    return task.score(predict(model, data), data.labels)

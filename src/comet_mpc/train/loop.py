@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -28,21 +27,13 @@ from torch import Tensor
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.files import atomic_write
 from comet_mpc.models.certify import calibrated
-from comet_mpc.models.checkpoint import AnyRule, CometConfig, fingerprint, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import AnyRule, CometConfig, Tensors, fingerprint, load_checkpoint, save_checkpoint
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.batches import Batch, Encoded, first_rows, observe, predict, quantiles
 from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
-
-__all__ = [
-    "Recipe",
-    "estimated_seconds",
-    "finetune",
-    "load_model",
-]
-
 
 _CALIBRATION_ROWS = 128
 _FIT_TOKENS = 8192
@@ -174,11 +165,7 @@ def _rate(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def _settings(
-    recipe: Recipe,
-    config: CometConfig,
-    tensors: dict[str, npt.NDArray[np.float32]],
-    train: Encoded,
-    teacher: UnifiedModel | None,
+    recipe: Recipe, config: CometConfig, tensors: Tensors, train: Encoded, teacher: UnifiedModel | None
 ) -> dict[str, Any]:
     """All that a run depends on."""
     rows = hashlib.sha256(json.dumps([train.ids, train.types, train.labels.tolist()]).encode())
@@ -335,7 +322,7 @@ class _Run:
 
 def finetune(
     config: CometConfig,
-    tensors: dict[str, npt.NDArray[np.float32]],
+    tensors: Tensors,
     task: Task,
     train: Encoded,
     judge: Encoded,

@@ -36,8 +36,6 @@ from comet_mpc.models.checkpoint import AnyRule, CometConfig, tensor_shapes
 from comet_mpc.models.transformer import position_buckets
 from comet_mpc.train.steps import inverse_sqrt, smu
 
-__all__ = ["Mode", "UnifiedModel"]
-
 Mode = Literal["exact", "steps", "served"]
 Probe = Callable[[str, Tensor], None]
 

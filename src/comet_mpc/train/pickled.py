@@ -10,8 +10,6 @@ import torch
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.checkpoint import Tensors, check_finite
 
-__all__ = ["read_pickled"]
-
 
 def read_pickled(path: Path) -> Tensors:
     """All tensors of real numbers, as float32."""

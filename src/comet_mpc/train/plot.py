@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.models.checkpoint import CometConfig, Site
-
-__all__ = ["draw"]
-
-Reals = npt.NDArray[np.float64]
 
 _PANELS = {
     "activation": ("Activation", "t = h² + μ²"),

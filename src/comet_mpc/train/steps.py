@@ -18,8 +18,6 @@ from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.models.certify import smu_rules
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, RuleName
 
-__all__ = ["inverse_sqrt", "newton_rule", "other_rules", "root", "smu", "through_rules"]
-
 _PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
 _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
 
@@ -95,37 +93,45 @@ def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:
 
 
 class _SmuByRule(torch.autograd.Function):
-    """(1+α)/2·x + ½·sqrt(φ·x² + μ²) with the root t·y by a rule; the derivative is that of the steps themselves."""
+    """(1+α)/2·x + ½·sqrt(φ·x² + μ²) by a rule: the root as a polynomial of t, or as t·y with y by steps.
+
+    The derivative is that of the polynomial and the steps themselves.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: MinimaxRule) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: AnyRule) -> Tensor:
         flat = x.contiguous().view(-1)
         wanted = ctx.needs_input_grad[0]
         out = torch.empty_like(flat)
         slope = torch.empty_like(flat) if wanted else None
         factor, half, scale = (1.0 - alpha) ** 2, 0.5 * (1.0 + alpha), 2.0**-rule.exponent
         outer = 0.5 * 2.0 ** (rule.exponent // 2)
+        inverse = isinstance(rule, MinimaxRule)
+        coefficients, steps = (rule.start, rule.steps) if isinstance(rule, MinimaxRule) else (rule.coefficients, ())
         for at in range(0, flat.numel(), _BLOCK):
             part = flat[at : at + _BLOCK]
             tau = part.square().mul_(factor * scale).add_(mu * mu * scale)
-            y = torch.full_like(tau, rule.start[-1])
+            y = torch.full_like(tau, coefficients[-1])
             dy = torch.zeros_like(tau)
-            for coefficient in reversed(rule.start[:-1]):
+            for coefficient in reversed(coefficients[:-1]):
                 if wanted:
                     dy.mul_(tau).add_(y)
                 y.mul_(tau).add_(coefficient)
-            for step in rule.steps:
+            for step in steps:
                 b = 2.0**-step.shift
                 square = y * y
                 if wanted:
                     change = (square * tau).mul_(-3.0 * b).add_(step.a).mul_(dy)
                     dy = change.sub_(square * y, alpha=b)
                 y.mul_(square.mul_(tau).mul_(-b).add_(step.a))
-            torch.mul(tau, y, out=out[at : at + _BLOCK])
+            if inverse:  # y is 1/sqrt, and t·y the root
+                if wanted:
+                    dy.mul_(tau).add_(y)
+                y.mul_(tau)
+            torch.mul(y, outer, out=out[at : at + _BLOCK])
             if slope is not None:
-                dy.mul_(tau).add_(y).mul_(part).mul_(2.0 * factor * scale * outer).add_(half)
-                slope[at : at + _BLOCK] = dy
-        out.mul_(outer).add_(flat, alpha=half)
+                slope[at : at + _BLOCK] = dy.mul_(part).mul_(2.0 * factor * scale * outer).add_(half)
+        out.add_(flat, alpha=half)
         if slope is not None:
             ctx.save_for_backward(slope.view(x.shape))
         return out.view(x.shape)
@@ -148,53 +154,17 @@ def root(t: Tensor, rule: RootRule) -> Tensor:
     return _polynomial(rule.coefficients, t * 2.0**-rule.exponent) * 2.0 ** (rule.exponent // 2)
 
 
-class _SmuByPolynomial(torch.autograd.Function):
-    """(1+α)/2·x + ½·p(φ·x² + μ²); the derivative is that of the polynomial itself."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: RootRule) -> Tensor:
-        flat = x.contiguous().view(-1)
-        wanted = ctx.needs_input_grad[0]
-        out = torch.empty_like(flat)
-        slope = torch.empty_like(flat) if wanted else None
-        factor, half, scale = (1.0 - alpha) ** 2, 0.5 * (1.0 + alpha), 2.0**-rule.exponent
-        outer = 0.5 * 2.0 ** (rule.exponent // 2)
-        for at in range(0, flat.numel(), _BLOCK):
-            part = flat[at : at + _BLOCK]
-            tau = part.square().mul_(factor * scale).add_(mu * mu * scale)
-            y = torch.full_like(tau, rule.coefficients[-1])
-            dy = torch.zeros_like(tau)
-            for coefficient in reversed(rule.coefficients[:-1]):
-                if wanted:
-                    dy.mul_(tau).add_(y)
-                y.mul_(tau).add_(coefficient)
-            torch.mul(y, outer, out=out[at : at + _BLOCK])
-            if slope is not None:
-                slope[at : at + _BLOCK] = dy.mul_(part).mul_(2.0 * factor * scale * outer).add_(half)
-        out.add_(flat, alpha=half)
-        if slope is not None:
-            ctx.save_for_backward(slope.view(x.shape))
-        return out.view(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (slope,) = ctx.saved_tensors
-        return grads[0] * slope, None, None, None
-
-
 def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: AnyRule | None = None) -> Tensor:
     """The smooth maximum unit, exact or by a rule for t = φ·x² + μ². μ and α learn from either."""
-    if isinstance(rule, RootRule):
-        if isinstance(mu, Tensor) or isinstance(alpha, Tensor):
-            return 0.5 * (1.0 + alpha) * x + 0.5 * root((1.0 - alpha) ** 2 * x * x + mu * mu, rule)
-        by_polynomial: Tensor = _SmuByPolynomial.apply(x, mu, alpha, rule)
-        return by_polynomial
-    if rule is not None:
-        if isinstance(mu, Tensor) or isinstance(alpha, Tensor):
-            t = (1.0 - alpha) ** 2 * x * x + mu * mu
-            return 0.5 * (1.0 + alpha) * x + 0.5 * t * inverse_sqrt(t, rule)
-        result: Tensor = _SmuByRule.apply(x, mu, alpha, rule)
-        return result
-    if isinstance(mu, float) and mu == 0.0 and isinstance(alpha, float):
-        return F.leaky_relu(x, alpha)
-    return 0.5 * (1.0 + alpha) * x + 0.5 * torch.sqrt((1.0 - alpha) ** 2 * x * x + mu * mu)
+    learnt = isinstance(mu, Tensor) or isinstance(alpha, Tensor)
+    if rule is not None and not learnt:
+        by_rule: Tensor = _SmuByRule.apply(x, mu, alpha, rule)
+        return by_rule
+    if rule is None and not learnt and mu == 0.0:
+        return F.leaky_relu(x, float(alpha))
+    t = (1.0 - alpha) ** 2 * x * x + mu * mu
+    if rule is None:
+        found = torch.sqrt(t)
+    else:
+        found = root(t, rule) if isinstance(rule, RootRule) else t * inverse_sqrt(t, rule)
+    return 0.5 * (1.0 + alpha) * x + 0.5 * found

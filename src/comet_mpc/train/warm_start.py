@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from comet_mpc.train.model import UnifiedModel
 
-__all__ = ["can_fit", "fit_to_teacher"]
-
 _RIDGE = 0.1
 """Weight of the old matrix, over the mean square of what is multiplied with it."""
 

@@ -16,10 +16,8 @@ from typing import Any, Self
 from comet_mpc.cli.asking.texts import Texts, delimiter
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.service.client import Text
+from comet_mpc.models.runs import Text
 from comet_mpc.service.prediction import Answer, Prediction, Tagging
-
-__all__ = ["AnswerFile", "CsvFile", "entry"]
 
 
 def entry(text: Text, found: Answer) -> dict[str, Any]:

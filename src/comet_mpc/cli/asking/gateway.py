@@ -28,8 +28,6 @@ from comet_mpc.net.sockets import parse_address
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Seen
 
-__all__ = ["gateway"]
-
 _WHY = (
     "The texts are in the clear here. So a gateway runs beside the client: on the server's machine it would give the "
     "server every text."

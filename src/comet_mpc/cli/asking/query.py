@@ -31,15 +31,14 @@ from comet_mpc.cli.tables import table, write_json
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import ConfigurationError, ImpossibleAnswer
 from comet_mpc.models.hugging_face import need
+from comet_mpc.models.runs import Text
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Pace, Tick, bar
-from comet_mpc.service.client import Asks, Client, ClientOptions, Text
+from comet_mpc.service.client import Asks, Client, ClientOptions
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging
 from comet_mpc.units import counted, human_bytes
-
-__all__ = ["query"]
 
 _LONGEST = 60
 """Characters of a text that a table shows."""
@@ -259,7 +258,7 @@ def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
     typer.echo(f"randomness is ready for {counted(total, 'query', 'queries')} (source: {source})", err=quiet)
 
 
-def _answer(client: Asks, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> list[Answer]:
+def _answer(client: Asks, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> None:
     """Asks, and prints each answer as it comes; after an error, too, those before it are kept."""
     left = texts.by_number if file is None else file.left
     numbers, answered = list(left), dict[int, Answer]()
@@ -292,7 +291,6 @@ def _answer(client: Asks, texts: Texts, file: AnswerFile | None, json: Path | No
         if len(found) < len(left):
             again = "; the same command goes on from there" if file is not None else ""
             typer.echo(f"{len(found)} of {len(left)} texts were answered{again}", err=True)
-    return list(found.values())
 
 
 def _shown(text: Text) -> str:
@@ -301,20 +299,15 @@ def _shown(text: Text) -> str:
     return whole if len(whole) <= _LONGEST else whole[: _LONGEST - 1] + "…"
 
 
-def _in_words(found: Answer) -> tuple[str, ...]:
+def _columns(found: Answer) -> dict[str, str]:
     """An answer in the columns of a table."""
     if isinstance(found, Prediction):
-        return f"{found.probability if found.score is None else found.score:.3f}", found.label
+        name, value = ("probability", found.probability) if found.score is None else ("score", found.score)
+        return {name: f"{value:.3f}", "label": found.label}
     if isinstance(found, Tagging):
-        return (", ".join(f"{part.text} ({part.label})" for part in found.entities) or "none",)
+        return {"entities": ", ".join(f"{part.text} ({part.label})" for part in found.entities) or "none"}
     assert isinstance(found, Embedding)
-    return (" ".join(f"{value:.3f}" for value in found.vector[:4]) + " …",)
-
-
-def _header(found: Answer) -> tuple[str, ...]:
-    if isinstance(found, Prediction):
-        return "probability" if found.score is None else "score", "label"
-    return ("entities",) if isinstance(found, Tagging) else ("embedding (--json has all of it)",)
+    return {"embedding (--json has all of it)": " ".join(f"{value:.3f}" for value in found.vector[:4]) + " …"}
 
 
 class _Printed:
@@ -325,11 +318,12 @@ class _Printed:
         self._costs: dict[int, Cost] = {}  # texts of one run share their cost
 
     def add(self, text: Text, found: Answer) -> None:
+        columns = _columns(found)
         if not self._costs:
-            self._line("text", *_header(found))
+            self._line("text", *columns)
         self._costs[id(found.cost)] = found.cost
         cut = f" (cut: {found.tokens_used} of {found.tokens} tokens)" if found.truncated else ""
-        self._line(_shown(text) + cut, *_in_words(found))
+        self._line(_shown(text) + cut, *columns.values())
 
     def _line(self, text: str, value: str, *more: str) -> None:
         typer.echo("  ".join((text.ljust(self._width), value.ljust(11) if more else value, *more)))

@@ -12,10 +12,8 @@ from pathlib import Path
 import typer
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.service.client import Text
+from comet_mpc.models.runs import Text
 from comet_mpc.units import counted
-
-__all__ = ["Texts", "delimiter", "read_texts"]
 
 _LONGEST_FIELD = 1 << 27
 """Characters of one field of a CSV file."""

@@ -1,5 +1,1 @@
-"""`comet serve`, `comet deal` and `comet keys`: what operators run.
-
-service  `comet serve` and `comet deal`
-keys     `comet keys`: certificates
-"""
+"""`comet serve`, `comet deal` and `comet keys`: what operators run."""

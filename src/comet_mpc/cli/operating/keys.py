@@ -15,8 +15,6 @@ from comet_mpc.net.authority import Issued, issue, issued, make_authority, renew
 from comet_mpc.net.identity import REVOKED, Role
 from comet_mpc.units import counted
 
-__all__ = ["keys"]
-
 keys = group("Make, renew and revoke certificates, with which the parties know each other.")
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -51,7 +49,7 @@ def make_keys(
 def issue_key(
     directory: Directory,
     name: Name,
-    role: Annotated[str, typer.Option(metavar="|".join(get_args(Role)), help="What the party is.")] = "client",
+    role: Annotated[Role, typer.Option(help="What the party is.")] = "client",
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
@@ -59,12 +57,9 @@ def issue_key(
 
     Quotas, bundles and logs go by the name, so give every client one of its own.
     """
-    found: Role | None = next((known for known in get_args(Role) if known == role), None)
-    if found is None:
-        raise ConfigurationError(f"unknown role {role!r}: use one of {', '.join(get_args(Role))}")
     if any(entry.name == name and entry.state() == "valid" for entry in issued(directory)):
         raise ConfigurationError(f"{name!r} has a certificate already: renew it, or choose another name")
-    made = issue(directory, name, found, () if found == "client" else host or _LOCAL, days=days)
+    made = issue(directory, name, role, () if role == "client" else host or _LOCAL, days=days)
     typer.echo(f"for {name}: {made.certificate}, {made.key} and {made.authority}")
 
 

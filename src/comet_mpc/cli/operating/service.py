@@ -24,8 +24,6 @@ from comet_mpc.offline.sources import find_source
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.deployment import ServiceLimits
 
-__all__ = ["deal", "serve"]
-
 _log = logging.getLogger(__name__)
 
 Metrics = Annotated[

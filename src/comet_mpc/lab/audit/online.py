@@ -35,8 +35,6 @@ from comet_mpc.offline.bundle import Bundle, OpenBundle
 from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight, weight_key, weights_digest
 from comet_mpc.offline.pair.prepare import Preparer
 
-__all__ = ["Control", "Program", "Recorded", "Secrets", "Unmasked", "as_parties", "everything", "flooded", "record"]
-
 Made = TypeVar("Made")
 Control = Literal["", "same seed", "old mask", "no mask", "flooded"]
 """What is broken on purpose: nothing; both parties have one seed; a mask hides two messages; the dealer's products are

@@ -46,8 +46,6 @@ from comet_mpc.offline.rlwe.scheme import (
 )
 from comet_mpc.offline.rlwe.tiling import Tiling, choose_tiling
 
-__all__ = ["SET_UPS", "record_preparation"]
-
 Places = npt.NDArray[np.uint32]
 Guesses = Sequence[list[Bytes]]
 """Responses to the client's upload as they would be for either of the server's inputs, with nothing to hide them."""

@@ -14,8 +14,6 @@ from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS, judge, pile_up
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES
 from comet_mpc.progress import Tick, silent
 
-__all__ = ["CAUGHT", "FEWEST", "PHASES", "Finding", "audit", "findings", "passes"]
-
 FEWEST = 40
 """Runs with which every control is still caught."""
 

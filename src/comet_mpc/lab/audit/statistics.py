@@ -23,18 +23,6 @@ import numpy.typing as npt
 
 from comet_mpc.engine.share import Words
 
-__all__ = [
-    "FALSE_ALARM",
-    "LIMIT",
-    "STATISTICS",
-    "Message",
-    "Pile",
-    "judge",
-    "pile_up",
-    "surprise_of_squares",
-    "surprise_of_sum",
-]
-
 Reals = npt.NDArray[np.float64]
 
 FALSE_ALARM = 1e-6

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
-from comet_mpc.engine.share import CLIENT, Share, ring_width
+from comet_mpc.engine.share import CLIENT, Reals, Share, ring_width
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions import baselines
 from comet_mpc.functions.activation import Smu, smu, smu_rule
@@ -23,9 +22,6 @@ from comet_mpc.functions.inverse_sqrt import inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 from comet_mpc.functions.root_rule import DEGREES
 
-__all__ = ["OPERATIONS", "Built", "Case", "build", "choose"]
-
-Reals = npt.NDArray[np.float64]
 Values = Mapping[str, Reals]
 Weights = Mapping[str, Weight]
 
@@ -206,36 +202,38 @@ def _attention(
     )
 
 
-def _formed_attention(make_form: Callable[[int], AttentionForm], domain: str, *, unit: bool = False) -> Maker:
+def _formed_attention(
+    make_form: Callable[[int], AttentionForm],
+    domain: str,
+    *,
+    unit: bool = False,
+    iterations: int | None = None,
+    leaks: bool = False,
+) -> Maker:
     def make(case: Case) -> Built:
-        form = make_form(case.steps)
+        steps = case.steps if iterations is None else iterations
+        form = make_form(steps)
         return _attention(
             case,
             lambda session, q, k, v, m: attention(session, q, k, v, form, mask=m, fraction=_FRACTION),
             lambda q, k, v, m: plain_attention(q, k, v, form, mask=m),
             domain,
             unit=unit,
-            steps=case.steps,
-        )
-
-    return make
-
-
-def _unified_attention(name: str, steps: int, mu: float = _SCORES / 16) -> Maker:
-    """s-Softmax* with the roots of its scores by a rule of others."""
-
-    def make(case: Case) -> Built:
-        form = paper_form(steps, mu=mu, score_bound=_SCORES, name=name)
-        return _attention(
-            case,
-            lambda session, q, k, v, m: attention(session, q, k, v, form, mask=m, fraction=_FRACTION),
-            lambda q, k, v, m: plain_attention(q, k, v, form, mask=m),
-            f"|q·k/√d| <= {_SCORES:g}, mu {mu:g}",
             steps=steps,
-            leaks=name == "paper",
+            leaks=leaks,
         )
 
     return make
+
+
+def _unified_attention(name: str, iterations: int, mu: float = _SCORES / 16) -> Maker:
+    """s-Softmax* with the roots of its scores by a rule of others."""
+    return _formed_attention(
+        lambda steps: paper_form(steps, mu=mu, score_bound=_SCORES, name=name),
+        f"|q·k/√d| <= {_SCORES:g}, mu {mu:g}",
+        iterations=iterations,
+        leaks=name == "paper",
+    )
 
 
 def _baseline_attention(apply: Callable[..., Share], weigh: Callable[[Reals], Reals]) -> Maker:

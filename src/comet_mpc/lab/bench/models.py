@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
-from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.party import Measured
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
+from comet_mpc.lab.bench.parties import Run, Seat, Stopwatch, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
@@ -28,24 +29,8 @@ from comet_mpc.models.transformer import (
     input_rows,
     public_weights,
 )
-from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
-
-__all__ = [
-    "ModelCase",
-    "ModelRecord",
-    "OperationCost",
-    "case_weights",
-    "input_arrays",
-    "masked_weights",
-    "measure_model",
-    "plan_case",
-    "random_weights",
-    "run_case",
-]
-
-Reals = npt.NDArray[np.float64]
 
 
 class ModelCase(msgspec.Struct, frozen=True):
@@ -104,20 +89,16 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     operations: tuple[OperationCost, ...]
 
 
-class _Side(msgspec.Struct, frozen=True):
-    sent: int
-    received: int
-    rounds: int
-    seconds: float
-    cpu_seconds: float
-    offline_bytes: int
-    offline_seconds: float
-    offline_cpu_seconds: float
+class _Side(NamedTuple):
+    """One party's."""
+
+    run: Run
     setup_bytes: int
     setup_seconds: float
     peak_rss: int
-    parts: dict[str, tuple[int, int, float, float]]
-    logits: list[list[float]]
+    parts: dict[str, Measured]
+    logits: Reals | None
+    """At the client."""
 
 
 def random_weights(shape: EncoderShape, generator: np.random.Generator) -> dict[str, Reals]:
@@ -185,11 +166,10 @@ def plan_case(case: ModelCase) -> Plan:
 def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
     """One private inference between the crew's dealer and two fresh processes; measured must equal planned."""
     plan = plan_case(case)
-    results = run_parties(crew, _party, case, new_bundle_id(), network=case.network)
-    sides = [msgspec.json.decode(side, type=_Side) for side in results]
-    for party, side in enumerate(sides):
-        check_planned(party, Traffic(side.sent, side.received, side.rounds), plan)
+    client, server = run_parties(crew, _party, case, new_bundle_id(), network=case.network)
+    sides, runs = (client, server), (client.run, server.run)
     logits = run_case(case, TwinSession(), case_weights(case))
+    assert client.logits is not None
     expected = decode(logits.flat(), logits.fraction, logits.width).reshape(logits.shape)
     return ModelRecord(
         model=case.name,
@@ -201,52 +181,45 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         source=case.source,
         network=str(case.network) if case.network else None,
         weights="random",
-        online_bytes=sum(side.sent for side in sides),
+        online_bytes=sum(run.traffic.sent for run in runs),
         planned_online_bytes=plan.online_bytes,
-        sent=(sides[0].sent, sides[1].sent),
-        rounds=sides[0].rounds,
+        sent=(client.run.traffic.sent, server.run.traffic.sent),
+        rounds=client.run.traffic.rounds,
         planned_rounds=plan.rounds,
-        offline_bytes=sum(side.offline_bytes for side in sides),
+        offline_bytes=sum(run.offline_bytes for run in runs),
         planned_offline_bytes=find_source(case.source).offline_bytes(plan),
-        setup_bytes=sides[SERVER].setup_bytes,
-        seconds=max(side.seconds for side in sides),
-        offline_seconds=max(side.offline_seconds for side in sides),
+        setup_bytes=server.setup_bytes,
+        seconds=max(run.seconds for run in runs),
+        offline_seconds=max(run.offline_seconds for run in runs),
         setup_seconds=max(side.setup_seconds for side in sides),
-        cpu_seconds=(sides[0].cpu_seconds, sides[1].cpu_seconds),
-        offline_cpu_seconds=(sides[0].offline_cpu_seconds, sides[1].offline_cpu_seconds),
-        peak_rss=(sides[0].peak_rss, sides[1].peak_rss),
-        max_logit_difference=float(np.max(np.abs(np.array(sides[CLIENT].logits) - expected))),
-        operations=_by_operation(sides[0], sides[1]),
+        cpu_seconds=(client.run.cpu_seconds, server.run.cpu_seconds),
+        offline_cpu_seconds=(client.run.offline_cpu_seconds, server.run.offline_cpu_seconds),
+        peak_rss=(client.peak_rss, server.peak_rss),
+        max_logit_difference=float(np.max(np.abs(client.logits - expected))),
+        operations=_by_operation(client.parts, server.parts),
     )
 
 
-def _by_operation(client: _Side, server: _Side) -> tuple[OperationCost, ...]:
+def _by_operation(client: dict[str, Measured], server: dict[str, Measured]) -> tuple[OperationCost, ...]:
     names: dict[str, list[str]] = {}
-    for part in client.parts:
+    for part in client:
         path = part.split("/")
         if len(path) == 2 and path[0].startswith("layer "):
             names.setdefault(path[1], []).append(part)
         elif len(path) == 1 and not path[0].startswith("layer "):
             names.setdefault(path[0], []).append(part)
-    return tuple(
-        OperationCost(
-            operation=name,
-            online_bytes=sum(client.parts[part][0] for part in parts),
-            rounds=sum(client.parts[part][1] for part in parts),
-            seconds=sum(client.parts[part][2] for part in parts),
-            cpu_seconds=(
-                sum(client.parts[part][3] for part in parts),
-                sum(server.parts[part][3] for part in parts),
-            ),
-        )
-        for name, parts in names.items()
-    )
+    costs = []
+    for name, parts in names.items():
+        mine, theirs = (sum((side[part] for part in parts), Measured()) for side in (client, server))
+        traffic, cpu = mine.traffic, (mine.cpu_seconds, theirs.cpu_seconds)
+        costs.append(OperationCost(name, traffic.sent + traffic.received, traffic.rounds, mine.seconds, cpu))
+    return tuple(costs)
 
 
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
+def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> _Side:
     plan, kind = plan_case(case), find_source(case.source)
     with seat.meet(link, plan.digest) as channel:
         watch = Stopwatch()
@@ -255,33 +228,9 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> bytes:
         masked = masked_weights(public) if kind.masks_weights else []
         weights = set_up(channel, public, values, seat.key, masked)
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
-        source, offline_bytes = seat.prepare(channel, kind, plan, weights, bundle_id)
-        offline_seconds, offline_cpu = watch.lap()
-        session = PartySession(seat.party, channel, source, ways=plan.ways)
-        channel.exchange([b"ready"], 5)
-        before, watch = channel.traffic, Stopwatch()
-        share = run_case(case, session, weights)
-        seconds, cpu = watch.lap()
-        online = channel.traffic - before
+        run, session, share = seat.run(
+            channel, kind, plan, weights, bundle_id, lambda session: partial(run_case, case, session, weights)
+        )
         peak = peak_memory()
         logits = reveal(seat.party, channel, share)
-    return msgspec.json.encode(
-        _Side(
-            sent=online.sent,
-            received=online.received,
-            rounds=online.rounds,
-            seconds=seconds,
-            cpu_seconds=cpu,
-            offline_bytes=offline_bytes,
-            offline_seconds=offline_seconds,
-            offline_cpu_seconds=offline_cpu,
-            setup_bytes=setup.sent,
-            setup_seconds=setup_seconds,
-            peak_rss=peak,
-            parts={
-                name: (part.traffic.sent + part.traffic.received, part.traffic.rounds, part.seconds, part.cpu_seconds)
-                for name, part in session.measured.items()
-            },
-            logits=[] if logits is None else logits.tolist(),
-        )
-    )
+    return _Side(run, setup.sent, setup_seconds, peak, dict(session.measured), logits)

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from comet_mpc.engine import Weight
-from comet_mpc.engine.party import PartySession
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.errors import CometError, RangeError
-from comet_mpc.lab.bench.cases import Built, Case, Reals, Values, build
-from comet_mpc.lab.bench.parties import Seat, Stopwatch, check_planned, peak_memory, reveal, run_parties, set_up
+from comet_mpc.errors import RangeError
+from comet_mpc.lab.bench.cases import Built, Case, Values, build
+from comet_mpc.lab.bench.parties import Run, Seat, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
-from comet_mpc.net.channel import Channel
 from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
-
-__all__ = ["Record", "measure", "plan_case"]
 
 _RELATIVE_FROM = 1 / 64
 
@@ -69,25 +67,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
 
 
-class _Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One party's side of one run."""
+class _Errors(NamedTuple):
+    """How far a result is from the exact one, and from the twin's."""
 
-    sent: int
-    rounds: int
-    seconds: float
-    cpu_seconds: float
-    offline_seconds: float
-    offline_cpu_seconds: float
-    offline_bytes: int
-    max_abs_error: float = 0.0
-    max_relative_error: float = 0.0
-    max_twin_error: float | None = None
+    absolute: float
+    relative: float
+    twin: float | None
 
 
-class _Side(msgspec.Struct, frozen=True):
+class _Side(NamedTuple):
     """One party's side of a case."""
 
-    runs: list[_Run]
+    runs: list[Run]
+    errors: list[_Errors]
+    """At the client, of every run."""
     setup_bytes: int
     peak_rss: int
 
@@ -104,8 +97,7 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
     built = build(case)
     plan = plan_case(built, source)
     bundles = [new_bundle_id() for _ in range(repeat)]
-    results = run_parties(crew, _party, case, source.name, bundles)
-    client, server = (msgspec.json.decode(side, type=_Side) for side in results)
+    client, server = run_parties(crew, _party, case, source.name, bundles)
     first = client.runs[0], server.runs[0]
     cpu, offline_cpu = (
         [statistics.median(getattr(run, name) for run in side.runs) for side in (client, server)]
@@ -120,12 +112,12 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
         elements=math.prod(built.shape),
         shape=built.shape,
         steps=built.steps,
-        online_bytes=sum(run.sent for run in first),
+        online_bytes=sum(run.traffic.sent for run in first),
         offline_bytes=sum(run.offline_bytes for run in first),
         setup_bytes=server.setup_bytes,
         planned_online_bytes=plan.online_bytes,
         planned_offline_bytes=source.offline_bytes(plan),
-        rounds=first[CLIENT].rounds,
+        rounds=first[CLIENT].traffic.rounds,
         planned_rounds=plan.rounds,
         seconds=statistics.median(max(pair) for pair in _pairs(client, server, "seconds")),
         cpu_seconds=max(cpu),
@@ -134,9 +126,9 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
         offline_cpu_seconds_by_party=(offline_cpu[0], offline_cpu[1]),
         peak_rss=max(client.peak_rss, server.peak_rss),
         peak_rss_by_party=(client.peak_rss, server.peak_rss),
-        max_abs_error=max(run.max_abs_error for run in client.runs),
-        max_relative_error=max(run.max_relative_error for run in client.runs),
-        max_twin_error=max((run.max_twin_error for run in client.runs if run.max_twin_error is not None), default=None),
+        max_abs_error=max(one.absolute for one in client.errors),
+        max_relative_error=max(one.relative for one in client.errors),
+        max_twin_error=max((one.twin for one in client.errors if one.twin is not None), default=None),
         repeat=repeat,
     )
 
@@ -148,7 +140,7 @@ def _pairs(client: _Side, server: _Side, name: str) -> list[tuple[float, float]]
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[str]) -> bytes:
+def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[str]) -> _Side:
     built, kind = build(case), find_source(source)
     plan = plan_case(built, kind)
     with seat.meet(link, plan.digest) as channel:
@@ -158,14 +150,20 @@ def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[st
         weights = set_up(channel, public, values_of_weights, seat.key, public if kind.masks_weights else ())
         setup = channel.traffic - before
         values = built.draw(np.random.default_rng(case.seed)) if seat.party == CLIENT else {}
-        runs = []
+        runs, errors = [], []
         peak = 0
+
+        def begin(session: Session) -> Callable[[], Share]:
+            return partial(built.program, session, built.share(session, values), weights)
+
         for bundle_id in bundles:
-            run, share = _run(seat, channel, built, kind, plan, values, weights, bundle_id)
+            run, _, share = seat.run(channel, kind, plan, weights, bundle_id, begin, leaks=built.leaks)
+            runs.append(run)
             peak = peak_memory()
             result = reveal(seat.party, channel, share)
-            runs.append(run if result is None else _with_errors(run, built, case, kind, values, result))
-    return msgspec.json.encode(_Side(runs, setup.sent, peak))
+            if result is not None:
+                errors.append(_errors(built, case, kind, values, result))
+    return _Side(runs, errors, setup.sent, peak)
 
 
 def _weights(built: Built, case: Case) -> dict[str, Weight]:
@@ -177,53 +175,14 @@ def _weight_generator(case: Case) -> np.random.Generator:
     return np.random.default_rng(case.seed + 1)
 
 
-def _run(
-    seat: Seat,
-    channel: Channel,
-    built: Built,
-    kind: Source,
-    plan: Plan,
-    values: Values,
-    weights: dict[str, Weight],
-    bundle_id: str,
-) -> tuple[_Run, Share]:
-    watch = Stopwatch()
-    source, offline_bytes = seat.prepare(channel, kind, plan, weights, bundle_id)
-    offline_seconds, offline_cpu = watch.lap()
-    session = PartySession(seat.party, channel, source, permits_leaks=built.leaks, ways=plan.ways)
-    shares = built.share(session, values)
-    channel.exchange([b"ready"], 5)
-    before, watch = channel.traffic, Stopwatch()
-    share = built.program(session, shares, weights)
-    seconds, cpu = watch.lap()
-    traffic = channel.traffic - before
-    check_planned(seat.party, traffic, plan)
-    if source.remaining:
-        raise CometError(f"{source.remaining} correlations were prepared but not used")
-    run = _Run(
-        sent=traffic.sent,
-        rounds=traffic.rounds,
-        seconds=seconds,
-        cpu_seconds=cpu,
-        offline_seconds=offline_seconds,
-        offline_cpu_seconds=offline_cpu,
-        offline_bytes=offline_bytes,
-    )
-    return run, share
-
-
-def _with_errors(run: _Run, built: Built, case: Case, kind: Source, values: Values, result: Reals) -> _Run:
-    """At the client, after the measurement: how far the result is from the exact one, and from the twin's."""
+def _errors(built: Built, case: Case, kind: Source, values: Values, result: Reals) -> _Errors:
+    """At the client, after the measurement."""
     exact = built.reference(values, built.draw_weights(_weight_generator(case)))
     error = np.abs(result - exact)
     size = np.abs(exact)
     counted = size >= _RELATIVE_FROM * size.max()
-    return msgspec.structs.replace(
-        run,
-        max_abs_error=float(error.max()),
-        max_relative_error=float((error[counted] / size[counted]).max(initial=0.0)),
-        max_twin_error=_twin_error(built, case, kind, values, result),
-    )
+    relative = float((error[counted] / size[counted]).max(initial=0.0))
+    return _Errors(float(error.max()), relative, _twin_error(built, case, kind, values, result))
 
 
 def _twin_error(built: Built, case: Case, kind: Source, values: Values, result: Reals) -> float | None:

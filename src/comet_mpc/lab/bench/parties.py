@@ -10,35 +10,45 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Weight
 from comet_mpc.engine.costs import Network
+from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.seeds import new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, Share, decode
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.errors import CometError
 from comet_mpc.lab.bench.network import relay
 from comet_mpc.lab.processes import LOOPBACK, Crew, Link
 from comet_mpc.net.channel import Channel, Traffic, agree, greet
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect, listen
-from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
-from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle, fetch_to_memory
+from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore
 
-__all__ = ["Seat", "Stopwatch", "check_planned", "peak_memory", "reveal", "run_parties", "set_up"]
+T = TypeVar("T")
 
 _MEETING = 120.0
 _TIMEOUT = 600.0
+
+
+class Run(NamedTuple):
+    """One party's side of one run of a program, and of what was prepared for it."""
+
+    traffic: Traffic
+    seconds: float
+    cpu_seconds: float
+    offline_bytes: int
+    offline_seconds: float
+    offline_cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -68,11 +78,6 @@ class Seat:
         agree(mine, greet(channel, mine, timeout=_MEETING), ("program",))
         return channel
 
-    def fetch(self, bundle_id: str, plan: Plan) -> tuple[Bundle, Traffic]:
-        """A bundle from the dealer for immediate use, and what that sent and received."""
-        with connect(*self.dealer, self.identity.client_context()) as line:
-            return fetch_to_memory(line, self.party, bundle_id, plan.correlations, key=self.key), line.traffic
-
     def store(self, store: BundleStore, bundle_id: str, plan: Plan) -> Traffic:
         """Puts a bundle from the dealer into a store. Returns what that sent and received."""
         with connect(*self.dealer, self.identity.client_context()) as line:
@@ -95,10 +100,38 @@ class Seat:
             dealt.compute_ahead()
         return dealt, traffic.sent + traffic.received
 
+    def run(
+        self,
+        channel: Channel,
+        source: Source,
+        plan: Plan,
+        weights: Mapping[str, Weight],
+        bundle_id: str,
+        begin: Callable[[PartySession], Callable[[], Share]],
+        *,
+        leaks: bool = False,
+    ) -> tuple[Run, PartySession, Share]:
+        """Prepares a bundle and runs a program with it, which must take exactly what was planned: its result.
 
-def run_parties(
-    crew: Crew, target: Callable[..., bytes], *arguments: Any, network: Network | None = None
-) -> tuple[bytes, bytes]:
+        begin: what is done before the clock starts. It gives what is measured
+        """
+        watch = Stopwatch()
+        randomness, offline_bytes = self.prepare(channel, source, plan, weights, bundle_id)
+        offline_seconds, offline_cpu = watch.lap()
+        session = PartySession(self.party, channel, randomness, permits_leaks=leaks, ways=plan.ways)
+        program = begin(session)
+        channel.exchange([b"ready"], 5)
+        before, watch = channel.traffic, Stopwatch()
+        share = program()
+        seconds, cpu = watch.lap()
+        traffic = channel.traffic - before
+        check_planned(self.party, traffic, plan)
+        if randomness.remaining:
+            raise CometError(f"{randomness.remaining} correlations were prepared but not used")
+        return Run(traffic, seconds, cpu, offline_bytes, offline_seconds, offline_cpu), session, share
+
+
+def run_parties(crew: Crew, target: Callable[..., T], *arguments: Any, network: Network | None = None) -> tuple[T, T]:
     """Runs `target(link, seat, *arguments)` as client and as server, perhaps over a slower network: their results."""
     seats = [
         Seat(party, crew.keys, crew.dealer_address, new_seed() if party == SERVER else None)
@@ -138,7 +171,7 @@ def set_up(
     return found
 
 
-def reveal(party: int, channel: Channel, share: Share) -> npt.NDArray[np.float64] | None:
+def reveal(party: int, channel: Channel, share: Share) -> Reals | None:
     """The result, at the client: the server gives its share away. For comparisons, after a measurement."""
     own = share.flat()
     if party == SERVER:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,15 +29,13 @@ from comet_mpc.lab.bench.parties import Seat, check_planned, run_parties, set_up
 from comet_mpc.lab.demo import SENTENCES, demo_model
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.transformer import EncoderShape, public_weights
-from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
+from comet_mpc.net.channel import FRAME_HEADER, Around, Channel, Traffic
 from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
 if TYPE_CHECKING:
     from comet_mpc.net.channel import Sendable
-
-__all__ = ["OperationProfile", "ProfileCase", "ProfileRecord", "profile_query"]
 
 _SMALL_ROUNDS = 200
 _LARGE_ROUNDS = 12
@@ -111,7 +109,7 @@ class ProfileRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds / self.needed_seconds
 
 
-class _Round(msgspec.Struct, frozen=True):
+class _Round(NamedTuple):
     part: str
     sent: int
     received: int
@@ -121,7 +119,7 @@ class _Round(msgspec.Struct, frozen=True):
     """CPU seconds in the channel."""
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _Run(NamedTuple):
     seconds: float
     start_seconds: float
     compute: float
@@ -132,14 +130,14 @@ class _Run(msgspec.Struct, frozen=True):
     """Seconds without a processor."""
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(NamedTuple):
     round_trip: float
     frame_bytes: int
     rate: float
     replay_seconds: float
 
 
-class _Side(msgspec.Struct, frozen=True):
+class _Side(NamedTuple):
     runs: list[_Run]
     lines: list[_Line]
 
@@ -152,12 +150,11 @@ def _without_processor() -> float:
         return 0.0
 
 
-class _Watched(Channel):
+class _Watched(Around):
     """Another channel, whose rounds are noted one by one."""
 
     def __init__(self, inner: Channel) -> None:
-        super().__init__(inner.timeout)
-        self._inner = inner
+        super().__init__(inner)
         self.rounds: list[_Round]
         self.here: Callable[[], str] = str
         self.begin()
@@ -174,12 +171,6 @@ class _Watched(Channel):
             self.rounds.append(_Round(self.here(), spent.sent, spent.received, entered - self._left, left - entered))
             self._left = left
         return data
-
-    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
-        return self._inner._transfer(outgoing, sizes, deadline)
-
-    def _release(self) -> None:
-        self._inner.close()
 
 
 @dataclass(frozen=True)
@@ -210,7 +201,7 @@ def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileReco
     """Queries between the crew's dealer and two fresh processes; measured bytes and rounds must equal the planned."""
     job = _job(case, None)
     bundles = [new_bundle_id() for _ in range(repeat)]
-    sides = [msgspec.json.decode(side, type=_Side) for side in run_parties(crew, _party, case, bundles)]
+    sides = run_parties(crew, _party, case, bundles)
     for party, side in enumerate(sides):
         for run in side.runs:
             check_planned(party, sum((Traffic(r.sent, r.received, 1) for r in run.rounds), Traffic()), job.plan)
@@ -264,7 +255,7 @@ def _by_operation(client: _Run, server: _Run) -> Iterator[OperationProfile]:
 # In a party's process ------------------------------------------------------------------------------------
 
 
-def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> bytes:
+def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> _Side:
     job = _job(case, seat.party)
     with seat.meet(link, job.plan.digest, tls=True) as channel, TemporaryDirectory(prefix="comet-store-") as directory:
         public = public_weights(job.shape)
@@ -277,7 +268,7 @@ def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> byt
             run = _query(job, seat.party, channel, store, bundle_id, weights)
             runs.append(run)
             lines.append(_measure_line(channel, run.rounds))
-    return msgspec.json.encode(_Side(runs, lines))
+    return _Side(runs, lines)
 
 
 def _query(

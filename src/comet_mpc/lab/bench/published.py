@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 import numpy as np
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.functions.flooding import Flooding, fast_inverse_sqrt, float_bits, flooded_shares
-from comet_mpc.lab.bench.cases import Case, Reals
+from comet_mpc.lab.bench.cases import Case
 from comet_mpc.lab.bench.operations import measure
 from comet_mpc.lab.processes import Crew
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.progress import Tick, silent
-
-__all__ = ["TABLES", "AppendixRecord", "PublishedRecord", "measure_appendix", "measure_table"]
 
 LAYERS = 12
 _BUMBLEBEE = 14

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.units import counted
 
-__all__ = ["ACCURACY_TABLES", "TASK_ORDER", "UNMODIFIED", "AccuracyTable", "Row", "command_of"]
-
 TASK_ORDER = ("RTE", "MRPC", "STS-B", "SST-2", "CoLA")
 """The columns of the paper's tables."""
 
@@ -66,10 +64,10 @@ def _form(activation: str, attention: str, bert: Scores, roberta: Scores, *, tra
     )
 
 
-def _certified(rule: str, name: str, paper: Mapping[str, Scores] | None = None) -> Row:
+def _certified(rule: str, name: str) -> Row:
     """The certified form, trained through what serves. rule: a polynomial's name, or a number of minimax steps."""
     words = ("--steps", rule) if rule.isdigit() else ("--rule", rule)
-    return Row(name, f"certified-{rule}", words, paper=paper or {})
+    return Row(name, f"certified-{rule}", words)
 
 
 def _through(kind: str, steps: int, name: str, paper: Mapping[str, Scores] | None = None) -> Row:

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Session
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.share import CLIENT, Share, decode
+from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.activation import SmuRule, polynomial_root
@@ -27,10 +26,6 @@ from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.progress import Tick, silent
-
-__all__ = ["RuleRecord", "measure_rules"]
-
-Reals = npt.NDArray[np.float64]
 
 _INTERVALS = ((1 / 16, 16.0), (1 / 4, 7 / 4))
 """The second for a rule that explodes on the first: a series around 1."""

@@ -24,8 +24,6 @@ from comet_mpc.net.channel import memory_pair
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness
 
-__all__ = ["SHIFTS", "TruncationRecord", "check_truncation"]
-
 SHIFTS = (1, 4, 12, 16, 24, 40, 58)
 CHUNK = 1 << 20
 

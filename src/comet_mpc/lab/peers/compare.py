@@ -20,8 +20,8 @@ import numpy as np
 
 from comet_mpc.errors import CometError
 from comet_mpc.lab.bench.cases import OPERATIONS, Case, build
-from comet_mpc.lab.bench.models import ModelCase, input_arrays, measure_model, random_weights
-from comet_mpc.lab.bench.operations import measure
+from comet_mpc.lab.bench.models import ModelCase, ModelRecord, input_arrays, measure_model, random_weights
+from comet_mpc.lab.bench.operations import Record, measure
 from comet_mpc.lab.peers import crypten_party
 from comet_mpc.lab.peers.environments import CRYPTEN, SPU, Environment
 from comet_mpc.lab.peers.inputs import TASKS, Reals
@@ -29,8 +29,6 @@ from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, silent
-
-__all__ = ["SYSTEMS", "PeerRecord", "compare", "run_crypten"]
 
 _SEED = 2024
 _BOUND = 4.0
@@ -110,23 +108,26 @@ def _ours(source: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
         with Crew() as crew:
             if task != "layer":
                 one = measure(crew, Case(task, _method(task), tokens, seed=_SEED), source=find_source(source))
-                return {
-                    "online_bytes": one.online_bytes, "offline_bytes": one.offline_bytes, "rounds": one.rounds,
-                    "seconds": one.seconds, "offline_seconds": one.offline_seconds,
+                return _common(one) | {
                     "cpu_seconds": sum(one.cpu_seconds_by_party) + sum(one.offline_cpu_seconds_by_party),
-                    "peak_rss": one.peak_rss, "max_abs_error": one.max_abs_error,
+                    "peak_rss": one.peak_rss,
+                    "max_abs_error": one.max_abs_error,
                     "right": one.max_twin_error is not None and one.max_twin_error < _RIGHT,
-                }  # fmt: skip
+                }
             whole = measure_model(crew, _layer_case(tokens, source, "quadratic"))
-            return {
-                "online_bytes": whole.online_bytes, "offline_bytes": whole.offline_bytes, "rounds": whole.rounds,
-                "seconds": whole.seconds, "offline_seconds": whole.offline_seconds,
+            return _common(whole) | {
                 "cpu_seconds": sum(whole.cpu_seconds) + sum(whole.offline_cpu_seconds),
-                "peak_rss": max(whole.peak_rss), "max_abs_error": whole.max_logit_difference,
+                "peak_rss": max(whole.peak_rss),
+                "max_abs_error": whole.max_logit_difference,
                 "right": whole.max_logit_difference < _RIGHT,
-            }  # fmt: skip
+            }
 
     return run
+
+
+def _common(record: Record | ModelRecord) -> dict[str, object]:
+    names = ("online_bytes", "offline_bytes", "rounds", "seconds", "offline_seconds")
+    return {name: getattr(record, name) for name in names}
 
 
 def _method(task: str) -> str:

@@ -22,21 +22,34 @@ from comet_mpc.functions.activation import Smu, smu_rule
 from comet_mpc.lab.peers.inputs import HEAD, HEADS, HIDDEN, TASKS, USUAL, Functions, Reals, load, smooth
 from comet_mpc.plugins.crypten import Ranges, comet_functions, load_crypten
 
-__all__ = ["compute_gelu", "compute_layer_norm", "decoded"]
-
 CLIENT, SERVER = 0, 1
 _RANGES = Ranges(activations=4.0, scores=8.0, variances=(1 / 16, 64.0))
 
 
-def _stands_for(variant: str) -> Functions:
+def begin() -> Any:
+    """CrypTen, connected, on one core."""
+    crypten = load_crypten()
+    sys.modules["torch"].set_num_threads(1)
+    crypten.init()
+    return crypten
+
+
+def functions_of(variant: str, ranges: Ranges) -> contextlib.AbstractContextManager[None]:
+    """CrypTen's own functions in the block, or Comet's."""
+    if variant == "own":
+        return contextlib.nullcontext()
+    return comet_functions(variant, ranges, permits_leaks=variant == "paper")
+
+
+def stands_for(variant: str, ranges: Ranges) -> Functions:
     """What is meant to be computed: with Comet's functions, their public polynomials included."""
     if variant == "own":
         return USUAL
     if variant == "paper":
         form = Smu(1 / math.sqrt(2.0))
         return smooth(lambda x, _: form(x), 1.0, 1.0, 1)
-    rule = smu_rule(Smu(1 / 16), 1.0, _RANGES.steps, name=_RANGES.rule)
-    return smooth(lambda x, bound: Smu(1 / 16)(x / bound, rule) * bound, _RANGES.activations, _RANGES.scores, 2)
+    rule = smu_rule(Smu(1 / 16), 1.0, ranges.steps, name=ranges.rule)
+    return smooth(lambda x, bound: Smu(1 / 16)(x / bound, rule) * bound, ranges.activations, ranges.scores, 2)
 
 
 def decoded(tensor: Any) -> Reals:
@@ -84,10 +97,7 @@ COMPUTE = {
 
 
 def main(task: str, path: str, variant: str) -> dict[str, Any]:
-    crypten = load_crypten()
-    torch = sys.modules["torch"]
-    torch.set_num_threads(1)
-    crypten.init()
+    crypten, torch = begin(), sys.modules["torch"]
     communicator = crypten.communicator.get()
     sys.modules["crypten.config"].cfg.communicator.verbose = True
     wanted, values = TASKS[task], load(path)
@@ -97,12 +107,7 @@ def main(task: str, path: str, variant: str) -> dict[str, Any]:
         )
         for name in wanted.names
     }
-    chosen = (
-        contextlib.nullcontext()
-        if variant == "own"
-        else comet_functions(variant, _RANGES, permits_leaks=variant == "paper")
-    )
-    with chosen:
+    with functions_of(variant, _RANGES):
         communicator.barrier()
         communicator.reset_communication_stats()
         began, cpu = time.perf_counter(), time.process_time()
@@ -110,7 +115,8 @@ def main(task: str, path: str, variant: str) -> dict[str, Any]:
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         stats = communicator.get_communication_stats()
     plain = decoded(result)
-    error, usual = (np.abs(plain - wanted.exact(values, functions)) for functions in (_stands_for(variant), USUAL))
+    meant = stands_for(variant, _RANGES)
+    error, usual = (np.abs(plain - wanted.exact(values, functions)) for functions in (meant, USUAL))
     return {
         "online_bytes": int(stats["bytes"]),
         "rounds": int(stats["rounds"]),

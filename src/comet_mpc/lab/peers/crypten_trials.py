@@ -10,7 +10,6 @@ of right results is counted apart.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
@@ -18,16 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from comet_mpc.functions.activation import Smu, smu_rule
-from comet_mpc.lab.peers.crypten_party import compute_gelu, compute_layer_norm, decoded
-from comet_mpc.lab.peers.inputs import USUAL, Functions, layer_norm, smooth
-from comet_mpc.plugins.crypten import Ranges, comet_functions, load_crypten
+from comet_mpc.lab.peers.crypten_party import (
+    begin,
+    compute_gelu,
+    compute_layer_norm,
+    decoded,
+    functions_of,
+    stands_for,
+)
+from comet_mpc.lab.peers.inputs import Functions, Reals, layer_norm
+from comet_mpc.plugins.crypten import Ranges
 
-__all__ = ["TRIALS", "expected_wraps"]
-
-Reals = npt.NDArray[np.float64]
 Generator = np.random.Generator
 
 _RANGES = Ranges(activations=8.0, scores=8.0)
@@ -77,28 +78,18 @@ def expected_wraps(count: int) -> float:
     return count * LARGE**2 / 3.0 * 2.0**-32
 
 
-def _meant(variant: str) -> Functions:
-    if variant == "own":
-        return USUAL
-    rule = smu_rule(Smu(1 / 16), 1.0, _RANGES.steps, name=_RANGES.rule)
-    return smooth(lambda x, bound: Smu(1 / 16)(x / bound, rule) * bound, _RANGES.activations, _RANGES.scores, 2)
-
-
 def main(function: str, count: int, seed: int, variant: str) -> dict[str, Any]:
-    crypten = load_crypten()
-    torch = sys.modules["torch"]
-    torch.set_num_threads(1)
-    crypten.init()
+    crypten, torch = begin(), sys.modules["torch"]
     draw, compute, exact = TRIALS[function]
     generator = np.random.default_rng(seed)
     done = off = wrapped = misread = 0
     worst = 0.0
-    plugged = contextlib.nullcontext() if variant == "own" else comet_functions("certified", _RANGES)
-    with plugged:
+    meant = stands_for(variant, _RANGES)
+    with functions_of(variant, _RANGES):
         while done < count:
             values = draw(generator, min(_BATCH, max(_ROW, count - done)))
             found = compute(crypten.cryptensor(torch.from_numpy(values.astype(np.float32)), src=0))
-            wanted = exact(values.astype(np.float32).astype(np.float64), _meant(variant))
+            wanted = exact(values.astype(np.float32).astype(np.float64), meant)
             result = decoded(found)
             error = np.abs(result - wanted) / np.maximum(1.0, np.abs(wanted))
             done += error.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -11,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comet_mpc.errors import ConfigurationError
-
-__all__ = ["CRYPTEN", "SPU", "Environment", "default_place"]
+from comet_mpc.service.model_cache import default_cache
 
 
 @dataclass(frozen=True)
@@ -64,5 +62,4 @@ SPU = Environment("spu", ("spu==0.9.5",))
 
 def default_place() -> Path:
     """Where they are kept unless a command says otherwise."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "comet" / f"peers-{sys.version_info.major}.{sys.version_info.minor}"
+    return default_cache() / f"peers-{sys.version_info.major}.{sys.version_info.minor}"

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HEAD", "HEADS", "HIDDEN", "TASKS", "USUAL", "Functions", "PeerTask", "Reals", "load", "smooth"]
-
 Reals = npt.NDArray[np.float64]
 Arrays = Mapping[str, Reals]
 

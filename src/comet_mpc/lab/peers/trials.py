@@ -12,8 +12,6 @@ from comet_mpc.lab.peers.compare import run_crypten
 from comet_mpc.lab.peers.crypten_trials import TRIALS, expected_wraps
 from comet_mpc.progress import Tick, silent
 
-__all__ = ["TrialRecord", "run_trials"]
-
 _SEED = 1
 
 

@@ -12,19 +12,6 @@ from comet_mpc.lab.report.records import Record, Results
 from comet_mpc.models.tasks import TASKS
 from comet_mpc.units import counted
 
-__all__ = [
-    "Run",
-    "Scores",
-    "Trained",
-    "form_grids",
-    "protocol_grid",
-    "runs",
-    "shown",
-    "step_grid",
-    "summary_grid",
-    "trained",
-]
-
 _NAME = re.compile(
     rf"(?P<encoder>.+?)-(?P<task>{'|'.join(name.lower() for name in TASKS)})-seed(?P<seed>\d+)"
     r"(?:-(?P<stage>.+?))??(?:-eval-(?P<rule>[a-z][a-z0-9]*)-(?P<count>\d+))?$"

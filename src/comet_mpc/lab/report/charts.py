@@ -9,8 +9,6 @@ from html import escape
 
 from comet_mpc.lab.report.grid import came_from
 
-__all__ = ["Axis", "Bars", "Point", "Scatter", "Series", "figure"]
-
 WIDTH, HEIGHT = 460, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 14, 44
 _COLOURS = 8

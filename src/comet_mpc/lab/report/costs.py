@@ -9,19 +9,6 @@ from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import counted, human_bytes, human_seconds
 
-__all__ = [
-    "demo_grid",
-    "kernel_grid",
-    "model_grid",
-    "network_grid",
-    "operation_grid",
-    "peer_grids",
-    "profile_grid",
-    "trial_grid",
-    "truncation_grid",
-    "way_grid",
-]
-
 
 def _two(values: Iterable[float], unit: float = 1.0) -> str:
     """The client's and the server's."""

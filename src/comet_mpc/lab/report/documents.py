@@ -15,8 +15,6 @@ from comet_mpc.lab.report import accuracy, costs, published
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Results
 
-__all__ = ["BLOCKS", "rewritten", "write_documents"]
-
 _BLOCK = re.compile(r"^(<!-- results: (?P<name>[\w-]+) -->\n)(?P<body>.*?)^(<!-- end of results -->)$", re.M | re.S)
 
 BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {

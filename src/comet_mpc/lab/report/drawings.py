@@ -10,14 +10,6 @@ from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = [
-    "cost_drawings",
-    "distribution_drawings",
-    "peer_drawings",
-    "readable_size",
-    "rule_drawings",
-]
-
 
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"

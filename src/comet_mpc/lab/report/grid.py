@@ -9,8 +9,6 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Grid", "came_from"]
-
 
 @dataclass
 class Grid:

@@ -33,8 +33,6 @@ from comet_mpc.lab.report.trade_off import trade_offs
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.units import human_bytes, human_seconds
 
-__all__ = ["make_page", "sections"]
-
 Part = Grid | Scatter | Bars
 Section = tuple[str, str, Sequence[Part]]
 """A title, a sentence, and what is shown."""

@@ -21,8 +21,6 @@ from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import human_bytes
 
-__all__ = ["accuracy_grids", "appendix_grid", "cost_grids"]
-
 _WIDTH = 116
 _ABSENT = "-"
 _CALLS = 14

@@ -15,8 +15,6 @@ from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.models.tasks import TASKS
 from comet_mpc.units import counted
 
-__all__ = ["Record", "Results", "read_results", "results_of", "sources_of"]
-
 
 @dataclass(frozen=True)
 class Record:

@@ -11,8 +11,6 @@ from comet_mpc.lab.report.drawings import readable_size
 from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.models.transformer import SHAPES
 
-__all__ = ["trade_offs"]
-
 _LOWEST = -6.0
 _LAYER = "bert-base"
 _UNMODIFIED = "unmodified"

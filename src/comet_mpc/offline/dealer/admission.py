@@ -15,8 +15,6 @@ from comet_mpc.errors import ForeignRandomness, ServerBusy
 from comet_mpc.offline.dealer.bundles import CHUNK, Dealing
 from comet_mpc.offline.dealer.fetch import PartyRole
 
-__all__ = ["ProgramLimits", "Slots", "admit_program"]
-
 _MOST_ARRAYS = (1 << 16) - 2  # each array of a correlation has its own stream of the seed: `bundles._stream`
 
 

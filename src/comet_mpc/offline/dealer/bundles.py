@@ -39,8 +39,6 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 
-__all__ = ["Dealing", "DealtRandomness", "mask_weight", "weight_key", "weights_digest"]
-
 CHUNK = 1 << 16
 """Elements that the dealer holds of any one array at a time."""
 

@@ -20,7 +20,6 @@ it names. Frames from the dealer begin with a byte: corrections or message.
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
@@ -39,10 +38,7 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import UNREADABLE, Channel, greet
 from comet_mpc.net.messages import Message, Mismatch, Refusal, raise_refusal
-from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.store import check_bundle_id
-
-__all__ = ["BundleSink", "PartyRole", "fetch_bundle", "fetch_to_memory"]
 
 PartyRole = Literal["client", "server"]
 PARTY_ROLES: tuple[PartyRole, PartyRole] = ("client", "server")  # by number: CLIENT is 0, SERVER is 1
@@ -211,57 +207,20 @@ def fetch_bundle(
             raise PeerError(f"the dealer sent a seed of {len(header.seed)} bytes, expected {SEED_BYTES}")
         if header.corrections != expected:
             raise ProtocolMismatch("the bytes of corrections", got=header.corrections, expected=expected)
-        writer = sink(header.seed)
-        try:
-            rest = expected
-            while rest:
-                piece = dealer.corrections(rest)
-                writer.write(piece)
-                rest -= len(piece)
-            writer.seal()
-            channel.send(msgspec.json.encode(Received()))
-            dealer.message(Done)
-            writer.commit()
-        except BaseException:
-            writer.discard()
-            raise
+        _fill(sink(header.seed), dealer, channel, expected)
 
 
-class _MemorySink:
-    """Keeps a part in memory."""
-
-    def __init__(self) -> None:
-        self.seed = b""
-        self.corrections = io.BytesIO()
-
-    def begin(self, seed: bytes) -> _MemorySink:
-        self.seed = seed
-        return self
-
-    def write(self, data: bytearray, /) -> None:
-        self.corrections.write(data)
-
-    def seal(self) -> None:
-        self.corrections.seek(0)
-
-    def commit(self) -> None:
-        """Nothing is visible to anybody else."""
-
-    def discard(self) -> None:
-        self.corrections.close()
-
-
-def fetch_to_memory(
-    channel: Channel,
-    party: int,
-    bundle_id: str,
-    correlations: Sequence[Correlation],
-    *,
-    key: bytes | None = None,
-    patience: float = 3600.0,
-) -> Bundle:
-    """`fetch_bundle` for immediate use, without a store."""
-    sink = _MemorySink()
-    fetch_bundle(channel, party, bundle_id, correlations, sink.begin, key=key, patience=patience)
-    corrections = sink.corrections if party == SERVER else None
-    return Bundle(party, sink.seed, tuple(correlations), corrections)
+def _fill(writer: BundleSink, dealer: _FromDealer, channel: Channel, rest: int) -> None:
+    """So many bytes of corrections, which are kept when the dealer says that both parties have their parts."""
+    try:
+        while rest:
+            piece = dealer.corrections(rest)
+            writer.write(piece)
+            rest -= len(piece)
+        writer.seal()
+        channel.send(msgspec.json.encode(Received()))
+        dealer.message(Done)
+        writer.commit()
+    except BaseException:
+        writer.discard()
+        raise

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from comet_mpc.errors import CometError, PeerClosed, ProtocolMismatch, RandomnessSpent
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, PartyRole
 
-__all__ = ["Meeting", "Meetings"]
-
 
 class Meeting:
     """Guarded by `changed`."""

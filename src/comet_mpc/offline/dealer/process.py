@@ -12,8 +12,6 @@ from comet_mpc.net.metrics import MetricsEndpoint, pages
 from comet_mpc.net.sockets import Address
 from comet_mpc.offline.dealer.server import Dealer, DealerLimits
 
-__all__ = ["run_dealer"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -59,8 +59,6 @@ from comet_mpc.offline.dealer.fetch import (
 from comet_mpc.offline.dealer.meeting import Meeting, Meetings
 from comet_mpc.offline.store import check_bundle_id, check_digest
 
-__all__ = ["Dealer", "DealerLimits"]
-
 _log = logging.getLogger(__name__)
 
 _TICK = 0.1

@@ -23,8 +23,6 @@ from comet_mpc.offline.dealer.fetch import fetch_bundle
 from comet_mpc.offline.source import ClientDesk, Order, Provider, ServerDesk, Source, Supplier, Visitor
 from comet_mpc.offline.store import BundleStore
 
-__all__ = ["DealerSource"]
-
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0

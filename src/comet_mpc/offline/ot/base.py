@@ -27,17 +27,6 @@ from nacl.exceptions import CryptoError
 
 from comet_mpc.errors import PeerError, WrongSize
 
-__all__ = [
-    "OFFER_BYTES",
-    "POINT_BYTES",
-    "SECURITY",
-    "TREE_BYTES",
-    "ReceiverKeys",
-    "ReceiverSetup",
-    "SenderKeys",
-    "SenderSetup",
-]
-
 SECURITY = 128
 """Base transfers, bits of the sender's secret, and the security level in bits."""
 

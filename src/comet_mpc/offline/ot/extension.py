@@ -16,6 +16,8 @@ pseudorandom generator; π(π(x) + i) + π(x), with AES under a public key bound
 correlation-robust hash (Guo, Katz, Wang and Yu 2020, in the ideal cipher model).
 
 Every transfer has an index of its own, which is used once. Nothing here is ever stored: a new connection sets up anew.
+
+Above 400 lines, because both sides of every message, and its bytes in a plan, stand beside each other.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc import _native
+from comet_mpc.engine.kernels import Bytes
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Words
 from comet_mpc.errors import PeerError, ProtocolMismatch, RandomnessExhausted, ShapeError, WrongSize
 from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
@@ -44,23 +46,6 @@ from comet_mpc.offline.ot.base import (
     SenderKeys,
     SenderSetup,
 )
-
-__all__ = [
-    "CHUNK",
-    "FOLD",
-    "FOLDS",
-    "TransferReceiver",
-    "TransferSender",
-    "Transfers",
-    "bit_products",
-    "bit_products_traffic",
-    "bit_times_word",
-    "extension_bytes",
-    "set_up_traffic",
-    "set_up_transfers",
-]
-
-Bytes = npt.NDArray[np.uint8]
 
 FOLDS = (1, 2, 4, 8)
 FOLD = 8

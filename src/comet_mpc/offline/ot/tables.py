@@ -21,8 +21,6 @@ from comet_mpc.errors import ShapeError
 from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
 from comet_mpc.offline.ot.extension import Transfers, extension_bytes
 
-__all__ = ["CHUNK_ENTRIES", "give_words", "read_words", "table_traffic"]
-
 CHUNK_ENTRIES = 1 << 19
 """Entries prepared in one round: bounds memory and messages."""
 

@@ -30,22 +30,6 @@ from comet_mpc.offline.rlwe.scheme import DEGREE
 from comet_mpc.offline.rlwe.slots import SlotPlan, choose_plan
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
 
-__all__ = [
-    "WEIGHT_BITS",
-    "WEIGHT_LENGTH",
-    "Products",
-    "check_weight",
-    "grouped",
-    "masks_by_ciphertext",
-    "matrix_products",
-    "monomial_plan",
-    "packing_of",
-    "scale_plan",
-    "scales_alone",
-    "square_plan",
-    "terms_per_sum",
-]
-
 WEIGHT_BITS = 24
 """Public bound of the server's weights: |w| <= 2^23 in fixed point. The modulus of their products is chosen for it."""
 WEIGHT_LENGTH = 2.0 ** (WEIGHT_BITS - 1)

@@ -28,8 +28,6 @@ from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import BundleStore, BundleWriter
 
-__all__ = ["prepare_stored"]
-
 _log = logging.getLogger(__name__)
 
 _PARTING_SECONDS = 1.0

@@ -34,9 +34,6 @@ from comet_mpc.offline.rlwe.products import together
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import SlotPlan
 
-__all__ = ["preparation_parts", "preparation_traffic"]
-
-
 _SEEDS = SEED_BYTES + FRAME_HEADER
 _KEYS = Traffic(_SEEDS + PublicKey.SIZE + FRAME_HEADER, _SEEDS, 2)
 """Two seeds at once, then the client's public key."""

@@ -9,8 +9,6 @@ from itertools import product as cartesian
 
 from comet_mpc.engine.share import CLIENT
 
-__all__ = ["Powers", "crossed", "server_factor"]
-
 Powers = tuple[int, ...]
 
 

@@ -27,8 +27,6 @@ from comet_mpc.offline.rlwe.odd_slots import OddJob, OddPlan, Term, odd_plan
 from comet_mpc.offline.rlwe.products import Homomorphic
 from comet_mpc.offline.rlwe.scheme import DEGREE
 
-__all__ = ["Flat", "FlatMember", "Keep", "Own", "Unit", "Wide", "WideMember", "unit_power"]
-
 Own = Callable[[int, tuple[int, ...]], Words]
 """This party's part of a mask, spread to a shape; of those that ciphertexts define, once they are."""
 Keep = Callable[[int, tuple[Words, ...]], None]

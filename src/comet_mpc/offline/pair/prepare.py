@@ -39,6 +39,7 @@ from comet_mpc.engine.correlations import (
     program_digest,
     repeated,
 )
+from comet_mpc.engine.ring import WORD, Ring
 from comet_mpc.engine.seeds import expand, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness, ProtocolMismatch, RandomnessError, ShapeError
@@ -59,13 +60,15 @@ from comet_mpc.offline.pair.arrangement import (
     terms_per_sum,
 )
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
+from comet_mpc.offline.pair.elements import monomial
 from comet_mpc.offline.pair.shares import HeldShares, PairRandomness, Prepared, layouts, mask_words
 from comet_mpc.offline.pair.units import defined_masks, prepare_units
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
 
-__all__ = ["Preparer", "prepare_bundle"]
+_WORDS = Ring(WORD)
+"""What is not in an odd ring is computed in this one: narrower rings are its low bits."""
 
 
 class Preparer:
@@ -229,6 +232,13 @@ class _Preparation:
             start = stop
         self.arrays[index] = (*own, *pads)  # type: ignore[arg-type]
 
+    def _hand_out(self, counts: Mapping[int, int], shares: Words | Sequence[Words]) -> None:
+        """What was prepared together: to each place so many of every array, one after the other."""
+        start = 0
+        for index, count in counts.items():
+            self.arrays[index] = tuple(share[start : start + count].copy() for share in shares)
+            start += count
+
     def _slot_sums(
         self, plan: SlotPlan, count: int, width: int, left: list[Integers], right: list[list[Integers]]
     ) -> Words:
@@ -244,21 +254,17 @@ class _Preparation:
         uploads, sums = crossed(powers)
         left, right = [], []
         if self._party == CLIENT:
-            left = [centred(_monomial(masks, exponents), width) for exponents in uploads]
+            left = [centred(monomial(_WORDS, masks, exponents), width) for exponents in uploads]
         else:
             for term, places in zip(powers, sums, strict=True):
                 right.append([centred(_server_factor(masks, term, uploads[place]), width) for place in places])
         count = masks[0].size
-        shares = np.stack([_monomial(masks, term) for term in powers])  # what each party can compute alone
+        shares = np.stack([monomial(_WORDS, masks, term) for term in powers])  # what each party can compute alone
         if plan := monomial_plan(powers, width):
             mixed = [place for place, entry in enumerate(sums) if entry]
             factors = [right[place] for place in mixed] if right else []
             shares[mixed] += self._slot_sums(plan, count, width, left, factors)
-        start = 0
-        for index, entry in members:
-            stop = start + math.prod(entry.shape)
-            self.arrays[index] = tuple(share[start:stop].copy() for share in shares)
-            start = stop
+        self._hand_out({index: math.prod(entry.shape) for index, entry in members}, shares)
 
     def _square_sums(self, columns: int, width: int, members: list[tuple[int, SquareSums]]) -> None:
         masks = np.concatenate([self._mask(e.mask).reshape(e.rows, columns) for _, e in members])
@@ -275,10 +281,7 @@ class _Preparation:
         total = crossed.reshape(rows, groups).sum(axis=1, dtype=np.uint64) + (masks * masks).sum(
             axis=1, dtype=np.uint64
         )
-        start = 0
-        for index, entry in members:
-            self.arrays[index] = (total[start : start + entry.rows].copy(),)
-            start += entry.rows
+        self._hand_out({index: entry.rows for index, entry in members}, [total])
 
     def _weight(self, name: str, shape: tuple[int, ...]) -> Integers:
         weight = self._weights.get(name)
@@ -297,9 +300,7 @@ class _Preparation:
         plan = scale_plan(width)
         count = sum(entry.rows * entry.size for _, entry in members)
         share = self._slot_sums(plan, count, width, [centred(left, width)], [[right]])[0]
-        start = 0
-        for index, entry in members:
-            self.arrays[index] = (share[start : (start := start + entry.rows * entry.size)].copy(),)
+        self._hand_out({index: entry.rows * entry.size for index, entry in members}, [share])
 
     def _run(
         self,
@@ -368,15 +369,7 @@ class _Preparation:
         self.arrays[first.places[0]] = (share.reshape(-1),)
 
 
-def _monomial(values: Sequence[Words], exponents: Sequence[int]) -> Words:
-    out = np.ones(values[0].shape, np.uint64)
-    for value, power in zip(values, exponents, strict=True):
-        for _ in range(power):
-            out *= value
-    return out
-
-
 def _server_factor(masks: Sequence[Words], term: Powers, client: Powers) -> Words:
     """Π C(p, j)·a_s^(p - j)."""
     factor, rest = server_factor(term, client)
-    return _monomial(masks, rest) * np.uint64(factor % 2**64)
+    return _WORDS.times(monomial(_WORDS, masks, rest), factor)

@@ -16,8 +16,6 @@ from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 from comet_mpc.offline.pair.arrangement import masks_by_ciphertext
 
-__all__ = ["HeldShares", "PairRandomness", "Prepared", "layouts", "mask_words", "stored_bytes"]
-
 Arrays = tuple[Words, ...]
 
 

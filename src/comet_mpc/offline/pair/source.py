@@ -34,8 +34,6 @@ from comet_mpc.offline.source import (
 )
 from comet_mpc.offline.store import BundleStore
 
-__all__ = ["PairSource"]
-
 _MOST_TRIES = 3  # to get a connection on which the server begins
 _ELEMENTS_TOGETHER = 1 << 20  # of masks: beyond it, the bundles of small programs have no slots left to share
 _BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
@@ -89,8 +87,7 @@ class _Supplier(Supplier):
     def __init__(self, desk: ClientDesk) -> None:
         self._desk = desk
         self._one_at_a_time = threading.Lock()
-        self._line: Line | None = None
-        self._preparer: Preparer | None = None
+        self._kept: tuple[Line, Preparer] | None = None
         self._closed = False
 
     def prepare(self, order: Order, store: BundleStore) -> None:
@@ -107,17 +104,18 @@ class _Supplier(Supplier):
 
     def close(self) -> None:
         self._closed = True
-        if (line := self._line) is not None:
-            line.channel.close()
+        if (kept := self._kept) is not None:
+            kept[0].channel.close()
 
     def _accepted(self, order: Order) -> Preparer:
         """A connection on which the server has begun to prepare: the last one if it fits, else a new one."""
         until, tries = time.monotonic() + self._desk.timeout, _MOST_TRIES
         while True:
-            kept = self._preparer
-            fits = kept is not None and kept.correlations == order.plan.correlations
+            kept = self._kept
+            if kept is not None and kept[1].correlations != order.plan.correlations:
+                kept = None
             try:
-                line, preparer = self._kept() if fits else self._new(order.plan)
+                line, preparer = kept or self._new(order.plan)
                 line.ask(order)
             except PeerClosed:
                 self._hang_up()
@@ -131,24 +129,19 @@ class _Supplier(Supplier):
             else:
                 return preparer
 
-    def _kept(self) -> tuple[Line, Preparer]:
-        assert self._line is not None
-        assert self._preparer is not None
-        return self._line, self._preparer
-
     def _new(self, plan: Plan) -> tuple[Line, Preparer]:
         self._hang_up()
-        self._line = self._desk.another_line()
-        self._preparer = Preparer(self._line.channel, CLIENT, plan.correlations)
+        line = self._desk.another_line()
+        self._kept = line, Preparer(line.channel, CLIENT, plan.correlations)
         if self._closed:
             self._hang_up()
             raise PeerClosed("this client is closed")
-        return self._line, self._preparer
+        return self._kept
 
     def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.channel.close()
-        self._line = self._preparer = None
+        if self._kept is not None:
+            self._kept[0].channel.close()
+        self._kept = None
 
 
 class _Provider(Provider):

@@ -17,8 +17,6 @@ from comet_mpc.offline.pair.crossed import crossed
 from comet_mpc.offline.pair.elements import Flat, FlatMember, Keep, Own, Unit, Wide, WideMember, unit_power
 from comet_mpc.offline.rlwe.products import Homomorphic
 
-__all__ = ["defined_masks", "prepare_units", "units"]
-
 BATCH = 1 << 19
 """Elements of tensors that are prepared together."""
 

@@ -31,8 +31,6 @@ from comet_mpc.offline.rlwe.scheme import (
     scale_words,
 )
 
-__all__ = ["BESIDE", "define_words", "pack_rest", "public_words", "read_defined", "unpack_rest"]
-
 BESIDE = 1 << 32
 """Streams of a public seed from here on are not those of a c1."""
 

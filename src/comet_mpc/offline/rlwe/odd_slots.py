@@ -24,8 +24,6 @@ from comet_mpc.offline.rlwe.products import Homomorphic, Job
 from comet_mpc.offline.rlwe.scheme import DEGREE, Bytes, Residues, Scheme, public_polynomial, respond, unpack
 from comet_mpc.offline.rlwe.slots import PrimeModulus, split
 
-__all__ = ["OddJob", "OddPlan", "Term", "odd_plan", "read_slots"]
-
 _ALL = np.arange(DEGREE, dtype=np.uint32)
 
 Term = tuple[int, int]

@@ -59,17 +59,6 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
 )
 
-__all__ = [
-    "MAX_LEVELS",
-    "Packing",
-    "PackingKeys",
-    "most_turns",
-    "packed_scheme",
-    "packing_keys",
-    "packing_noise",
-    "turning_noise",
-]
-
 MAX_LEVELS = 7
 _MAX_TURNS = 4
 _Some: TypeAlias = tuple[int, int, int]

@@ -40,17 +40,6 @@ from comet_mpc.offline.rlwe.scheme import (
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
 
-__all__ = [
-    "Homomorphic",
-    "Job",
-    "MatrixJob",
-    "check_bits",
-    "check_lengths",
-    "matrix_products",
-    "run_products",
-    "together",
-]
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 

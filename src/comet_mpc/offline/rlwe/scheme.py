@@ -47,33 +47,6 @@ from comet_mpc.engine.seeds import SEED_BYTES, derive_seed, expand, new_seed
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
 
-__all__ = [
-    "DEGREE",
-    "FAILURE_BITS",
-    "LANES",
-    "MAX_LOG_Q",
-    "PRIMES",
-    "Bytes",
-    "Fractions",
-    "PublicKey",
-    "Residues",
-    "Scheme",
-    "SecretKey",
-    "Stream",
-    "basis",
-    "by_rows",
-    "choose_scheme",
-    "common_seed",
-    "multiply_short",
-    "multiply_turned",
-    "public_polynomial",
-    "read_uploads",
-    "respond",
-    "round_words",
-    "scale_words",
-    "unpack",
-]
-
 Residues: TypeAlias = NDArray[np.uint32]
 Bytes: TypeAlias = NDArray[np.uint8]
 Small: TypeAlias = NDArray[np.int8]

@@ -43,8 +43,6 @@ from comet_mpc.offline.rlwe.scheme import (
 )
 from comet_mpc.offline.rlwe.tiling import Integers
 
-__all__ = ["PrimeModulus", "SlotPlan", "Sum", "choose_plan", "slot_sums", "split"]
-
 Sum = tuple[int, ...]
 """A sum of products: the client's factor of each term, by its place among the uploads."""
 

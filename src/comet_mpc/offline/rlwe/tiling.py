@@ -38,8 +38,6 @@ from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.offline.rlwe.packing import MAX_LEVELS, Packing, most_turns, packed_scheme, packing_noise, turning_noise
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme
 
-__all__ = ["Integers", "Tiling", "centred", "choose_tiling"]
-
 Integers = NDArray[np.int64]
 
 _BYTES_PER_SECOND = 4e6

@@ -1,5 +1,1 @@
-"""What is built on a client: one for programs that use asyncio, and a record of what the server sees.
-
-asynchronous  `AsyncClient`
-seen          what a client sends in the rounds of a run
-"""
+"""What is built on a client: one for programs that use asyncio, and a record of what the server sees."""

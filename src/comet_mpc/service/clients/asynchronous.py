@@ -16,11 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar, Unpack
 
 from comet_mpc.errors import ConfigurationError, PeerClosed
+from comet_mpc.models.runs import Text
 from comet_mpc.models.served import PublicModel
-from comet_mpc.service.client import Client, ClientOptions, Text
+from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding, Prediction, Tagging
-
-__all__ = ["AsyncClient"]
 
 T = TypeVar("T")
 

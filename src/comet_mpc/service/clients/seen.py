@@ -10,15 +10,13 @@ import msgspec
 import numpy as np
 
 from comet_mpc.errors import PeerError
-from comet_mpc.net.channel import Channel
+from comet_mpc.net.channel import Around, Channel
 from comet_mpc.service.messages import MESSAGE_LIMIT, Run, from_client
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from comet_mpc.net.channel import Sendable
-
-__all__ = ["Glimpse", "Seen", "glimpse"]
 
 _FIRST = 16
 
@@ -85,26 +83,13 @@ class Seen:
         return _Recorder(channel, self)
 
 
-class _Recorder(Channel):
+class _Recorder(Around):
     """Passes everything on. After a request for a run, what goes out in rounds belongs to that run."""
 
     def __init__(self, inner: Channel, seen: Seen) -> None:
-        super().__init__(inner.timeout)
-        self._inner = inner
+        super().__init__(inner)
         self._seen = seen
         self._run_seen: SeenRun | None = None
-
-    @property
-    def peer_name(self) -> str | None:
-        return self._inner.peer_name
-
-    @property
-    def peer_role(self) -> str | None:
-        return self._inner.peer_role
-
-    @property
-    def lost(self) -> bool:
-        return self._closed or self._inner.lost
 
     def send(self, *buffers: Sendable) -> None:
         message = b"".join(bytes(buffer) for buffer in buffers)
@@ -123,9 +108,3 @@ class _Recorder(Channel):
             for buffer in outgoing:
                 self._run_seen.add(buffer)
         return super().exchange(outgoing, expected)
-
-    def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
-        return self._inner._transfer(outgoing, sizes, deadline)
-
-    def _release(self) -> None:
-        self._inner.close()

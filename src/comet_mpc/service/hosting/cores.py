@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["Cores"]
-
 _STAT = Path("/proc/stat")
 _IDLE, _WAITING = 4, 5
 """Columns of the line of all cores: clock ticks in which they had nothing to do, or waited for a disk."""

@@ -19,12 +19,11 @@ import os
 import selectors
 import signal
 import socket
-import ssl
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from comet_mpc.errors import CometError, PeerError, ServerBusy
 from comet_mpc.net.identity import LiveContext
@@ -33,13 +32,11 @@ from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import Listener, TlsChannel
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.hosting.cores import Cores
-from comet_mpc.service.hosting.lifeline import end_with_parent
+from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.line import Line, Said
-from comet_mpc.service.hosting.turns import KINDS, Kind, Places, Turns
-from comet_mpc.service.hosting.worker import work
+from comet_mpc.service.hosting.turns import KINDS, Places, Turns
+from comet_mpc.service.hosting.worker import WANTS, work
 from comet_mpc.service.messages import greeting, say
-
-__all__ = ["FrontDesk", "FrontLimits"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +44,7 @@ _TICK = 0.1
 _ABORT_SECONDS = 3.0  # to remove what was half done
 _GRACE_SECONDS = 1.0  # an idle client keeps its process for so long although others wait
 _FIRST_GRACE_SECONDS = 5.0  # … and for so long before its first request: it may be checking its cache
-_WANTED: dict[Said, Kind] = {
-    Said.WANT_RUN: "run",
-    Said.WANT_PREPARE: "prepare",
-    Said.WANT_DOWNLOAD: "download",
-}
+_WANTED = {said: kind for kind, said in WANTS.items()}
 
 
 @dataclass(frozen=True)
@@ -95,9 +88,6 @@ class _Worker:
     """That were granted; the first message says that it has been greeted."""
     leaving: bool = False
 
-    def fields(self) -> dict[str, object]:
-        return {"client": self.client}
-
 
 class FrontDesk:
     """Made in the process that will run it: `run` returns when the server is asked to stop.
@@ -128,7 +118,7 @@ class FrontDesk:
         self._numbers = 0
         self._reception = Reception(
             listener,
-            self._current_context,
+            lambda: self._context.current,
             self._selector,
             arrived=self._arrived,
             refused=self._lost,
@@ -204,9 +194,6 @@ class FrontDesk:
         if self._context.changed():
             self._check_revoked()
 
-    def _current_context(self) -> ssl.SSLContext:
-        return self._context.current
-
     # Who comes in ------------------------------------------------------------------------------------------
 
     def _lost(self, reason: str, error: PeerError) -> None:
@@ -278,7 +265,8 @@ class FrontDesk:
     def _check_revoked(self) -> None:
         for worker in self._workers.values():
             if worker.serial in self._context.revoked:
-                _log.warning("a certificate was revoked: its connection is closed", extra={"fields": worker.fields()})
+                fields = {"client": worker.client}
+                _log.warning("a certificate was revoked: its connection is closed", extra={"fields": fields})
                 self._say(worker, Said.ABORT)
         for guest in [guest for guest in self._guests if guest.channel.peer_serial in self._context.revoked]:
             self._guests.remove(guest)
@@ -290,53 +278,38 @@ class FrontDesk:
     def _hand_over(self, guest: _Guest) -> None:
         """A process for a connection. It has the connection from now on, and nobody else."""
         row, self._numbers = self._rows.pop(), self._numbers + 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        desk = os.getpid()
         with contextlib.ExitStack() as undone:
             undone.callback(self._rows.append, row)
             try:
                 here, there = Line.pair()
                 undone.callback(here.close)
                 undone.callback(there.close)
-                pid = os.fork()
+                pid = forked(partial(self._become_worker, guest, there, row), client=guest.client)
             except OSError as error:  # no more descriptors or processes
                 _log.error("no process for a client", extra={"fields": {"reason": error.strerror}})
                 text = "the server cannot start another process; try again later"
                 self._refuse(guest.channel, "out_of_processes", text)
                 return
             undone.pop_all()
-        if not pid:
-            self._become_worker(guest, there, row, desk)
         there.close()
-        here.set_blocking(False)
         guest.channel.detach().close()  # without a word: the connection goes on
         worker = _Worker(pid, here, row, guest.client, guest.channel.peer_serial, self._numbers, time.monotonic())
         self._workers[pid] = worker
         self._selector.register(here.fileno(), selectors.EVENT_READ, lambda events: self._hear(worker))
 
-    def _become_worker(self, guest: _Guest, line: Line, row: int, desk: int) -> None:
-        code = 1
-        try:
-            end_with_parent(desk)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)  # the desk says when to leave
-            others: list[socket.socket] = self._reception.sockets
-            others += [other.channel.detach() for other in self._guests]
-            for connection in others:
-                connection.close()
-            for worker in self._workers.values():
-                worker.line.close()
-            self._selector.close()
-            self._listener.forget()
-            self._counters.own(row)
-            work(self._offer, guest.channel, line, require_client=self._require_client)
-            code = 0
-        except BaseException:
-            _log.exception("a process of the server failed", extra={"fields": {"client": guest.client}})
-        finally:
-            logging.shutdown()
-            os._exit(code)
+    def _become_worker(self, guest: _Guest, line: Line, row: int) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the desk says when to leave
+        others: list[socket.socket] = self._reception.sockets
+        others += [other.channel.detach() for other in self._guests]
+        for connection in others:
+            connection.close()
+        for worker in self._workers.values():
+            worker.line.close()
+        self._selector.close()
+        self._listener.forget()
+        self._counters.own(row)
+        work(self._offer, guest.channel, line, require_client=self._require_client)
 
     def _hear(self, worker: _Worker) -> None:
         try:
@@ -388,11 +361,8 @@ class FrontDesk:
 
     def _reap(self) -> None:
         for pid in list(self._ended):
-            try:
-                found, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                found, status = pid, 0
-            if not found:
+            status = ended(pid)
+            if status is None:
                 continue
             self._ended.discard(pid)
             worker = self._workers.pop(pid)

@@ -6,8 +6,6 @@ import socket
 import struct
 from enum import IntEnum
 
-__all__ = ["Line", "Said"]
-
 _FORMAT = struct.Struct("<BI")
 
 
@@ -44,7 +42,9 @@ class Line:
 
     @classmethod
     def pair(cls) -> tuple[Line, Line]:
+        """The desk's end, which never waits, and the worker's."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here.setblocking(False)
         return cls(here), cls(there)
 
     def say(self, what: Said, number: int = 0) -> None:
@@ -58,9 +58,6 @@ class Line:
             return None
         what, number = _FORMAT.unpack(data)
         return Said(what), number
-
-    def set_blocking(self, blocking: bool) -> None:
-        self._socket.setblocking(blocking)
 
     def fileno(self) -> int:
         return self._socket.fileno()

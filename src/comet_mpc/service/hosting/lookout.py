@@ -17,8 +17,6 @@ from comet_mpc.errors import CometError
 from comet_mpc.net.metrics import MetricsEndpoint, pages
 from comet_mpc.service.catalogue import Catalogue
 
-__all__ = ["Load", "Lookout"]
-
 _LOOK_SECONDS = 10.0
 
 
@@ -98,6 +96,6 @@ class Lookout:
         if not self._third_party:
             yield "the dealer cannot be reached"
         try:
-            self.offer.first.store.check_writable()
+            self.offer.first.store.check_disk()
         except CometError as error:
             yield str(error)

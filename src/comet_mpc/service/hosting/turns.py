@@ -23,8 +23,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["KINDS", "Kind", "Places", "Turns"]
-
 Kind = Literal["run", "prepare", "download"]
 KINDS: tuple[Kind, ...] = ("run", "prepare", "download")
 

@@ -22,8 +22,6 @@ from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.hosting.line import Line, Said
 from comet_mpc.service.hosting.turns import Kind
 
-__all__ = ["work"]
-
 _log = logging.getLogger(__name__)
 
 _TICK = 0.1
@@ -31,7 +29,7 @@ _RESTING_SECONDS = 3.0
 _RESTING_LOAD = 0.05
 """Of a core, over so many seconds: a process that computes less waits for its peer."""
 
-_WANTS: dict[Kind, Said] = {
+WANTS: dict[Kind, Said] = {
     "run": Said.WANT_RUN,
     "prepare": Said.WANT_PREPARE,
     "download": Said.WANT_DOWNLOAD,
@@ -55,7 +53,7 @@ class _Places:
     @contextlib.contextmanager
     def place(self, kind: Kind, channel: Channel) -> Iterator[None]:
         number = next(self._numbers)
-        self._line.say(_WANTS[kind], number)
+        self._line.say(WANTS[kind], number)
         try:
             self._await(number, kind, channel)
             yield
