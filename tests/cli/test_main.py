@@ -154,7 +154,6 @@ def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -
         assert shown["rounds"] == shown["planned_rounds"]
         assert min(shown[field] for field in ("offline_bytes", "online_seconds", "offline_seconds")) > 0
         assert shown["text_itself"]["entropy"] < 5 < 7.99 < shown["server_saw"]["entropy"]
-        assert shown["server_saw"]["entropy"] > 7.99
     assert second["offline_bytes"] == first["offline_bytes"]  # prepared together
 
 

@@ -82,7 +82,6 @@ def test_a_text_is_answered_and_the_server_saw_random_bytes(client: httpx.Client
     assert (seen["texts"], seen["tokens"]) == (1, 16)
     assert plan.sent(0) * 0.9 < seen["received"]["size"] <= plan.sent(0)  # frames have headers
     assert seen["received"]["entropy"] > 7.9
-    assert seen["received"]["entropy"] > 7.99
     assert found["text_itself"]["size"] == len(TEXT)
     assert found["text_itself"]["entropy"] < 4  # the control: a text is not random
     pair = client.post("/v1/classify", json={"texts": [["a film", "a plot"], TEXT]}).json()
