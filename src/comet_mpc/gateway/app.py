@@ -98,7 +98,7 @@ class Bytes:
     size: int
     first_bytes: str
     entropy: Annotated[float, Field(description="Bits a byte. Random bytes have 8.")]
-    p_value: Annotated[float, Field(description="Of a chi-squared test against uniform bytes; small for numbers modulo T.")]
+    p_value: Annotated[float, Field(description="Against uniform bytes; small for numbers modulo T.")]
 
 
 @dataclass

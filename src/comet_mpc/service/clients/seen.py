@@ -29,8 +29,8 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
     entropy: float
     """Bits a byte, of at most 8."""
     p_value: float
-    """Of a chi-squared test: uniform bytes are below 0.001 once in a thousand times. Numbers modulo an odd T are uniform
-    and their bits are not, whatever the text: without a dealer, p may be small."""
+    """Of a chi-squared test: uniform bytes are below 0.001 once in a thousand times. Numbers modulo an odd T are
+    uniform and their bits are not, whatever the text: without a dealer, p may be small."""
 
 
 def glimpse(data: bytes | bytearray) -> Glimpse:
