@@ -12,7 +12,8 @@ from functools import cache
 
 import pytest
 
-from comet_mpc.lab.audit.online import Control, record
+from comet_mpc.lab.audit.controls import Control
+from comet_mpc.lab.audit.online import record
 from comet_mpc.lab.audit.report import Finding, findings
 from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS
 from support.judged import assert_nothing_but_caught, worst

@@ -18,7 +18,7 @@ from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.share import CLIENT, SERVER, Words, decode, encode
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private, flooded_shares
-from comet_mpc.lab.audit.online import Unmasked
+from comet_mpc.lab.audit.controls import Unmasked
 from comet_mpc.lab.audit.statistics import LIMIT, surprise_of_sum
 from comet_mpc.offline.dealer.bundles import Dealing, mask_weight, weight_key
 from support.every_message import LARGE, SMALL, TABLE, X, seeds

@@ -21,9 +21,9 @@ from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, scale_and_shift
-from comet_mpc.functions.minimax import MinimaxRule
 from support.two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]

@@ -17,6 +17,7 @@ from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import LeakError, RangeError, RuleError
 from comet_mpc.functions.flooding import Flooding, constant_guess, flooded_guess_not_private
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import (
     RULES,
     InverseSqrtRule,
@@ -25,7 +26,7 @@ from comet_mpc.functions.inverse_sqrt import (
     open_argument,
     square_root,
 )
-from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.table_rule import TableRule
 from support.two_parties import Program, run_two_parties, together, twin_value
 

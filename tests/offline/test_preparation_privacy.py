@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 
-from comet_mpc.lab.audit.online import Control, record
+from comet_mpc.lab.audit.controls import Control
+from comet_mpc.lab.audit.online import record
 from comet_mpc.lab.audit.preparation import record_preparation
 from comet_mpc.lab.audit.report import Finding, findings
 from support.judged import assert_nothing_but_caught

@@ -14,9 +14,10 @@ baselines     the functions of CrypTen and MPCFormer, for comparison
 
 from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_attention, certified_form, paper_form
+from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
 from comet_mpc.functions.inverse_sqrt import RULES, InverseSqrtRule, NewtonRule, inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
-from comet_mpc.functions.minimax import MinimaxRule, RuleStep, minimax_rule
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.functions.table_rule import TableRule
 

@@ -12,6 +12,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import WORD, Share, ring_width
 from comet_mpc.errors import RuleError
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import (
     InverseSqrtRule,
     check_argument,
@@ -22,7 +23,7 @@ from comet_mpc.functions.inverse_sqrt import (
     plain_inverse_sqrt,
     square_root,
 )
-from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.functions.row_rule import row_rule
 

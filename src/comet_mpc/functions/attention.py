@@ -22,8 +22,9 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import Smu, SmuRule, smu, smu_rule, times_real
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
-from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.row_rule import row_rule
 

@@ -102,3 +102,8 @@ def fit_multiples(
         if power and units[power] > _FINE:
             left = list(chebyshev_fit([root * tau**i for i in range(power)], weight, target))
     return done
+
+
+def from_floor(floor: float, low: float, high: float) -> Reals:
+    """From the floor to the top, evenly; then the interval on `GRID` points, finer where t is small."""
+    return np.concatenate([np.linspace(floor, high, 4 * GRID), np.geomspace(low, high, GRID)])

@@ -26,7 +26,8 @@ from comet_mpc.engine.ring import WORD, Ring
 from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
-from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.inverse_rule import MinimaxRule
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.table_rule import TableRule
 

@@ -12,8 +12,8 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, row_ring
-from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.row_rule import row_rule
 
 Reals = npt.NDArray[np.float64]

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from comet_mpc.engine.share import WORD, ring_width
 from comet_mpc.errors import RangeError, RuleError
-from comet_mpc.functions.fit import GRID, chebyshev_fit
+from comet_mpc.functions.fit import GRID, chebyshev_fit, from_floor
 
 Reals = npt.NDArray[np.float64]
 
@@ -98,7 +98,7 @@ class RootRule:
         units = np.array([2.0 ** (i * self.fraction_t - self.fraction) for i in range(self.degree + 1)])
         if np.any(np.array(self.coefficients) % units != 0.0):
             raise RuleError("a root rule's coefficients have more bits than the ring")
-        root = self._tau_root(_from_floor(self.floor, self.low, self.high) * 2.0**-self.exponent)
+        root = self._tau_root(from_floor(self.floor, self.low, self.high) * 2.0**-self.exponent)
         if not (float(np.max(root)) <= self.bound and float(np.min(root)) >= 0.0):
             raise RuleError("a root rule's values leave the bounds that it states")
 
@@ -157,7 +157,7 @@ def root_rule(
     if not 0.0 <= floor <= low or not 0.0 <= emphasis <= 1.0:
         raise RuleError(f"floor {floor:g} must be in [0, low] and emphasis {emphasis:g} in [0, 1]")
     exponent = 2 * round(math.log2(high) / 2)
-    taus = _from_floor(floor, low, high) * 2.0**-exponent
+    taus = from_floor(floor, low, high) * 2.0**-exponent
     for fraction_t, grain in _precisions(taus, emphasis, degree):
         coefficients = _fit(taus[-GRID:], emphasis, degree, grain, fraction_t)
         root = np.polynomial.polynomial.polyval(taus, coefficients)
@@ -200,8 +200,3 @@ def _fit(tau: Reals, emphasis: float, degree: int, grain: int | None, fraction_t
         if power:
             left = [float(c) for c in chebyshev_fit([tau**i for i in range(power)], weight, target)]
     return tuple(done)
-
-
-def _from_floor(floor: float, low: float, high: float) -> Reals:
-    """From the floor to the top, evenly; then the interval on `fit.GRID` points, finer where t is small."""
-    return np.concatenate([np.linspace(floor, high, 4 * GRID), np.geomspace(low, high, GRID)])

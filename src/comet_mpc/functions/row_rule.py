@@ -25,7 +25,7 @@ import numpy.typing as npt
 from comet_mpc.engine.ring import LARGEST_ODD
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import chebyshev_fit, fit_multiples
-from comet_mpc.functions.minimax import MinimaxRule, RuleStep, polynomial_value, units_off
+from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep, polynomial_value, units_off
 
 Reals = npt.NDArray[np.float64]
 

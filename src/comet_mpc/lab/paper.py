@@ -38,8 +38,8 @@ from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
 from comet_mpc.functions.activation import Smu, SmuRule
 from comet_mpc.functions.attention import AttentionForm
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import NewtonRule
-from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.lab.bench.models import masked_weights
 from comet_mpc.lab.bench.parties import Seat, check_planned, set_up
 from comet_mpc.lab.evaluation import compared, texts_of

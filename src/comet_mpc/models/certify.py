@@ -31,9 +31,10 @@ from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import Smu, SmuRule, argument_interval, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_ACTIVATED, denominator_rule, norm_rule
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, overshoot
 from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
-from comet_mpc.functions.minimax import MinimaxRule, minimax_rule
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.models.bounds import (
     SLACK,

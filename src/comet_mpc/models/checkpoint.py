@@ -26,7 +26,7 @@ from safetensors.numpy import save
 
 from comet_mpc.errors import CheckpointError
 from comet_mpc.files import atomic_write
-from comet_mpc.functions.minimax import MinimaxRule
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.heads import Head, Pooler
 

@@ -27,8 +27,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from comet_mpc.errors import CheckpointError
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.certify import certify, universal_rules

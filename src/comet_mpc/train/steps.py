@@ -13,7 +13,8 @@ from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.attention import denominator_rule
-from comet_mpc.functions.minimax import MinimaxRule, RuleStep, minimax_rule
+from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
+from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.models.certify import smu_rules
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, RuleName

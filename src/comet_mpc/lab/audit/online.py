@@ -1,4 +1,4 @@
-"""What the parties receive while a program runs, by either source of randomness; and controls that must be caught.
+"""What the parties receive while a program runs, by either source of randomness.
 
 The program uses every kind of message. Both parties run it for real, in two threads; a session that watches writes
 down each message and what its receiver holds at that place: its share, the expansion of its own seed, their sum, what
@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.engine.tables import Column, Table
-from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
+from comet_mpc.lab.audit.controls import BareBits, Control, OldMasks, Unmasked, flooded
 from comet_mpc.lab.audit.statistics import Message
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.bundle import Bundle, OpenBundle
@@ -36,9 +36,6 @@ from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weig
 from comet_mpc.offline.pair.prepare import Preparer
 
 Made = TypeVar("Made")
-Control = Literal["", "same seed", "old mask", "no mask", "flooded"]
-"""What is broken on purpose: nothing; both parties have one seed; a mask hides two messages; the dealer's products are
-not masked, nor is a bit of a truncation into an odd ring; the paper's flooded shares are sent."""
 Secrets = tuple[int, int]
 """Which of two inputs the client and the server have."""
 Program = Callable[[Session, Mapping[str, Weight], Secrets], object]
@@ -109,43 +106,6 @@ def _models() -> tuple[dict[str, Weight], dict[str, Weight]]:
 MODELS = _models()
 
 
-def flooded(session: Session, weights: Mapping[str, Weight], secrets: Secrets) -> object:
-    """The paper's first guess of the server's value, 1 or 3."""
-    x = session.private(SERVER, (32,), 16, 8.0, np.full(32, (1.0, 3.0)[secrets[SERVER]]))
-    return flooded_guess_not_private(session, x, Flooding())
-
-
-class _OldMasks:
-    """Randomness that gives what it gave before, if the same is asked for again."""
-
-    def __init__(self, inner: OpenBundle) -> None:
-        self._inner, self._given = inner, dict[Correlation, tuple[Words, ...]]()
-        self.party, self.fused, self.bundle = inner.party, inner.fused, inner.bundle
-
-    def draw(self, correlation: Correlation) -> Drawn:
-        drawn = self._inner.draw(correlation)
-        if isinstance(correlation, AnyMask | kinds.BitProducts | kinds.TableTransfers):
-            return Drawn(drawn.index, self._given.setdefault(correlation, drawn.arrays))
-        return drawn
-
-
-class _BareBits(_OldMasks):
-    """Randomness whose bits of one party, which hide those of a truncation into an odd ring, are all zero."""
-
-    def draw(self, correlation: Correlation) -> Drawn:
-        drawn = self._inner.draw(correlation)
-        if isinstance(correlation, kinds.PartyBits):
-            return Drawn(drawn.index, tuple(np.zeros_like(words) for words in drawn.arrays))
-        return drawn
-
-
-class Unmasked(Dealing):
-    """A dealer that sends products of masks as they are."""
-
-    def _hidden(self, value: Words, ring: Ring, stream: int, place: int) -> Words:
-        return value
-
-
 def _unpacked(bits: Packed | Words, count: int) -> Words:
     return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(np.uint64)
 
@@ -154,7 +114,7 @@ class _Watching(PartySession):
     """Writes down what it receives."""
 
     def __init__(
-        self, party: int, channel: Channel, randomness: OpenBundle | _OldMasks, *, dealt: bool, permits_leaks: bool
+        self, party: int, channel: Channel, randomness: OpenBundle | OldMasks, *, dealt: bool, permits_leaks: bool
     ) -> None:
         super().__init__(party, channel, randomness, permits_leaks=permits_leaks)
         self.messages: list[Message] = []
@@ -407,7 +367,7 @@ def record(
             secrets = inputs[CLIENT][run], inputs[SERVER][run]
             weights, key = case.weights(run, secrets[SERVER], party)
             drawn = case.prepared(run, preparer, weights) if preparer else case.dealt(run, party, weights, key)
-            broken = {"old mask": _OldMasks, "no mask": _BareBits}.get(control)
+            broken = {"old mask": OldMasks, "no mask": BareBits}.get(control)
             randomness = broken(drawn) if broken else drawn
             session = _Watching(party, channel, randomness, dealt=preparer is None, permits_leaks=leaks)
             session.key = key

@@ -17,7 +17,8 @@ from comet_mpc import _native
 from comet_mpc.engine.ring import odd_ring
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
-from comet_mpc.lab.audit.online import Control, Recorded, as_parties
+from comet_mpc.lab.audit.controls import Control
+from comet_mpc.lab.audit.online import Recorded, as_parties
 from comet_mpc.lab.audit.statistics import Message
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.base import POINT_BYTES, TREE_BYTES

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.lab.audit.online import Control, Recorded, record
+from comet_mpc.lab.audit.controls import Control
+from comet_mpc.lab.audit.online import Recorded, record
 from comet_mpc.lab.audit.preparation import SET_UPS, record_preparation
 from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS, judge, pile_up
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES

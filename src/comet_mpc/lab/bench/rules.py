@@ -20,8 +20,8 @@ from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.activation import SmuRule, polynomial_root
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import RULES, NewtonRule, inverse_sqrt, make_rule
-from comet_mpc.functions.minimax import MinimaxRule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
 from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.sources import SOURCES

@@ -1,0 +1,249 @@
+"""A rule for 1/sqrt(t): a few public numbers, and what they guarantee on a public interval.
+
+A `MinimaxRule` evaluates y ≈ 1/sqrt(t) for t in [low, high] by
+
+    start   y = c_0 + c_1·t + … + c_n·t^n    from one opening of t; n = 1 is one classical step, n = 4 stands for two
+    step    y <- a·y - b·t·y³                one opening of y each, a and b chosen for this very step
+            y <- a·y - b·t·y³ + c·t²·y⁵      the same of degree five, from a coarser t and y (`row_rule`)
+
+The guess costs no communication (it is a polynomial in t), it is not the constant of plain Newton, and every number
+is public and independent of the data. `minimax` and `row_rule` make such rules. Whatever made one, its errors, its
+rounding and the range in which it is stable are computed here, from the numbers themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.errors import RuleError
+from comet_mpc.functions.fit import from_floor
+
+Reals = npt.NDArray[np.float64]
+
+RING_LIMIT = 62  # values in a ring of 64 bits stay below 2^62, where a truncation is exact
+_PROOF = 20_000  # points on which errors are bounded
+
+
+@dataclass(frozen=True)
+class RuleStep:
+    """ŷ <- a·ŷ - 2^-shift·t·ŷ³, or a·ŷ - b·t·ŷ³ + 2^-shift·t²·ŷ⁵; of `fraction` bits before it is truncated."""
+
+    a: float
+    shift: int
+    fraction: int
+    bound: float
+    """|ŷ| after the step, for every t from the floor to the stable top."""
+    b: float = 0.0
+    """0: the step is cubic."""
+    fraction_t: int = 0
+    """Fraction bits of t in this step; 0: the rule's."""
+    fraction_y: int = 0
+    """The same of ŷ, where it is opened for this step."""
+
+    def __call__(self, tau: Any, y: Any) -> Any:
+        """In real arithmetic, of arrays of any library."""
+        square, last = tau * y**2, 2.0**-self.shift
+        return y * (self.a - square * (self.b - last * square if self.b else last))
+
+
+@dataclass(frozen=True)
+class MinimaxRule:
+    """y ≈ 1/sqrt(t) for t in [low, high]. Made by `minimax_rule`; all numbers are public."""
+
+    low: float
+    high: float
+    floor: float
+    """t is never below it."""
+    exponent: int
+    """Even; τ = t·2^-exponent is between 1/2 and 2 at the interval's top."""
+    fraction_t: int
+    fraction_y: int
+    start: tuple[float, ...]
+    start_fraction: int
+    start_bound: float
+    steps: tuple[RuleStep, ...]
+    gain: float
+    """The rule gives gain/sqrt(t): a public constant of what comes next, included for free."""
+    root_bound: float
+    """|τ·ŷ| at the end, for every t from the floor to the stable top."""
+    start_t: int = 0
+    """Fraction bits of τ in the start; 0: as in the steps."""
+
+    @property
+    def ratio(self) -> float:
+        return self.high / self.low
+
+    def normalised(self, t: npt.ArrayLike) -> Reals:
+        """gain/sqrt of τ itself, by the rule, in real arithmetic: what the protocol computes but for rounding."""
+        return self._trace(np.asarray(t, dtype=np.float64) * 2.0**-self.exponent)[-1]
+
+    def __call__(self, t: npt.ArrayLike) -> Reals:
+        """The rule in real arithmetic."""
+        return np.asarray(self.normalised(t) * 2.0 ** (-self.exponent // 2))
+
+    def root(self, t: npt.ArrayLike) -> Reals:
+        """sqrt(t) = t·(1/sqrt(t)), by the rule."""
+        return np.asarray(np.asarray(t, np.float64) * self(t))
+
+    def _trace(self, tau: Reals) -> list[Reals]:
+        values = [polynomial_value(self.start, tau)]
+        for step in self.steps:
+            values.append(step(tau, values[-1]))
+        return values
+
+    def bits_of_t(self, step: RuleStep | None) -> int:
+        """Fraction bits of τ as a step takes it, or the start (None)."""
+        return (self.start_t if step is None else step.fraction_t) or self.fraction_t
+
+    def bits_of_y(self, step: RuleStep) -> int:
+        """Fraction bits of ŷ as a step takes it."""
+        return step.fraction_y or self.fraction_y
+
+    def check(self) -> None:
+        """Raises RuleError unless the numbers are a rule: for one that comes from a file and not from `minimax_rule`.
+
+        From the floor to the top no value leaves its bound, and what is truncated fits the ring. Errors, rounding and
+        the stable range need no check: they are computed from the numbers themselves.
+        """
+        sizes = [self.fraction_t, self.fraction_y, self.bits_of_t(None), self.start_fraction]
+        for step in self.steps:
+            sizes += [step.fraction, self.bits_of_t(step), self.bits_of_y(step)]
+        if not 0.0 <= self.floor <= self.low < self.high < math.inf or not 0.5 <= self.gain <= 2.0:
+            raise RuleError(f"the interval [{self.low:g}, {self.high:g}] or the gain {self.gain:g} is not valid")
+        if self.exponent % 2 or not self.start or not all(1 <= size <= RING_LIMIT for size in sizes):
+            raise RuleError("a rule's exponent or fraction bits are not valid")
+        tau = from_floor(self.floor, self.low, self.high) * 2.0**-self.exponent
+        with np.errstate(over="ignore", invalid="ignore"):
+            trace = self._trace(tau)
+        bounds = [self.start_bound, *(step.bound for step in self.steps)]
+        for y, bound in zip(trace, bounds, strict=True):
+            if not float(np.max(np.abs(y))) <= bound:
+                raise RuleError("a rule's values leave the bounds that it states")
+        for step in self.steps:
+            degree = 2 if step.b else 1  # in t
+            least = degree * self.bits_of_t(step) + (2 * degree + 1) * self.bits_of_y(step) + max(0, step.shift)
+            if step.fraction != least or not step.bound * 2.0**step.fraction < 2.0**RING_LIMIT:
+                raise RuleError("a rule's step does not fit into a ring of 64 bits")
+        if not float(np.max(np.abs(tau * trace[-1]))) <= self.root_bound:
+            raise RuleError("a rule's root leaves the bound that it states")
+
+    @cached_property
+    def _proof_grid(self) -> Reals:
+        return np.geomspace(self.low, self.high, _PROOF) * 2.0**-self.exponent
+
+    @cached_property
+    def error(self) -> float:
+        """max |y·sqrt(t)/gain - 1| over the interval, in real arithmetic."""
+        tau = self._proof_grid
+        return _peak(np.sqrt(tau) * self._trace(tau)[-1] / self.gain - 1.0)
+
+    @cached_property
+    def root_error(self) -> float:
+        """max |t·y/gain - sqrt(t)| / sqrt(high) over the interval, in real arithmetic."""
+        tau = self._proof_grid
+        top = math.sqrt(self.high * 2.0**-self.exponent)
+        return _peak(tau * self._trace(tau)[-1] / self.gain - np.sqrt(tau)) / top
+
+    @cached_property
+    def _rounding_of_y(self) -> Reals:
+        """What one unit of every opened ŷ does to the last one, at most and to first order."""
+        tau = self._proof_grid
+        unit = 2.0**-self.fraction_y
+        gathered = np.full_like(tau, unit if self.steps else 2.0**-self.start_fraction)
+        for step, y in zip(self.steps, self._trace(tau), strict=False):
+            slope = np.abs(step.a - 3.0 * 2.0**-step.shift * tau * y**2)
+            curvature = 3.0 * 2.0**-step.shift * tau * np.abs(y) * gathered
+            gathered = (slope + curvature) * gathered + (unit if step is not self.steps[-1] else 0.0)
+        return gathered
+
+    @cached_property
+    def rounding(self) -> float:
+        """What fixed point adds to `error` at most, to first order: one unit of t, one of every opened ŷ."""
+        if self.start_t:
+            inside = self._rounded_grid >= self._proof_grid[0]
+            root = np.sqrt(self._rounded_grid[inside]) / self.gain
+            return max(0.0, *(_highest(np.abs(root * y[inside] - 1.0)) - self.error for y in self._rounded))
+        tau = self._proof_grid
+        relative_t = 0.5 * 2.0**-self.fraction_t / tau
+        relative_y = self._rounding_of_y * np.sqrt(tau) / self.gain
+        return float(np.max(relative_y + relative_t * (1.0 + self.error) / (1.0 - 2 * relative_t)))
+
+    @property
+    def _rounded_grid(self) -> Reals:
+        """Also below the interval, where y·sqrt(t) must not be too large."""
+        low, high = self.low * 2.0**-self.exponent, self.high * 2.0**-self.exponent
+        return np.geomspace(low / 64.0, high, _PROOF // 5)
+
+    @cached_property
+    def _rounded(self) -> tuple[Reals, Reals]:
+        """The least and the largest that the last ŷ can be, every t and ŷ being off by up to a unit as it is opened."""
+        tau = self._rounded_grid[:, None]
+        off = units_off(tau, float(tau[-1, 0]))
+        y = polynomial_value(self.start, tau + np.linspace(-1.0, 1.0, 5) * off * 2.0 ** -self.bits_of_t(None))
+        bounds = [self.start_bound, *(step.bound for step in self.steps)]
+        for step, bound in zip(self.steps, bounds, strict=False):
+            unit = 2.0 ** -self.bits_of_y(step)
+            least, largest = (ends[:, None] for ends in (y.min(axis=1), y.max(axis=1)))
+            least, largest = least - unit * units_off(least, bound), largest + unit * units_off(largest, bound)
+            spread = (least + (largest - least) * np.linspace(0.0, 1.0, 9))[:, :, None]
+            moved = (tau + np.array([-1.0, 0.0, 1.0]) * off * 2.0 ** -self.bits_of_t(step))[:, None, :]
+            y = step(moved, spread).reshape(len(tau), -1)
+        return y.min(axis=1), y.max(axis=1)
+
+    @cached_property
+    def overshoot(self) -> float:
+        """y·sqrt(t)/gain is at most this, rounding included; less below the interval."""
+        if not self.start_t:
+            return 1.0 + self.error + self.rounding
+        return max(1.0, _highest(np.sqrt(self._rounded_grid) * self._rounded[1] / self.gain))
+
+    @cached_property
+    def root_rounding(self) -> float:
+        """The same for `root_error`."""
+        tau = self._proof_grid
+        root = tau * self._trace(tau)[-1]
+        moved = np.abs(np.gradient(root, tau)) * 2.0**-self.fraction_t + tau * self._rounding_of_y
+        return float(np.max(moved)) / (self.gain * math.sqrt(self.high * 2.0**-self.exponent))
+
+    @cached_property
+    def stable_top(self) -> float:
+        """Up to here no intermediate value leaves the bounds that the ring was planned for, and y stays positive."""
+        tops = self.high * np.linspace(1.0, 4.0, 3001)
+        with np.errstate(over="ignore", invalid="ignore"):
+            trace = self._trace(tops * 2.0**-self.exponent)
+        bounds = [self.start_bound, *(step.bound for step in self.steps)]
+        fine = np.all([np.abs(y) <= bound for y, bound in zip(trace, bounds, strict=True)], axis=0)
+        fine &= trace[-1] > 0
+        broken = np.flatnonzero(~fine)
+        return float(tops[broken[0] - 1] if broken.size else tops[-1]) if not broken.size or broken[0] else self.high
+
+
+def _peak(error: Reals) -> float:
+    """The largest |error| of a smooth function sampled on a fine grid, plus what it can rise between two samples: an
+    eighth of its second difference, of which the whole is added."""
+    return float(np.max(np.abs(error)) + np.max(np.abs(np.diff(error, n=2)), initial=0.0))
+
+
+def units_off(values: Reals, bound: float) -> Reals:
+    """By how many units a number up to `bound` may be off, once it is truncated out of an odd ring that just holds it.
+
+    One, and |z|/2M of the ring's z < M/4 (docs/numerics.md, odd rings). Out of Z_2^w it is one.
+    """
+    return np.asarray(1.0 + np.abs(values) / (8.0 * bound))
+
+
+def _highest(values: Reals) -> float:
+    """The largest value of a function with kinks, and half of what it moves from one sample to the next."""
+    return float(np.max(values) + 0.5 * np.max(np.abs(np.diff(values))))
+
+
+def polynomial_value(coefficients: Sequence[float], tau: Reals) -> Reals:
+    """Σ c_i·τ^i."""
+    return np.asarray(np.polynomial.polynomial.polyval(tau, coefficients), np.float64)
