@@ -14,9 +14,9 @@ way: coefficients are fitted to the extremes, not to the values that would be ex
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -101,14 +101,14 @@ class _Interval:
     def starts(self) -> Iterator[_Stage]:
         """For every degree the start from the finest t that there is room for."""
         for degree in _DEGREES:
-            for bits in range(min(16, 72 // degree), 5, -1):
-                moved, root = self.coarse(bits)
-                found = chebyshev_fit([root * moved**i for i in range(degree + 1)], np.ones_like(root))
-                stage = self.start(tuple(map(float, found)), bits)
-                fraction = degree * bits + math.log2(_COARSEST / abs(found[-1]))
-                if fraction + math.log2(stage.bound) < _ROOM - self.spare:
-                    yield stage
-                    break
+            yield from _finest(range(min(16, 72 // degree), 5, -1), partial(self._fitted_start, degree), degree)
+
+    def _fitted_start(self, degree: int, bits: int) -> tuple[_Stage, float]:
+        """And the bits of room that it lacks."""
+        moved, root = self.coarse(bits)
+        found = chebyshev_fit([root * moved**i for i in range(degree + 1)], np.ones_like(root))
+        stage = self.start(tuple(map(float, found)), bits)
+        return stage, degree * bits + math.log2(_COARSEST / abs(found[-1]) * stage.bound) - _ROOM + self.spare
 
     def start(self, coefficients: tuple[float, ...], bits: int) -> _Stage:
         y = polynomial_value(coefficients, self.coarse(bits)[0]).reshape(len(self.grid), -1)
@@ -116,26 +116,26 @@ class _Interval:
 
     def steps(self, before: _Stage, fine: int | None) -> Iterator[_Stage]:
         """Steps that there is room for. fine: bits of t in cubic ones, once that is decided."""
+
+        def fifth(bits_y: int, bits_t: int) -> tuple[_Stage, float]:
+            return self._with_lack(self.step(before, 5, bits_t, bits_y), 5)
+
+        def third(bits_t: int, bits_y: int) -> tuple[_Stage, float]:
+            return self._with_lack(self.step(before, 3, bits_t, bits_y), 3)
+
         for bits_y in range(3, 8):
-            for bits_t in range((int(_ROOM) - 5 * bits_y) // 2, 7, -1):
-                stage = self.step(before, 5, bits_t, bits_y)
-                if self._room(stage, 5):
-                    yield stage
-                    break
+            yield from _finest(range((int(_ROOM) - 5 * bits_y) // 2, 7, -1), partial(fifth, bits_y), 2)
         low_bits = -math.floor(math.log2(self.low))
         for bits_t in range(low_bits + 6, low_bits + 11) if fine is None else (fine,):
-            for bits_y in range((int(_ROOM) - bits_t) // 3, 4, -1):
-                stage = self.step(before, 3, bits_t, bits_y)
-                if self._room(stage, 3):
-                    yield stage
-                    break
+            yield from _finest(range((int(_ROOM) - bits_t) // 3, 4, -1), partial(third, bits_t), 3)
 
-    def _room(self, stage: _Stage, degree: int) -> bool:
+    def _with_lack(self, stage: _Stage, degree: int) -> tuple[_Stage, float]:
+        """A step, and the bits of room that it lacks."""
         if stage.coefficients[-1] <= 0.0:
-            return False
+            return stage, math.inf
         shift = max(0, round(-math.log2(stage.coefficients[-1])))
         fraction = (degree // 2) * stage.bits_t + degree * stage.bits_y + shift
-        return fraction + math.log2(stage.bound) < _ROOM - self.spare
+        return stage, fraction + math.log2(stage.bound) - _ROOM + self.spare
 
     def step(self, before: _Stage, degree: int, bits_t: int, bits_y: int, scale: float = _LARGEST_SCALE) -> _Stage:
         """The step of a degree that is best after a stage; y is opened over a scale."""
@@ -159,6 +159,28 @@ class _Interval:
     def _stage(self, found: tuple[float, ...], bits_t: int, bits_y: int, y: Reals, nominal: Reals) -> _Stage:
         error = float(np.max(np.abs(np.sqrt(self.grid)[:, None] * y - 1.0)))
         return _Stage(found, bits_t, bits_y, y.min(axis=1), y.max(axis=1), nominal, error)
+
+
+def _finest(bits: range, make: Callable[[int], tuple[_Stage, float]], gain: int) -> Iterator[_Stage]:
+    """The stage of the most bits that there is room for, if there is one.
+
+    make: a stage of so many bits, and the bits of room that it lacks; each bit less brings `gain` of them, and hardly
+    any besides. So what lacks some leaps down to where it should not, and from there looks up again.
+    """
+    at, failed = bits.start, bits.start + 1
+    while at > bits.stop:
+        stage, lack = make(at)
+        if lack < 0.0:
+            break
+        failed, at = at, at - max(1, math.floor(lack / gain) if lack < math.inf else 1)
+    else:
+        return
+    while at + 1 < failed:
+        above, lack = make(at + 1)
+        if lack >= 0.0:
+            break
+        stage, at = above, at + 1
+    yield stage
 
 
 def _error(stage: _Stage) -> float:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -67,11 +68,14 @@ def grouped(program: Sequence[Correlation | None], kind: type[Kind]) -> Iterator
             groups[_common(correlation)].append((index, correlation))
     for name, members in groups.items():
         batch: list[tuple[int, Kind]] = []
+        elements = 0
         for member in members:
-            if batch and sum(entry.facts.elements for _, entry in [*batch, member]) > BATCH:
+            size = member[1].facts.elements
+            if batch and elements + size > BATCH:
                 yield name, batch
-                batch = []
+                batch, elements = [], 0
             batch.append(member)
+            elements += size
         yield name, batch
 
 
@@ -96,7 +100,13 @@ def matrix_products(program: Sequence[Correlation], copies: int = 1) -> list[Pro
 
     copies: how many times the program holds the same one (`repeated`)
     """
-    return list(_matrix_products(program, packing_of(program[: len(program) // copies])))
+    return list(_arranged(tuple(program), copies))
+
+
+@lru_cache(maxsize=4)
+def _arranged(program: tuple[Correlation, ...], copies: int) -> tuple[Products, ...]:
+    """Planning, preparing and storing a bundle ask for the same."""
+    return tuple(_matrix_products(program, packing_of(program[: len(program) // copies])))
 
 
 def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterator[Products]:
@@ -181,7 +191,11 @@ def masks_by_ciphertext(program: Sequence[Correlation]) -> frozenset[int]:
 
 def packing_of(program: Sequence[Correlation]) -> Packing:
     """Whether packed responses, and turned uploads, save more than the keys for them take."""
+    return _packing(tuple(program))
 
+
+@lru_cache(maxsize=4)
+def _packing(program: tuple[Correlation, ...]) -> Packing:
     def cost(packing: Packing) -> float:
         return packing.key_bytes + sum(p.batch * p.tiling.cost for p in _matrix_products(program, packing))
 

@@ -83,6 +83,8 @@ class Tiling:
 
     def sections(self) -> list[Tiling]:
         """The product, and every scaling as a product of its own, in the order of their answers."""
+        if not self.diagonals:
+            return [self]
         alone = replace(self, diagonals=0)
         return [alone] + self.diagonals * [replace(alone, outputs=self.inputs, diagonal=True)]
 
@@ -126,12 +128,12 @@ class Tiling:
 
     @property
     def response_bytes(self) -> int:
-        answers = math.prod(self.groups) + self.diagonals * math.prod(replace(self, outputs=self.inputs).groups)
+        answers = sum(math.prod(section.groups) for section in self.sections())
         return self.parts * answers * self.scheme.response_bytes
 
     @property
-    def cost(self) -> float:
-        """In bytes: those that are sent, and what the server's time is worth."""
+    def seconds(self) -> float:
+        """About how long the server computes, on one core."""
         seconds, ways = 0.0, 1 << self.turns
         limbs = self.turned_limbs if self.turns else self.scheme.limbs
         stages = (self.stride << (self.turns > 0)).bit_length() - 1
@@ -145,7 +147,12 @@ class Tiling:
         if self.turns:  # of what a way costs, transforms are two thirds
             rows, inputs, _ = self.blocks
             seconds += rows * inputs * (limbs * (limbs + 2) + (ways - 1) * 3 * (limbs + 1)) * _SWITCH
-        return self.upload_bytes + self.response_bytes + _BYTES_PER_SECOND * seconds
+        return seconds
+
+    @property
+    def cost(self) -> float:
+        """In bytes: those that are sent, and what the server's time is worth."""
+        return self.upload_bytes + self.response_bytes + _BYTES_PER_SECOND * self.seconds
 
     @property
     def group_blocks(self) -> int:
