@@ -312,7 +312,7 @@ def test_a_break_between_the_two_commits_leaves_nothing_at_the_client(pair: Pair
 def test_an_error_that_nobody_has_foreseen_is_typed_and_the_servers_operator_is_told_where_it_was(
     tmp_path: Path, party: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(self: Preparer, count: int) -> object:
+    def fail(self: Preparer, count: int, progress: object) -> object:
         raise ValueError("a number that is secret")
 
     monkeypatch.setattr(Preparer, "prepare", fail)

@@ -92,8 +92,9 @@ class Client:
     dealer       HOST:PORT if the dealer has another address here than at the server
     model        the name of a model, if the server has several
     fingerprint  refuse any other model than this one
-    progress     is told bytes so far and of how many while a bundle is prepared; from any thread. Until a dealer begins
-                 it is 0 of 0 bytes, again and again; then what the server has got of the dealer, every second
+    progress     is told how far a bundle is, in bytes and of how many, in proportion to the time it takes; from any
+                 thread. Until a dealer begins it is 0 of 0 bytes, again and again; then what the server has got of the
+                 dealer, every second
     downloading  is told the same of what is downloaded to set up a model
     wrap         is given every connection to the server and returns what is used instead, for example to record it
     """

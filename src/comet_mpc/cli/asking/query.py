@@ -164,8 +164,6 @@ def query(
             spread = asking.spread_clients(cluster, clients, client.connect(), asking.Asker, server, options)
             asks = stack.enter_context(spread)
         show.tick = stack.enter_context(bar("texts"))
-        if find_source(client.source).has_third_party:
-            show.steady()
         left = texts.by_number if answers is None else answers.left
         if spare is None:
             _prepare(client, client.sizes(list(left.values())) if left else {}, show, str(json) == "-")
@@ -208,10 +206,6 @@ class _Shown:
         self.tick: Tick | None = None
         """Nothing is shown before there is one."""
         self._done = self._total = 0
-        self._pace: Pace | None = None
-
-    def steady(self) -> None:
-        """The bytes of a bundle come at a steady pace, as a dealer's do: then the time left can be told."""
         self._pace = Pace()
 
     def begin(self, total: int, done: int = 0) -> None:
@@ -227,7 +221,7 @@ class _Shown:
         if not total:
             self._show("waiting for the dealer")
             return
-        left = f", {self._pace.left(done, total)}" if self._pace is not None and self._pace.spent(done) >= 1.0 else ""
+        left = f", {self._pace.left(done, total)}" if self._pace.spent(done) >= 1.0 else ""
         self._show(f"preparing randomness {human_bytes(done)}/{human_bytes(total)}{left}")
 
     def _show(self, note: str) -> None:

@@ -6,6 +6,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore
+from comet_mpc.progress import bar
+from comet_mpc.units import human_bytes
 
 T = TypeVar("T")
 
@@ -91,7 +94,8 @@ class Seat:
         """Randomness for a run, and the bytes that it cost: those sent to the other party, or all with the dealer."""
         if not source.has_third_party:
             before = channel.traffic
-            pair = prepare_bundle(channel, self.party, plan.correlations, weights)
+            with bar("preparing randomness", shown=human_bytes) if self.party == CLIENT else nullcontext() as tick:
+                pair = prepare_bundle(channel, self.party, plan.correlations, weights, progress=tick)
             return pair, (channel.traffic - before).sent
         with TemporaryDirectory(prefix="comet-store-") as directory:
             store = BundleStore(Path(directory), self.party, DEALER)

@@ -23,7 +23,6 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, PeerError, PeerGaveUp
 from comet_mpc.net.channel import Traffic
-from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import BundleStore, BundleWriter
@@ -45,19 +44,14 @@ def prepare_stored(
     """More bundles for the plan in this party's store, by agreement with the other. Any error ends the connection.
 
     owner: at the server, the name of the client's certificate. No other client can run the bundle.
-    Returns what it took on the wire, the last two messages apart: what `preparation_traffic` says.
+    Returns what it took on the wire, the last two messages apart: what `costs.preparation_traffic` says.
     """
     channel = preparer.channel
     writers: list[BundleWriter] = []
     before = channel.traffic
-    if progress is not None:
-        expected = preparation_traffic(plan.correlations, first=preparer.fresh, count=len(bundle_ids))
-        total, told = expected.sent + expected.received, progress
-        channel.watcher = lambda now: told(_bytes(now - before), total)
     try:
-        prepared = preparer.prepare(len(bundle_ids))
+        prepared = preparer.prepare(len(bundle_ids), progress)
         traffic = channel.traffic - before
-        channel.watcher = None
         spent, names = _bytes(traffic) // len(bundle_ids), bytes.fromhex("".join(bundle_ids))
         with contextlib.ExitStack() as stack:
             for bundle_id, one in zip(bundle_ids, prepared, strict=True):
@@ -89,8 +83,6 @@ def prepare_stored(
         if preparer.party != CLIENT:  # nobody has foreseen it: its operator is told where it was
             _log.error("an error while preparing a bundle", exc_info=error)
         raise PeerError("the preparation of a bundle failed; nothing of it is kept") from error
-    finally:
-        channel.watcher = None
     return traffic
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from comet_mpc.engine.correlations import (
     BitProducts,
@@ -33,10 +35,13 @@ from comet_mpc.offline.pair.units import units
 from comet_mpc.offline.rlwe.products import together
 from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
 from comet_mpc.offline.rlwe.slots import SlotPlan
+from comet_mpc.offline.source import Progress
 
 _SEEDS = SEED_BYTES + FRAME_HEADER
 _KEYS = Traffic(_SEEDS + PublicKey.SIZE + FRAME_HEADER, _SEEDS, 2)
 """Two seeds at once, then the client's public key."""
+_BYTES_PER_SECOND = 30e6
+"""So many are encrypted, multiplied element by element, answered and sent, beside what matrix products take."""
 
 
 def preparation_traffic(program: Sequence[Correlation], *, first: bool = True, count: int = 1) -> Traffic:
@@ -53,37 +58,64 @@ def preparation_traffic(program: Sequence[Correlation], *, first: bool = True, c
 
 def preparation_parts(once: Sequence[Correlation], count: int = 1) -> dict[str, Traffic]:
     """The same by what it is spent on, in the order of first use."""
-    program = repeated(once, count)
-    parts = {"agreement": Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1)}  # the program's digest
-    parts["keys"] = _KEYS + set_up_traffic()
-
-    def add(name: str, traffic: Traffic) -> None:
+    parts: dict[str, Traffic] = {}
+    for name, traffic, _ in _stages(once, count):
         parts[name] = parts.get(name, Traffic()) + traffic
+    return parts
 
+
+def watcher(
+    once: Sequence[Correlation], told: Progress, before: Traffic, *, first: bool = True, count: int = 1
+) -> Callable[[Traffic], None]:
+    """For a channel on which a preparation begins: tells how far it is, in proportion to the time that it takes.
+
+    Bytes of matrix products take the longest, and come first. So what is told are not the bytes that have passed, but
+    those that would have, if each took as long as any other: of them the time left follows.
+    """
+    passed, spent = [0], [0.0]
+    for name, traffic, seconds in _stages(once, count):
+        if first or name != "keys":
+            size = traffic.sent + traffic.received
+            passed.append(passed[-1] + size)
+            spent.append(spent[-1] + seconds + size / _BYTES_PER_SECOND)
+
+    def watch(now: Traffic) -> None:
+        done = now - before
+        part = float(np.interp(done.sent + done.received, passed, spent)) / spent[-1]
+        told(int(part * passed[-1]), passed[-1])
+
+    return watch
+
+
+def _stages(once: Sequence[Correlation], count: int) -> Iterator[tuple[str, Traffic, float]]:
+    """What is done one after the other, and about how many seconds that takes beside those for its bytes."""
+    program = repeated(once, count)
+    yield "agreement", Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1), 0.0  # the program's digest
+    yield "keys", _KEYS + set_up_traffic(), 0.0
     if keys := packing_of(once).key_bytes:
-        add("keys", Traffic(keys + FRAME_HEADER, 0, 1))
+        yield "keys", Traffic(keys + FRAME_HEADER, 0, 1), 0.0
     for products in matrix_products(program, count):
-        tiling = products.tiling
-        add("matrix products", _jobs(products.batch, tiling.upload_bytes, tiling.response_bytes))
+        tiling, batch = products.tiling, products.batch
+        yield "matrix products", _jobs(batch, tiling.upload_bytes, tiling.response_bytes), batch * tiling.seconds
     for (width, modulus), bits in grouped(program, BitProducts):
         padded = sum(-(-entry.count // 8) * 8 for _, entry in bits)
-        add("bits of truncation", bit_products_traffic(CLIENT, padded, width, modulus))
+        yield "bits of truncation", bit_products_traffic(CLIENT, padded, width, modulus), 0.0
     for unit in units(program):
-        add("products in odd rings", _run([(job.upload_bytes, job.response_bytes) for job in unit.jobs]))
+        yield "products in odd rings", _run([(job.upload_bytes, job.response_bytes) for job in unit.jobs]), 0.0
     for correlation in program:
         if isinstance(correlation, TableTransfers):
-            add("look-ups", table_traffic(correlation.count, correlation.entries))
+            yield "look-ups", table_traffic(correlation.count, correlation.entries), 0.0
     for terms, monomials in grouped(program, Monomials):
         width = max(term.width for term in terms)
         if plan := monomial_plan([term.powers for term in terms], width):
-            add("monomials", _slots(plan, sum(math.prod(entry.shape) for _, entry in monomials), width))
+            yield "monomials", _slots(plan, sum(math.prod(entry.shape) for _, entry in monomials), width), 0.0
     for (columns, width), sums in grouped(program, SquareSums):
         rows = sum(entry.rows for _, entry in sums)
-        count = terms_per_sum(rows, columns, width)
-        add("sums of squares", _slots(square_plan(count, width), rows * -(-columns // count), width))
+        added = terms_per_sum(rows, columns, width)
+        yield "sums of squares", _slots(square_plan(added, width), rows * -(-columns // added), width), 0.0
     for width, scales in grouped(scales_alone(program, count), WeightScale):
-        add("scales", _slots(scale_plan(width), sum(entry.rows * entry.size for _, entry in scales), width))
-    return parts
+        total = sum(entry.rows * entry.size for _, entry in scales)
+        yield "scales", _slots(scale_plan(width), total, width), 0.0
 
 
 def _jobs(count: int, upload: int, response: int) -> Traffic:

@@ -59,6 +59,7 @@ from comet_mpc.offline.pair.arrangement import (
     square_plan,
     terms_per_sum,
 )
+from comet_mpc.offline.pair.costs import watcher
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
 from comet_mpc.offline.pair.elements import monomial
 from comet_mpc.offline.pair.shares import HeldShares, PairRandomness, Prepared, layouts, mask_words
@@ -66,6 +67,7 @@ from comet_mpc.offline.pair.units import defined_masks, prepare_units
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Integers, centred
+from comet_mpc.offline.source import Progress
 
 _WORDS = Ring(WORD)
 """What is not in an odd ring is computed in this one: narrower rings are its low bits."""
@@ -97,8 +99,20 @@ class Preparer:
         """Whether keys and transfers are still to be set up."""
         return self._tools is None
 
-    def prepare(self, count: int = 1) -> list[Prepared]:
-        """The next bundles, together: small tensors of several share ciphertexts. Both parties ask for as many."""
+    def prepare(self, count: int = 1, progress: Progress | None = None) -> list[Prepared]:
+        """The next bundles, together: small tensors of several share ciphertexts. Both parties ask for as many.
+
+        progress: is told how far it is, in proportion to the time that it takes, in bytes
+        """
+        if progress is not None:
+            before, first = self.channel.traffic, self.fresh
+            self.channel.watcher = watcher(self.correlations, progress, before, first=first, count=count)
+        try:
+            return self._prepare(count)
+        finally:
+            self.channel.watcher = None
+
+    def _prepare(self, count: int) -> list[Prepared]:
         program = repeated(self.correlations, count)
         digest = bytes.fromhex(program_digest(program))
         theirs = self.channel.exchange([digest], len(digest)).tobytes()
@@ -124,9 +138,10 @@ def prepare_bundle(
     weights: Mapping[str, Weight] | None = None,
     *,
     threads: int | None = None,
+    progress: Progress | None = None,
 ) -> PairRandomness:
     """One bundle. Both parties call it with the same program, planned with fused=False; the server with its weights."""
-    return Preparer(channel, party, correlations, weights, threads=threads).prepare()[0].open()
+    return Preparer(channel, party, correlations, weights, threads=threads).prepare(progress=progress)[0].open()
 
 
 class _Preparation:
