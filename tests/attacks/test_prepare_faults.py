@@ -223,9 +223,8 @@ def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
 
     end, messages = attempt()
     assert isinstance(end, str)
-    places = (
-        [3, messages // 2, messages - 1] if fault == "stall" else [*range(5), messages // 2, messages - 2, messages - 1]
-    )
+    early = {"cut": (0, 1, 2, 3, 4, messages - 2), "length": (2,), "garbage": (4,), "stall": (3,)}[fault]
+    places = [*early, messages // 2, messages - 1]
     ends = [attempt(fault, side, at)[0] for side, at in itertools.product(SIDES, places)]
     failed = [end for end in ends if isinstance(end, CometError)]
     assert all(isinstance(error, PeerError | RandomnessError) for error in failed), failed

@@ -1,7 +1,7 @@
 """Whatever a peer, a line or a stranger does to one inference: a typed error, no partial result, no mask used twice.
 
-Every message of one inference, from the greeting to the result, is cut off, held back, and sent with a wrong length,
-by either side. Both sides run in this process over a memory channel; strangers meet a real server over TLS.
+Messages of one inference, from the greeting to the result, are cut off, held back, and sent with a wrong length, by
+either side. Both sides run in this process over a memory channel; strangers meet a real server over TLS.
 """
 
 from __future__ import annotations
@@ -101,15 +101,19 @@ class Inference:
         assert not {path.stem for path in service.store.directory.glob("*.bundle")} & set(consumed)
         return result
 
-    def faults(self, side: Side) -> Iterator[dict[str, Any]]:
-        """Every message of a cold start, then those of a run with the model set up."""
+    def faults(self, side: Side, first: int = 0) -> Iterator[dict[str, Any]]:
+        """Every message of a cold start, then those of a run with the model set up: of its rounds the first and the
+        last ones, and between them every third from `first` on."""
         for at in range(self.cold_messages - self.rounds):
             yield {"cold": True, "at": at, "side": side}
-        for at in range(_BEFORE_ROUNDS + self.rounds):
-            yield {"at": at, "side": side}
+        end = _BEFORE_ROUNDS + self.rounds
+        for at in range(end):
+            if at < _BEFORE_ROUNDS + 2 or at >= end - 2 or at % 3 == first % 3:
+                yield {"at": at, "side": side}
 
 
 _BEFORE_ROUNDS = 4  # greeting, Welcome, Run, Ready
+FAULTS: tuple[Fault, ...] = ("cut", "length", "garbage")
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +131,11 @@ SIDES: tuple[Side, Side] = ("client", "server")
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("fault", ["cut", "length", "garbage"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_any_message_ends_in_an_error_or_a_new_attempt(
     inference: Inference, fault: Fault, side: Side
 ) -> None:
-    for where in inference.faults(side):
+    for where in inference.faults(side, FAULTS.index(fault) + SIDES.index(side)):
         errors, consumed = inference.errors(), len(inference.service.consumed)
         waits = fault == "garbage" and "cold" in where  # a download may wait for what is missing
         patience = IMPATIENT if waits else PATIENCE
@@ -161,12 +165,12 @@ def test_a_stall_at_any_message_costs_a_timeout_and_nothing_else(inference: Infe
     with ThreadPoolExecutor(16) as pool:
         results = list(pool.map(attempt, inference.faults(side)))
     failed = [result for result in results if isinstance(result, CometError)]
-    assert len(failed) > inference.rounds / 2
+    assert len(failed) > inference.rounds / 4
     assert all(isinstance(error, PeerError | RandomnessSpent) for error in failed)
     if side == "client":
-        assert impatient.counters.total("PeerTimeout") > inference.rounds / 4
+        assert impatient.counters.total("PeerTimeout") > inference.rounds / 8
     else:
-        assert sum(isinstance(error, PeerTimeout) for error in failed) > inference.rounds / 4
+        assert sum(isinstance(error, PeerTimeout) for error in failed) > inference.rounds / 8
     assert not isinstance(inference.attempt(), CometError)
 
 
