@@ -17,6 +17,7 @@ from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
 from comet_mpc.offline.rlwe.packing import (
     Packing,
     PackingKeys,
+    multiply_turned,
     packed_scheme,
     packing_keys,
     packing_noise,
@@ -38,7 +39,6 @@ from comet_mpc.offline.rlwe.scheme import (
     choose_scheme,
     common_seed,
     multiply_short,
-    multiply_turned,
     read_uploads,
     respond,
     round_words,

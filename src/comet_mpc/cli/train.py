@@ -313,6 +313,9 @@ def finetune(
     fit: Annotated[
         bool, typer.Option(help="Fit every layer to the teacher's first, if both are the same encoder.")
     ] = True,
+    fit_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that layers are fitted to: more take longer, and begin nearer.")
+    ] = 8192,
     exact: Annotated[bool, typer.Option(help="Train with exact functions, not with the protocol's steps.")] = False,
     json: JsonFile = None,
 ) -> None:
@@ -337,7 +340,7 @@ def finetune(
     recipe = training.Recipe(
         epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=dropout, hidden_weight=hidden_weight,
         logit_weight=logit_weight, temperature=temperature, embedding_rate=embedding_rate, evaluations=evaluations,
-        mode="exact" if exact else "steps", fit=fit, through=through,
+        mode="exact" if exact else "steps", fit=fit, fit_tokens=fit_tokens, through=through,
     )  # fmt: skip
     tutor = None if teacher is None else _tutor(teacher, config)
 
@@ -358,6 +361,7 @@ def finetune(
         "rows": len(train), "held_out": {"rows": held, "seed": HELD_OUT_SEED}, "rate": rate, "batch": batch,
         "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
         "rule": kind, "steps": count, "mode": recipe.mode, "distilled": teacher is not None,
+        "fit_tokens": fit_tokens if fit and teacher is not None else 0,
     }  # fmt: skip
     where = f"{held} rows held out" if held else "dev.tsv"
     say(f"best on {where}: {found['best']:.2f}, after {found['seconds']:.0f} s; saved in {out}")

@@ -36,7 +36,6 @@ from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
 _CALIBRATION_ROWS = 128
-_FIT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ class Recipe:
     """Factor of the rate for attention's thresholds, which start at 0 and must cover a range of about 1."""
     fit: bool = True
     """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`warm_start`)."""
+    fit_tokens: int = 8192
+    """How many tokens of the training rows they are fitted to."""
     token_dropout: float = 0.0
     """Part of the tokens (never the first) that training hides."""
     through: str | None = None
@@ -244,7 +245,7 @@ class _Run:
             batch = self.train.batch(rows, model)
             batches.append(batch.inputs)
             tokens += int(batch.mask.sum())
-            if tokens >= _FIT_TOKENS:
+            if tokens >= self.recipe.fit_tokens:
                 break
         fit_to_teacher(model, teacher, batches)
         return True

@@ -3,7 +3,7 @@
 Layer by layer, with the layers below already fitted, the matrices right after the new steps (after the attention and
 after the activations) are chosen by least squares, so that the sum that LayerNorm takes is the teacher's as far as a
 linear map can make it. Neurons on which the texts say little keep their weights. Thresholds of cosine attention start
-at the heads' mean cosines. Takes seconds.
+at the heads' mean cosines.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from comet_mpc.train.model import UnifiedModel
 
-_RIDGE = 0.1
-"""Weight of the old matrix, over the mean square of what is multiplied with it."""
+_RIDGE = 800.0
+"""Tokens that the old matrix counts for, at the mean square of what is multiplied with it."""
 
 Inputs = tuple[Tensor, Tensor, Tensor | None]
 """ids, mask and types of a batch."""
@@ -102,32 +102,41 @@ def _fit(
     mine: Sequence[_Stream],
     theirs: Sequence[_Stream],
 ) -> None:
-    """One matrix; afterwards all streams are behind the LayerNorm that follows it."""
+    """One matrix; afterwards all streams are behind the LayerNorm that follows it.
+
+    LayerNorm divides every row by its deviation, so its error counts relative to that.
+    """
     own, other = (getattr(streams[0].model.layers[index], matrix) for streams in (mine, theirs))
     inputs = [features(stream, index) for stream in mine]
     totals = [stream.x + other(features(stream, index)) for stream in theirs]
     missing = [total - stream.x for total, stream in zip(totals, mine, strict=True)]
-    _least_squares(own, *(_rows(parts, mine) for parts in (inputs, missing, totals)))
+    _least_squares(own, [
+        (found[stream.tokens], gap[stream.tokens], 1.0 / total[stream.tokens].var(dim=1))
+        for stream, found, gap, total in zip(mine, inputs, missing, totals, strict=True)
+    ])  # fmt: skip
     for stream, found in zip(mine, inputs, strict=True):
         stream.normalise(index, norm, stream.x + own(found))
     for stream, total in zip(theirs, totals, strict=True):
         stream.normalise(index, norm, total)
 
 
-def _rows(parts: Sequence[Tensor], streams: Sequence[_Stream]) -> Tensor:
-    """All tokens, one below the other."""
-    return torch.cat([part[stream.tokens] for part, stream in zip(parts, streams, strict=True)]).double()
+def _least_squares(linear: nn.Linear, batches: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """y ≈ W·x + b over batches of (x, y, the weight of every row)."""
+    total = sum(float(weight.sum()) for _, _, weight in batches)
 
+    def mean(part: int) -> Tensor:
+        return torch.stack([(batch[part] * batch[2][:, None]).sum(0).double() for batch in batches]).sum(0) / total
 
-def _least_squares(linear: nn.Linear, x: Tensor, y: Tensor, total: Tensor) -> None:
-    """y ≈ W·x + b. LayerNorm divides every row by its deviation, so its error counts relative to that."""
-    weight = 1.0 / total.var(dim=1, keepdim=True)
-    weight = weight / weight.sum()
-    x_mean, y_mean = (weight * x).sum(0), (weight * y).sum(0)
-    x, y = x - x_mean, y - y_mean
+    x_mean, y_mean = mean(0), mean(1)
     old = linear.weight.double()
-    gram = x.T @ (weight * x)
-    gram = gram + _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    new = old + torch.linalg.solve(gram, x.T @ (weight * (y - x @ old.T))).T
+    gram, missing = torch.zeros_like(old.T @ old), torch.zeros_like(old.T)
+    for x, y, weight in batches:  # single precision within a batch: the ridge is far above its rounding
+        x, y = x - x_mean.float(), y - y_mean.float()
+        weighted = (x * (weight[:, None] / total)).T
+        gram += (weighted @ x).double()
+        missing += (weighted @ (y - x @ linear.weight.T)).double()
+    ridge = _RIDGE / sum(len(x) for x, _, _ in batches)
+    gram += ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    new = old + torch.linalg.solve(gram, missing).T
     linear.weight.copy_(new)
     linear.bias.copy_(y_mean - new @ x_mean)

@@ -41,6 +41,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comet_mpc import _native
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
@@ -232,3 +233,41 @@ class PackingKeys:
             isa,
         )
         return out
+
+
+def multiply_turned(
+    scheme: Scheme,
+    left: Residues,
+    right: NDArray[np.int64],
+    levels: int,
+    *,
+    plain_limbs: int,
+    isa: str = "",
+) -> Residues:
+    """Products of turned ciphertexts with polynomials, in which the first merges of packing are done already.
+
+    native/rlwe/products.hpp has the formula.
+    left: (r, limbs, 2^turns, i, …) of `PackingKeys.turn`; right: (o, i, live). The result is
+    (r, o', 2, limbs, 8192), o' <= 2^(levels - turns). plain_limbs: primes that ciphertexts had before they were turned.
+    """
+    row_blocks, _, ways, inputs, _ = left.shape
+    outputs, same, live = right.shape
+    turns = ways.bit_length() - 1
+    if same != inputs or live & (live - 1) or not max(4, outputs) <= 2**levels <= live <= DEGREE // 16 or turns > 4:
+        raise ShapeError(f"cannot multiply ciphertexts {left.shape} by polynomials {right.shape}")
+    out = np.empty((row_blocks, min(outputs, 2 ** (levels - turns)), 2, scheme.limbs, DEGREE), np.uint32)
+    _native.lattice_multiply_turned(
+        basis(scheme.primes),
+        left.reshape(-1),
+        np.ascontiguousarray(right).reshape(-1),
+        row_blocks,
+        inputs,
+        outputs,
+        live,
+        levels,
+        turns,
+        plain_limbs,
+        out.reshape(-1),
+        isa,
+    )
+    return out

@@ -22,7 +22,7 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.defined import define_words, read_defined
-from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, packing_keys
+from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, multiply_turned, packing_keys
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     Bytes,
@@ -33,7 +33,6 @@ from comet_mpc.offline.rlwe.scheme import (
     by_rows,
     common_seed,
     multiply_short,
-    multiply_turned,
     read_uploads,
     respond,
     round_words,
