@@ -27,11 +27,13 @@ from comet_mpc.errors import (
     ProtocolMismatch,
     RandomnessSpent,
 )
-from comet_mpc.net.channel import memory_pair
+from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing
-from comet_mpc.offline.dealer.fetch import Ask, Seed, fetch_bundle
+from comet_mpc.offline.dealer.fetch import Ask, Seed, Wait, fetch_bundle
 from comet_mpc.offline.dealer.meeting import Meetings
+from comet_mpc.offline.source import Line, Order, Progress
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.certificates import Identities
@@ -300,9 +302,9 @@ def test_a_client_that_waits_hears_how_far_the_dealer_is(identities: Identities)
     program: tuple[Correlation, ...] = (BitProducts(2_000_000, 64),)
     name, heard, told = new_bundle_id(), threading.Event(), list[int]()
 
-    def waiting(dealt: int) -> None:
-        told.append(dealt)
-        if dealt:
+    def waiting(sign: Wait) -> None:
+        told.append(sign.dealt)
+        if sign.dealt:
             heard.set()
 
     def run(party: int) -> None:
@@ -314,6 +316,42 @@ def test_a_client_that_waits_hears_how_far_the_dealer_is(identities: Identities)
         both(lambda: run(CLIENT), lambda: run(SERVER))
     assert told == sorted(told)
     assert 0 < told[-1] <= program[0].correction_bytes
+
+
+class _Desk:
+    """A client's, whose connection to the server has ended once it has asked."""
+
+    timeout = PATIENCE
+    progress: Progress | None = None
+
+    def __init__(self, dealer: tuple[str, int], identity: TlsIdentity) -> None:
+        self.third_party, self._identity = dealer, identity
+        self.looked = 0
+
+    def ask(self, order: Order) -> Callable[[], bool]:
+        return self._ended
+
+    def _ended(self) -> bool:
+        self.looked += 1
+        return self.looked == 3
+
+    def another_line(self) -> Line:
+        raise AssertionError("nobody asks for one")
+
+    def dial(self, address: tuple[str, int]) -> Channel:
+        return dial(address, self._identity)
+
+
+def test_a_client_does_not_wait_at_the_dealer_for_a_server_that_is_gone(identities: Identities, tmp_path: Path) -> None:
+    plan = plan_program(lambda session: session.open(session.private(CLIENT, (4,), 12, 1.0)))
+    store = BundleStore(tmp_path, CLIENT, DEALER)
+    with running_dealer(identities, replace(IMPATIENT, partner_seconds=3600.0)) as dealer:
+        desk = _Desk(dealer.address, identities["client"])
+        with pytest.raises(PeerClosed, match="did not go to the dealer"):
+            DEALER.supplier(desk).prepare(Order(new_bundle_id(), 1, 16, plan), store)
+        eventually(lambda: waiting_parties(dealer) == 0, "the dealer still waits for the server")
+    assert desk.looked == 3
+    assert store.list(plan.digest) == ()
 
 
 def test_refusals_are_counted_by_reason_and_looking_in_is_none(identities: Identities) -> None:

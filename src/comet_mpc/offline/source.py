@@ -73,8 +73,8 @@ class ClientDesk(Protocol):
     def third_party(self) -> Address | None:
         """Where it is, if the source has one: as this client was told, or else as the server says."""
 
-    def ask(self, order: Order) -> None:
-        """As `Line.ask`, on the connection for queries."""
+    def ask(self, order: Order) -> Callable[[], bool]:
+        """As `Line.ask`, on the connection for queries. Returns what tells if that connection has ended since."""
 
     def another_line(self) -> Line:
         """A connection of its own."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from comet_mpc.errors import (
@@ -141,9 +142,18 @@ class Connection:
                     raise RandomnessSpent("the connection ended when a run was asked for") from None
         raise AssertionError("unreachable")
 
-    def ask(self, order: Order) -> None:
+    def ask(self, order: Order) -> Callable[[], bool]:
         with self.lock:
-            self.request(_prepare(order), Accepted)
+            return partial(self._ended, self.request(_prepare(order), Accepted))
+
+    def _ended(self, channel: Channel) -> bool:
+        """Whether a connection has ended, as far as one knows without disturbing a query on it."""
+        if channel.closed or not self.lock.acquire(blocking=False):
+            return channel.closed
+        try:
+            return channel.lost
+        finally:
+            self.lock.release()
 
     def another_line(self) -> Line:
         return _Line(self._greeted())

@@ -66,9 +66,12 @@ class Proceed(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """Sign of life, and how many bytes of corrections the server has been sent so far."""
+    """Sign of life."""
 
     dealt: int = 0
+    """Bytes of corrections that the server has been sent so far."""
+    alone: bool = False
+    """The other party has not come yet."""
 
 
 class Seed(Message, frozen=True):
@@ -87,10 +90,10 @@ FromParty = Ask | Received
 
 M = TypeVar("M", bound=Message)
 
-Waiting = Callable[[int], None]
+Waiting = Callable[[Wait], None]
 
 
-def _nothing(dealt: int) -> None:
+def _nothing(sign: Wait) -> None:
     """Nobody wants to know."""
 
 
@@ -155,7 +158,7 @@ class _FromDealer:
                 raise_refusal(message, "the dealer")
             if not isinstance(message, Wait):
                 return message
-            self._waiting(message.dealt)
+            self._waiting(message)
 
 
 def fetch_bundle(
@@ -177,8 +180,7 @@ def fetch_bundle(
                 It is committed once the dealer says that both parties have their parts, discarded on any error
     key         at the server, `dealing.weight_key`
     patience    seconds for all of it
-    waiting     is told how many bytes of corrections the server has, whenever the dealer says that it is still at work,
-                or waits for the other party
+    waiting     is given every sign of life from the dealer, while it is at work or waits for the other party
 
     The peer must have a dealer's certificate: whoever deals knows every mask. A dealer that the other party runs
     gives no privacy at all; a certificate cannot show that, so it must be arranged.

@@ -335,7 +335,7 @@ class Dealer:
                     return
             if time.monotonic() >= until:
                 raise PeerTimeout(f"the other party did not do its part within {seconds:g} s; nothing was dealt")
-            _say(channel, Wait(meeting.dealt))
+            _say(channel, Wait(meeting.dealt, alone=len(meeting.digests) < 2))
 
     # For operators -------------------------------------------------------------------------------------
 

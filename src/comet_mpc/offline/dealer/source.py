@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from comet_mpc.engine import Weight
@@ -19,7 +19,7 @@ from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import Address, connect
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
-from comet_mpc.offline.dealer.fetch import fetch_bundle
+from comet_mpc.offline.dealer.fetch import Wait, fetch_bundle
 from comet_mpc.offline.source import ClientDesk, Order, Provider, ServerDesk, Source, Supplier, Visitor
 from comet_mpc.offline.store import BundleStore
 
@@ -71,7 +71,7 @@ class _Supplier(Supplier):
         self._closed = False
 
     def prepare(self, order: Order, store: BundleStore) -> None:
-        self._desk.ask(order)
+        ended = self._desk.ask(order)
         address = self._desk.third_party
         if address is None:
             raise PeerError("the server does not say where its dealer is")
@@ -82,16 +82,18 @@ class _Supplier(Supplier):
                 raise PeerClosed("this client is closed")
             spent = order.plan.correction_bytes + 2 * SEED_BYTES
             sink = partial(store.add, order.bundle_id, order.plan.digest, spent=spent)
-            waiting = partial(self._waiting, order.plan.correction_bytes)
+            waiting = partial(self._waiting, ended, order.plan.correction_bytes)
             fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink, waiting=waiting)
         finally:
             channel.close()
             self._under_way.discard(channel)
 
-    def _waiting(self, total: int, dealt: int) -> None:
-        """Until the dealer begins, nobody can say how far it is."""
+    def _waiting(self, ended: Callable[[], bool], total: int, sign: Wait) -> None:
+        """Until the dealer begins, nobody can say how far it is. A server that is gone will not come there."""
+        if sign.alone and ended():
+            raise PeerClosed("the server has ended the connection and did not go to the dealer")
         if self._desk.progress is not None:
-            self._desk.progress(min(dealt, total), total if dealt > 0 else 0)
+            self._desk.progress(min(sign.dealt, total), total if sign.dealt > 0 else 0)
 
     def close(self) -> None:
         self._closed = True
