@@ -64,6 +64,8 @@ class Rates:
     unified_rate: float = 5e-5
     fit_tokens: int = 8192
     """Where the other form begins: how many tokens its layers are fitted to."""
+    label_weight: float = 1.0
+    """How much labels count in the other form, if it has a teacher."""
     batch: int = 32
     limit: int | None = None
 
@@ -76,7 +78,7 @@ class Rates:
         """
         usual = Rates(limit=10_000 if task == "SST-2" else None)
         if task == "RTE":
-            usual = replace(usual, unified_epochs=3.0, fit_tokens=65_536)
+            usual = replace(usual, fit_tokens=65_536, label_weight=0.0)
         return replace(usual, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -128,9 +130,11 @@ class Recipe:
         """The unmodified model in another form."""
         plain = self.unmodified()
         start = self.unify(f"unified-{stage.removeprefix('certified-').removesuffix('-undistilled')}", plain, *unify)
-        teacher = ("--teacher", plain, "--dropout", 0) if distil else ()  # noise would only hide the teacher's states
-        fit = ("--fit-tokens", self.rates.fit_tokens)
-        return self.finetune(stage, start, self.rates.unified_epochs, self.rates.unified_rate, *teacher, *fit, *options)
+        rates, teacher = self.rates, tuple[object, ...]()
+        if distil:  # dropout's noise would only hide the teacher's states
+            weights = ("--fit-tokens", rates.fit_tokens, "--label-weight", rates.label_weight)
+            teacher = ("--teacher", plain, "--dropout", 0, *weights)
+        return self.finetune(stage, start, rates.unified_epochs, rates.unified_rate, *teacher, *options)
 
     def row(self, row: Row) -> Path:
         return self.unmodified() if row is UNMODIFIED else self.another(row.stage, row.unify, row.finetune, distil=True)

@@ -124,6 +124,20 @@ def test_the_paper_form_inside_the_protocol_is_for_research_only(glue: Path, tmp
         comet("eval", out, *task, "--research")
 
 
+def test_a_teacher_alone_is_enough_and_nobody_is_too_little(glue: Path, tmp_path: Path) -> None:
+    plain, unified = tmp_path / "plain", tmp_path / "unified"
+    comet("unify", make_checkpoint(tmp_path / "source", labels=("0", "1")), plain, "--form", "unmodified")
+    task = ("--task", "SST-2", "--data", glue)
+    comet("unify", plain, unified, "--task", "SST-2")
+    words = ("finetune", unified, tmp_path / "tuned", *task, "--label-weight", 0, "--epochs", 1)
+    with pytest.raises(ConfigurationError, match="--teacher"):
+        comet(*words)
+    result = tmp_path / "result.json"
+    comet(*words, "--teacher", plain, "--fit-tokens", 64, "--json", result)
+    found = json.loads(result.read_text())
+    assert (found["label_weight"], found["fit_tokens"], found["distilled"]) == (0.0, 64, True)
+
+
 def test_labels_that_do_not_fit_are_refused(glue: Path, tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", labels=("spam", "ham"))
     with pytest.raises(ConfigurationError, match="spam, ham"):

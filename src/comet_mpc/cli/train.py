@@ -301,6 +301,9 @@ def finetune(
         int | None, typer.Option(min=0, help="Other steps of activations and scores than the model's.")
     ] = None,
     dropout: Annotated[float, typer.Option(help="With a teacher, 0 is best.")] = 0.1,
+    label_weight: Annotated[
+        float, typer.Option(min=0.0, help="How much labels count. 0: learn from the teacher alone.")
+    ] = 1.0,
     hidden_weight: Annotated[float, typer.Option(help="How much the teacher's hidden states count.")] = 1.0,
     logit_weight: Annotated[float, typer.Option(help="How much the teacher's logits count.")] = 1.0,
     temperature: Annotated[float, typer.Option(help="Of the teacher's logits: more makes them softer.")] = 1.0,
@@ -338,11 +341,14 @@ def finetune(
     if through is None and (rule is not None or steps is not None):
         config = msgspec.structs.replace(config, rule=kind, steps=count or config.steps, sites={})
     recipe = training.Recipe(
-        epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=dropout, hidden_weight=hidden_weight,
-        logit_weight=logit_weight, temperature=temperature, embedding_rate=embedding_rate, evaluations=evaluations,
-        mode="exact" if exact else "steps", fit=fit, fit_tokens=fit_tokens, through=through,
+        epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=dropout, task_weight=label_weight,
+        hidden_weight=hidden_weight, logit_weight=logit_weight, temperature=temperature,
+        embedding_rate=embedding_rate, evaluations=evaluations, mode="exact" if exact else "steps", fit=fit,
+        fit_tokens=fit_tokens, through=through,
     )  # fmt: skip
     tutor = None if teacher is None else _tutor(teacher, config)
+    if not label_weight and tutor is None:
+        raise ConfigurationError("there is nothing to learn from: with --label-weight 0, give a model with --teacher")
 
     def say(line: str) -> None:
         typer.echo(line, err=str(json) == "-")
@@ -361,7 +367,7 @@ def finetune(
         "rows": len(train), "held_out": {"rows": held, "seed": HELD_OUT_SEED}, "rate": rate, "batch": batch,
         "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
         "rule": kind, "steps": count, "mode": recipe.mode, "distilled": teacher is not None,
-        "fit_tokens": fit_tokens if fit and teacher is not None else 0,
+        "fit_tokens": fit_tokens if fit and teacher is not None else 0, "label_weight": label_weight,
     }  # fmt: skip
     where = f"{held} rows held out" if held else "dev.tsv"
     say(f"best on {where}: {found['best']:.2f}, after {found['seconds']:.0f} s; saved in {out}")
