@@ -150,9 +150,14 @@ class Tiling:
         return seconds
 
     @property
+    def sent_bytes(self) -> int:
+        """By both parties."""
+        return self.upload_bytes + self.response_bytes
+
+    @property
     def cost(self) -> float:
         """In bytes: those that are sent, and what the server's time is worth."""
-        return self.upload_bytes + self.response_bytes + _BYTES_PER_SECOND * self.seconds
+        return self.sent_bytes + _BYTES_PER_SECOND * self.seconds
 
     @property
     def group_blocks(self) -> int:
@@ -288,7 +293,11 @@ def choose_tiling(
                 options += _turned(tiling, norm)
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
-    return min(options, key=lambda tiling: tiling.cost)
+    best, least = options[0], math.inf
+    for tiling in options:
+        if tiling.sent_bytes < least and (cost := tiling.cost) < least:
+            best, least = tiling, cost
+    return best
 
 
 def _turned(plain: Tiling, norm: float) -> Iterator[Tiling]:
