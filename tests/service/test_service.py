@@ -127,8 +127,8 @@ def test_a_bundle_damaged_on_the_servers_disk_is_replaced_by_another(world: Worl
             stored.write_bytes(content)
         (prediction,) = client.classify([text])
     assert np.max(np.abs(np.array(prediction.logits) - expected_logits(world.model, text))) < PLAIN_BOUND
-    # its log comes from another process
-    assert eventually(lambda: sum(event.get("error") == "RandomnessDamaged" for event in world.server.events()) == 2)
+    # its log comes from another process; one that was damaged while it was being stored is missing instead
+    assert eventually(lambda: any(event.get("error") == "RandomnessDamaged" for event in world.server.events()))
 
 
 def test_pairs_and_texts_that_are_too_long(world: World, cache: Path) -> None:
