@@ -4,7 +4,7 @@
 #
 #   benchmarks/records.sh [--again] [SECTION …]      all but accuracy and secure, if no section is named
 #
-#   models   15 min   whole encoders: against their length, with a dealer and without, over slower networks
+#   models   20 min   whole encoders: against their length, with a dealer and without, over slower networks
 #   plans     1 min   the same by rule and by length, without running them
 #   peers    12 min   one BERT-base layer and single operations, beside CrypTen and SPU (to install them: 5 min more)
 #   paper     6 min   tables 3 and 4, and the appendix
@@ -47,7 +47,7 @@ goes_on() {
 
 models() {
     local bert=(bench model --shape bert-base --rule quadratic) tokens
-    for tokens in 128 32 64; do
+    for tokens in 128 32 64 256; do
         keep "model/bert-base-$tokens-quadratic-pair" "$comet" "${bert[@]}" --tokens "$tokens" --source pair
     done
     for tokens in 32 64 128 256 512; do

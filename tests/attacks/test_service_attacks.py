@@ -163,7 +163,7 @@ def test_a_stall_at_any_message_costs_a_timeout_and_nothing_else(inference: Infe
         return inference.attempt(timeout=IMPATIENT, fault="stall", **where)
 
     with ThreadPoolExecutor(16) as pool:
-        results = list(pool.map(attempt, inference.faults(side)))
+        results = list(pool.map(attempt, inference.faults(side, SIDES.index(side))))
     failed = [result for result in results if isinstance(result, CometError)]
     assert len(failed) > inference.rounds / 4
     assert all(isinstance(error, PeerError | RandomnessSpent) for error in failed)

@@ -9,7 +9,7 @@ from attacks.malformed import malformed
 
 
 def test_clients_at_once_and_half_open_connections() -> None:
-    found = crowd(clients=3, strangers=60, model="tiny", repeats=1)
+    found = crowd(clients=3, strangers=300, model="tiny", repeats=1)
     assert (found["answered"], found["wrong"], found["errors"]) == (3, 0, [])
 
 

@@ -119,7 +119,8 @@ def test_a_bundle_damaged_on_the_servers_disk_is_replaced_by_another(world: Worl
     (text,) = some_texts(1, seed=77)
     with world.client(tmp_path) as client:
         assert client.prepare(2, warm=False) == 2
-        for name in [path.stem for path in tmp_path.glob("*/bundles/*.bundle")]:
+        names = [path.stem for path in tmp_path.glob("*/bundles/*.bundle")]
+        for name in names:
             # the dealer tells the client first
             (stored,) = eventually(partial(list_of, world.state, f"*/{name}.bundle"))
             content = bytearray(stored.read_bytes())
@@ -128,7 +129,13 @@ def test_a_bundle_damaged_on_the_servers_disk_is_replaced_by_another(world: Worl
         (prediction,) = client.classify([text])
     assert np.max(np.abs(np.array(prediction.logits) - expected_logits(world.model, text))) < PLAIN_BOUND
     # its log comes from another process; one that was damaged while it was being stored is missing instead
-    assert eventually(lambda: any(event.get("error") == "RandomnessDamaged" for event in world.server.events()))
+    refusals = ("RandomnessDamaged", "RandomnessSpent")
+
+    def refused(name: str) -> bool:
+        return any(e.get("error") in refusals and name in e.get("reason", "") for e in world.server.events())
+
+    assert len(names) == 2
+    assert eventually(lambda: all(map(refused, names)))
 
 
 def test_pairs_and_texts_that_are_too_long(world: World, cache: Path) -> None:

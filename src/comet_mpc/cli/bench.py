@@ -52,6 +52,7 @@ from comet_mpc.lab.report.records import Results, results_of
 from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
+from comet_mpc.units import human_bytes
 
 Tokens = Annotated[int, typer.Option(min=2, max=1024, help="With --shape: tokens per text, padding included.")]
 Environments = Annotated[
@@ -112,8 +113,9 @@ def model(
         name, find_shape(name, layers), tokens, count, batch, link,
         source=find_source(source).name, rule=by,
     )  # fmt: skip
-    with bar(f"measuring {name}") as tick, Crew() as crew:
+    with bar(f"measuring {name}", shown=human_bytes) as tick, Crew() as crew:
         tick(0, 0)
+        crew.tick = tick
         record = measure_model(crew, case)
     report(with_origin([record]), json, *model_tables(record))
 

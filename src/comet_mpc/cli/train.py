@@ -317,7 +317,7 @@ def finetune(
         bool, typer.Option(help="Fit every layer to the teacher's first, if both are the same encoder.")
     ] = True,
     fit_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens that layers are fitted to: more take longer, and begin nearer.")
+        int, typer.Option(min=1, help="Tokens of the training texts that layers are fitted to. More start closer.")
     ] = 8192,
     exact: Annotated[bool, typer.Option(help="Train with exact functions, not with the protocol's steps.")] = False,
     json: JsonFile = None,
@@ -327,6 +327,8 @@ def finetune(
     Keeps the checkpoint that is best on rows held out of train.tsv, calibrates it, scores it once on dev.tsv, and
     compares it with the teacher.
     """
+    if not label_weight and (teacher is None or not (hidden_weight or logit_weight)):
+        raise ConfigurationError("there is nothing to learn from: with --label-weight 0, give a model with --teacher")
     training = need("comet_mpc.train")
     config, tensors = load_checkpoint(model)
     chosen = read_task(task, data, config)
@@ -347,8 +349,6 @@ def finetune(
         fit_tokens=fit_tokens, through=through,
     )  # fmt: skip
     tutor = None if teacher is None else _tutor(teacher, config)
-    if not label_weight and tutor is None:
-        raise ConfigurationError("there is nothing to learn from: with --label-weight 0, give a model with --teacher")
 
     def say(line: str) -> None:
         typer.echo(line, err=str(json) == "-")

@@ -172,7 +172,8 @@ def _finest(bits: range, make: Callable[[int], tuple[_Stage, float]], gain: int)
         stage, lack = make(at)
         if lack < 0.0:
             break
-        failed, at = at, at - max(1, math.floor(lack / gain) if lack < math.inf else 1)
+        leap = max(1, math.floor(lack / gain)) if lack < math.inf else 1
+        failed, at = at, at - 1 if at - 1 == bits.stop else max(bits.stop + 1, at - leap)
     else:
         return
     while at + 1 < failed:

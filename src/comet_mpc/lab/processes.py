@@ -25,6 +25,7 @@ from comet_mpc.errors import CometError, PeerError
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.dealer.process import run_dealer
+from comet_mpc.progress import Tick, silent
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,13 +35,15 @@ _GRACE = 2.0
 """Seconds to wait for a process that should be ending by itself, or for the other errors of one failure."""
 _STOPPING = 30.0
 """Seconds that a process may take to stop when asked."""
+_TICK = 0.2
+"""Seconds between two signs of progress."""
 _DEALER = "dealer"
 
 
 @dataclass(frozen=True)
 class _Message:
     kind: str
-    """note, result or error."""
+    """note, progress, result or error."""
     value: Any
 
 
@@ -49,6 +52,13 @@ class Link:
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
+        self._told = 0.0
+
+    def progress(self, done: int, total: int) -> None:
+        """For `Crew.tick`, a few times a second at most."""
+        if time.monotonic() - self._told >= _TICK or done == total:
+            self._told = time.monotonic()
+            self._connection.send(_Message("progress", (done, total)))
 
     def tell(self, value: Any) -> None:
         self._connection.send(_Message("note", value))
@@ -108,7 +118,7 @@ class Worker:
         assert isinstance(message, _Message)
         if message.kind == "error":
             message.value.args = (f"{self.name}: {message.value}",)
-        self.finished = self.finished or message.kind != "note"
+        self.finished = self.finished or message.kind in ("result", "error")
         return message
 
 
@@ -130,6 +140,8 @@ class Crew:
         self.directory = Path(self._directory.name)
         self.keys = self.directory / "keys"
         self.dealer_address: tuple[str, int] = (LOOPBACK, 0)
+        self.tick: Tick = silent
+        """Is told how far workers are that say so (`Link.progress`)."""
 
     def __enter__(self) -> Self:
         try:
@@ -179,6 +191,9 @@ class Crew:
                     message = worker.read()
                     if message.kind == "error":
                         raise self._cause(message)
+                    if message.kind == "progress":
+                        self.tick(*message.value)
+                        until = time.monotonic() + _PATIENCE
                     if worker in workers and message.kind == kind:
                         values[worker] = message.value
         except BaseException:

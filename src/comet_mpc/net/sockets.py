@@ -96,7 +96,10 @@ class _SocketChannel(Channel):
         if self._closed:
             return True
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except ValueError:  # closed by another thread meanwhile
+            return True
         return bool(poll.poll(0))  # the end of the connection, or something that nobody has asked for
 
     @property

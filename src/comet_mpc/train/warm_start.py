@@ -129,7 +129,7 @@ def _least_squares(linear: nn.Linear, batches: Sequence[tuple[Tensor, Tensor, Te
 
     x_mean, y_mean = mean(0), mean(1)
     old = linear.weight.double()
-    gram, missing = torch.zeros_like(old.T @ old), torch.zeros_like(old.T)
+    gram, missing = old.new_zeros(old.shape[1], old.shape[1]), torch.zeros_like(old.T)
     for x, y, weight in batches:  # single precision within a batch: the ridge is far above its rounding
         x, y = x - x_mean.float(), y - y_mean.float()
         weighted = (x * (weight[:, None] / total)).T

@@ -200,7 +200,7 @@ def _answer_file(path: Path, texts: Texts) -> AnswerFile:
 
 
 class _Shown:
-    """One bar for all: how many of how many are done, and beside it the bytes of the bundle that is being prepared."""
+    """One bar for all: how many of how many are done, and beside it how far the bundle is that is being prepared."""
 
     def __init__(self) -> None:
         self.tick: Tick | None = None

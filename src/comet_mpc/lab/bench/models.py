@@ -229,8 +229,9 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> _Side:
         weights = set_up(channel, public, values, seat.key, masked)
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
         run, session, share = seat.run(
-            channel, kind, plan, weights, bundle_id, lambda session: partial(run_case, case, session, weights)
-        )
+            channel, kind, plan, weights, bundle_id, lambda session: partial(run_case, case, session, weights),
+            progress=link.progress if seat.party == CLIENT else None,
+        )  # fmt: skip
         peak = peak_memory()
         logits = reveal(seat.party, channel, share)
     return _Side(run, setup.sent, setup_seconds, peak, dict(session.measured), logits)

@@ -6,7 +6,6 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +30,9 @@ from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
-from comet_mpc.offline.source import Source
+from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore
-from comet_mpc.progress import bar
-from comet_mpc.units import human_bytes
 
 T = TypeVar("T")
 
@@ -89,13 +86,18 @@ class Seat:
             return line.traffic
 
     def prepare(
-        self, channel: Channel, source: Source, plan: Plan, weights: Mapping[str, Weight], bundle_id: str
+        self,
+        channel: Channel,
+        source: Source,
+        plan: Plan,
+        weights: Mapping[str, Weight],
+        bundle_id: str,
+        progress: Progress | None = None,
     ) -> tuple[DealtRandomness | PairRandomness, int]:
         """Randomness for a run, and the bytes that it cost: those sent to the other party, or all with the dealer."""
         if not source.has_third_party:
             before = channel.traffic
-            with bar("preparing randomness", shown=human_bytes) if self.party == CLIENT else nullcontext() as tick:
-                pair = prepare_bundle(channel, self.party, plan.correlations, weights, progress=tick)
+            pair = prepare_bundle(channel, self.party, plan.correlations, weights, progress=progress)
             return pair, (channel.traffic - before).sent
         with TemporaryDirectory(prefix="comet-store-") as directory:
             store = BundleStore(Path(directory), self.party, DEALER)
@@ -114,13 +116,15 @@ class Seat:
         begin: Callable[[PartySession], Callable[[], Share]],
         *,
         leaks: bool = False,
+        progress: Progress | None = None,
     ) -> tuple[Run, PartySession, Share]:
         """Prepares a bundle and runs a program with it, which must take exactly what was planned: its result.
 
         begin: what is done before the clock starts. It gives what is measured
+        progress: is told how far a preparation without a third party is
         """
         watch = Stopwatch()
-        randomness, offline_bytes = self.prepare(channel, source, plan, weights, bundle_id)
+        randomness, offline_bytes = self.prepare(channel, source, plan, weights, bundle_id, progress)
         offline_seconds, offline_cpu = watch.lap()
         session = PartySession(self.party, channel, randomness, permits_leaks=leaks, ways=plan.ways)
         program = begin(session)

@@ -26,6 +26,7 @@ from comet_mpc.offline.store import BundleStore
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
+_MISSED = 5
 
 
 class DealerSource(Source):
@@ -82,15 +83,17 @@ class _Supplier(Supplier):
                 raise PeerClosed("this client is closed")
             spent = order.plan.correction_bytes + 2 * SEED_BYTES
             sink = partial(store.add, order.bundle_id, order.plan.digest, spent=spent)
-            waiting = partial(self._waiting, ended, order.plan.correction_bytes)
+            waiting = partial(self._waiting, _Absence(ended), order.plan.correction_bytes)
             fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink, waiting=waiting)
         finally:
             channel.close()
             self._under_way.discard(channel)
 
-    def _waiting(self, ended: Callable[[], bool], total: int, sign: Wait) -> None:
+    def _waiting(self, absence: _Absence, total: int, sign: Wait) -> None:
         """Until the dealer begins, nobody can say how far it is. A server that is gone will not come there."""
-        if sign.alone and ended():
+        if self._closed:
+            raise PeerClosed("this client is closed")
+        if absence.lasts(sign):
             raise PeerClosed("the server has ended the connection and did not go to the dealer")
         if self._desk.progress is not None:
             self._desk.progress(min(sign.dealt, total), total if sign.dealt > 0 else 0)
@@ -99,6 +102,21 @@ class _Supplier(Supplier):
         self._closed = True
         for channel in tuple(self._under_way):
             channel.close()
+
+
+class _Absence:
+    """Of a server that was asked for a bundle, from the dealer: it has ended the connection, and does not come.
+
+    A busy server ends idle connections to make room, and goes to the dealer all the same. So the dealer must have
+    missed it several times, a second apart.
+    """
+
+    def __init__(self, ended: Callable[[], bool]) -> None:
+        self._ended, self._times = ended, 0
+
+    def lasts(self, sign: Wait) -> bool:
+        self._times = self._times + 1 if sign.alone and self._ended() else 0
+        return self._times >= _MISSED
 
 
 class _Provider(Provider):

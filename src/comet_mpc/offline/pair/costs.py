@@ -40,8 +40,8 @@ from comet_mpc.offline.source import Progress
 _SEEDS = SEED_BYTES + FRAME_HEADER
 _KEYS = Traffic(_SEEDS + PublicKey.SIZE + FRAME_HEADER, _SEEDS, 2)
 """Two seeds at once, then the client's public key."""
-_BYTES_PER_SECOND = 30e6
-"""So many are encrypted, multiplied element by element, answered and sent, beside what matrix products take."""
+_STEADY_RATE = 30e6
+"""Bytes a second that are encrypted, multiplied element by element, answered and sent, beside matrix products."""
 
 
 def preparation_traffic(program: Sequence[Correlation], *, first: bool = True, count: int = 1) -> Traffic:
@@ -77,7 +77,7 @@ def watcher(
         if first or name != "keys":
             size = traffic.sent + traffic.received
             passed.append(passed[-1] + size)
-            spent.append(spent[-1] + seconds + size / _BYTES_PER_SECOND)
+            spent.append(spent[-1] + seconds + size / _STEADY_RATE)
 
     def watch(now: Traffic) -> None:
         done = now - before
