@@ -47,7 +47,7 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
-from comet_mpc.offline.pair.costs import preparation_traffic
+from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.sources import PAIR
@@ -142,6 +142,16 @@ def test_every_correlation_is_what_it_says() -> None:
                 assert values is not None
                 expected = masks[mask] * values.astype(np.int64).view(np.uint64)
                 assert equal(mine[0] + theirs[0], expected.reshape(-1), width)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_scales_that_ride_on_a_product_are_planned_once_beside_sums_of_squares(count: int) -> None:
+    riding = [ClientMask((128, 768), 56), WeightProduct(0, "w", 128, 768, 768, 56), WeightScale(0, "v", 128, 768, 56)]
+    squares = [Mask((8, 6), 40, 0, 40), SquareSums(3, 8, 6, 40)]
+    parts = preparation_parts([*riding, *squares], count)
+    assert "sums of squares" in parts
+    assert "scales" not in parts
+    assert "scales" in preparation_parts([riding[0], riding[2]], count)  # alone it is a part of its own
 
 
 def test_an_activation_runs_without_a_dealer_and_equals_its_twin() -> None:

@@ -138,6 +138,19 @@ def test_a_bundle_damaged_on_the_servers_disk_is_replaced_by_another(world: Worl
     assert eventually(lambda: all(map(refused, names)))
 
 
+def test_a_client_knows_if_the_connection_that_it_has_asked_on_has_ended(world: World, cache: Path) -> None:
+    with world.client(cache) as client:
+        client.connect()
+        connection = client._connection
+        with connection.lock:
+            channel = connection.channel()
+        assert not connection._ended(channel)
+        with ThreadPoolExecutor(1) as other, connection.lock:  # a query on it is not disturbed, nor waited for
+            assert not other.submit(connection._ended, channel).result(PATIENCE)
+        channel.close()
+        assert connection._ended(channel)
+
+
 def test_pairs_and_texts_that_are_too_long(world: World, cache: Path) -> None:
     pair, long = ("the film is good", "the plot is dull"), " ".join(["very"] * 100)
     with world.client(cache) as client:
