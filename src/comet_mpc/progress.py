@@ -13,6 +13,8 @@ from rich.text import Text
 
 _SOON = 10.0
 """Seconds, or per cent: earlier than both, an estimate of the time left is of no use."""
+_EARLY = 0.01
+"""Where lines are printed, these are at least ten seconds apart: from this part on, an estimate is of use."""
 
 
 class Tick(Protocol):
@@ -82,7 +84,7 @@ def _lines(what: str, every: float, shown: Callable[[int], str], say: Callable[[
             return
         printed = now
         parts = [f"{what} {shown(done)}/{shown(total)}" if total else what, *([note] if note else []), _clock(spent)]
-        if done < total:
+        if _EARLY * total <= done < total:
             parts.append(pace.left(done, total))
         say(", ".join(parts))
 

@@ -40,7 +40,7 @@ from comet_mpc.offline.source import Progress
 _SEEDS = SEED_BYTES + FRAME_HEADER
 _KEYS = Traffic(_SEEDS + PublicKey.SIZE + FRAME_HEADER, _SEEDS, 2)
 """Two seeds at once, then the client's public key."""
-_STEADY_RATE = 30e6
+_STEADY_RATE = 50e6
 """Bytes a second that are encrypted, multiplied element by element, answered and sent, beside matrix products."""
 
 
