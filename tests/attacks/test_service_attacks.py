@@ -132,7 +132,7 @@ SIDES: tuple[Side, Side] = ("client", "server")
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_any_message_ends_in_an_error_or_a_new_attempt(
+def test_a_fault_in_a_message_ends_in_an_error_or_a_new_attempt(
     inference: Inference, fault: Fault, side: Side
 ) -> None:
     for where in inference.faults(side, FAULTS.index(fault) + SIDES.index(side)):
@@ -153,7 +153,7 @@ def test_a_fault_in_any_message_ends_in_an_error_or_a_new_attempt(
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_a_stall_at_any_message_costs_a_timeout_and_nothing_else(inference: Inference, side: Side) -> None:
+def test_a_stall_at_a_message_costs_a_timeout_and_nothing_else(inference: Inference, side: Side) -> None:
     state = inference.directory / f"impatient-{side}"
     impatient = RecordingService(inference.model, inference.identity, state, IMPATIENT)
 

@@ -27,7 +27,7 @@ MOST_TOGETHER = 8
 """Bundles that are prepared at once, at most."""
 
 Progress = Callable[[int, int], None]
-"""Is told bytes on the wire so far, and of how many."""
+"""Is told how far something is, in bytes and of how many: in proportion to the time that it takes."""
 
 
 @dataclass(frozen=True)
