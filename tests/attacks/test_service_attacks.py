@@ -132,9 +132,7 @@ SIDES: tuple[Side, Side] = ("client", "server")
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_a_message_ends_in_an_error_or_a_new_attempt(
-    inference: Inference, fault: Fault, side: Side
-) -> None:
+def test_a_fault_in_a_message_ends_in_an_error_or_a_new_attempt(inference: Inference, fault: Fault, side: Side) -> None:
     for where in inference.faults(side, FAULTS.index(fault) + SIDES.index(side)):
         errors, consumed = inference.errors(), len(inference.service.consumed)
         waits = fault == "garbage" and "cold" in where  # a download may wait for what is missing

@@ -5,7 +5,7 @@ A frame is its length (8 bytes, little-endian) and its payload. A channel has on
 carry control messages. Counting lives in `Channel`; the siblings (`memory_pair` here, TCP and TLS in
 `comet_mpc.net.sockets`) only move bytes.
 
-A channel belongs to one thread. Another one may call `close`, which wakes the first, and `lost` while that is not at work.
+A channel belongs to one thread. Another may call `close`, which wakes the first, and `lost` while that is idle.
 """
 
 from __future__ import annotations
