@@ -9,9 +9,10 @@ one, or with --no-distil without it. The epoch is chosen on rows held out of tra
 seed 0), and dev.tsv is scored once. `run` makes the certified form, through the protocol's own steps (3 by default) or
 the root's polynomial (--rule); then it evaluates the same weights with 0 to 4 steps, by minimax and by plain Newton
 from the paper's constant. `table` makes the rows of the paper's tables 1, 2 and 5 (`lab.bench.published_models`), and
-says first how long that takes here. A stage whose result exists is skipped, one that broke off is resumed. Needs the
-extra [train]. Results are one JSON file per stage. `distributions` records what GeLU and LayerNorm of a trained model
-get, layer by layer, on rows of dev.tsv: takes seconds.
+says first how long that takes here. They are many, so every one of them has a short training of its own, the same for
+all: one pass over 2,000 rows. A stage whose result exists is skipped, one that broke off is resumed. Needs the extra
+[train]. Results are one JSON file per stage. `distributions` records what GeLU and LayerNorm of a trained model get,
+layer by layer, on rows of dev.tsv: takes seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from comet_mpc.cli.inputs import load_any, read_rows, read_task
 from comet_mpc.cli.main import app as comet
 from comet_mpc.cli.tables import with_origin, write_json
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, unified
-from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row
+from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row, short_stage
 from comet_mpc.models.checkpoint import USUAL_RULE, load_checkpoint
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.tasks import TASKS, find_task
@@ -51,48 +52,60 @@ Encoder = Annotated[Path, typer.Argument(help="A Hugging Face checkpoint.")]
 Glue = Annotated[Path, typer.Argument(help="Directory of GLUE tasks.")]
 Work = Annotated[Path, typer.Argument(help="For checkpoints.")]
 Rows = Annotated[int | None, typer.Option(help="Take only so many training rows.")]
+Length = Annotated[int | None, typer.Option(help="Cut texts after so many tokens.")]
 Passes = Annotated[float | None, typer.Option(help="Of the unmodified model, and of the other form.")]
 
 
 @dataclass(frozen=True)
-class Rates:
-    """How long and how fast: of the unmodified model, and of every other form."""
+class Training:
+    """How long and how fast."""
 
-    epochs: float = 3.0
-    unified_epochs: float = 2.0
-    rate: float = 1e-4
-    unified_rate: float = 5e-5
-    fit_tokens: int = 8192
-    """Where the other form begins: how many tokens its layers are fitted to."""
+    epochs: float
+    rate: float
     batch: int = 32
     limit: int | None = None
+    length: int | None = None
+    fit_tokens: int = 8192
+    """Where another form begins: how many tokens its layers are fitted to."""
 
-    @staticmethod
-    def of(task: str, **given: Any) -> Rates:
-        """Those of a task, but for what is given.
+    def but(self, **given: Any) -> Training:
+        """The same, but for what is given."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
-        RTE has few rows, so its other form begins nearer to the teacher, and learns longer. Before training, the labels
-        of rows held out agree with the teacher's on 84 % if layers were fitted to 8,192 tokens, and on 90 % with 65,536
-        (seed 1). MRPC does not gain by a third epoch (77.9 of rows held out, 78.4 after 2). SST-2 has 67,349 rows: some
-        of them do.
-        """
-        usual = Rates(limit=10_000 if task == "SST-2" else None)
-        if task == "RTE":
-            usual = replace(usual, unified_epochs=3.0, fit_tokens=65_536)
-        return replace(usual, **{name: value for name, value in given.items() if value is not None})
+
+def unmodified_training(task: str) -> Training:
+    """SST-2 has 67,349 rows: some of them do."""
+    return Training(3.0, 1e-4, limit=10_000 if task == "SST-2" else None)
+
+
+def form_training(task: str) -> Training:
+    """Of another form, as it would be served.
+
+    RTE has few rows, so its other form begins nearer to the teacher, and learns longer. Before training, the labels of
+    rows held out agree with the teacher's on 84 % if layers were fitted to 8,192 tokens, and on 90 % with 65,536 (seed
+    1). MRPC does not gain by a third epoch (77.9 of rows held out, 78.4 after 2).
+    """
+    usual = unmodified_training(task).but(epochs=2.0, rate=5e-5)
+    return usual.but(epochs=3.0, fit_tokens=65_536) if task == "RTE" else usual
+
+
+TABLE_TRAINING = Training(1.0, 5e-5, batch=16, limit=2000)
+"""Of the rows of a table, which are many: one pass over 2,000 rows, the same for all of them."""
 
 
 @dataclass
 class Recipe:
-    """The stages of one encoder, task and seed."""
+    """The stages of one encoder, task and seed. short: other forms are trained as the rows of a table are."""
 
     encoder: Path
     glue: Path
     work: Path
     task: str
     seed: int
-    rates: Rates
+    plain: Training
+    other: Training
     results: Path
+    short: bool = False
 
     def __post_init__(self) -> None:
         self.label = f"{self.encoder.name}-{self.task.lower()}-seed{self.seed}"
@@ -116,39 +129,48 @@ class Recipe:
         """The encoder with a new head."""
         return self.unify("start", self.encoder, "--form", "unmodified", "--task", self.task, "--seed", self.seed)
 
-    def finetune(self, name: str, start: Path, epochs: float, rate: float, *options: object) -> Path:
-        rates = self.rates
-        common = ["--task", self.task, "--data", self.glue, "--seed", self.seed, "--batch", rates.batch]
-        common += [] if rates.limit is None else ["--limit", rates.limit]
-        rest = ("--epochs", epochs, "--rate", rate)
+    def finetune(self, name: str, start: Path, how: Training, *options: object) -> Path:
+        common = ["--task", self.task, "--data", self.glue, "--seed", self.seed, "--batch", how.batch]
+        for option, value in (("--limit", how.limit), ("--length", how.length)):
+            common += [] if value is None else [option, value]
+        rest = ("--epochs", how.epochs, "--rate", how.rate)
         return self.stage(name, "finetune", start, self.base / name, *common, *options, *rest)
 
     def unmodified(self) -> Path:
-        return self.finetune("unmodified", self.start(), self.rates.epochs, self.rates.rate)
+        """The teacher, made again if its checkpoint is not there: a result alone teaches nothing."""
+        if not (self.base / "unmodified" / "config.json").exists():
+            self.result("unmodified").unlink(missing_ok=True)
+        return self.finetune("unmodified", self.start(), self.plain)
 
     def another(self, stage: str, unify: tuple[object, ...], options: tuple[object, ...] = (), *, distil: bool) -> Path:
         """The unmodified model in another form."""
         plain = self.unmodified()
         start = self.unify(f"unified-{stage.removeprefix('certified-').removesuffix('-undistilled')}", plain, *unify)
-        rates, teacher = self.rates, tuple[object, ...]()
+        teacher = tuple[object, ...]()
         if distil:  # dropout's noise would only hide the teacher's states
-            teacher = ("--teacher", plain, "--dropout", 0, "--fit-tokens", rates.fit_tokens)
-        return self.finetune(stage, start, rates.unified_epochs, rates.unified_rate, *teacher, *options)
+            teacher = ("--teacher", plain, "--dropout", 0, "--fit-tokens", self.other.fit_tokens)
+        return self.finetune(self.named(stage), start, self.other, *teacher, *options)
+
+    def named(self, stage: str) -> str:
+        return short_stage(stage) if self.short else stage
 
     def row(self, row: Row) -> Path:
         return self.unmodified() if row is UNMODIFIED else self.another(row.stage, row.unify, row.finetune, distil=True)
 
-    def seconds(self) -> float:
-        """About how long a row takes here: a few updates of the certified form, of which nothing is kept."""
+    def row_result(self, row: Row) -> Path:
+        return self.result(row.stage if row is UNMODIFIED else self.named(row.stage))
+
+    def seconds(self, how: Training) -> float:
+        """About how long that takes here: a few updates of the certified form, of which nothing is kept."""
         training, start = need("comet_mpc.train"), self.start()
         config, tensors = load_checkpoint(start)
         task = read_task(self.task, self.glue, config)
         rows, dev = (
-            read_rows(start, config, self.glue, task, split, limit)
-            for split, limit in (("train", self.rates.limit), ("dev", None))
+            read_rows(start, config, self.glue, task, split, limit, how.length or 0)
+            for split, limit in (("train", how.limit), ("dev", None))
         )
         rows, _ = training.hold_out(rows, rows_held_out(rows), HELD_OUT_SEED)
-        recipe = training.Recipe(epochs=self.rates.unified_epochs, batch=self.rates.batch)
+        recipe = training.Recipe(epochs=how.epochs, batch=how.batch)
         student, teacher = (
             training.UnifiedModel.from_tensors(*model) for model in (unified(config, tensors), (config, tensors))
         )
@@ -171,18 +193,20 @@ def run(
         str, typer.Option(help="Of activations and scores: minimax, or a polynomial's degree.")
     ] = USUAL_RULE,
     steps: Annotated[int, typer.Option(help="Steps of activations and scores, with --rule minimax.")] = 3,
+    fit_tokens: Annotated[int | None, typer.Option(help="That the other form's layers are first fitted to.")] = None,
     limit: Rows = None,
+    length: Length = None,
     distil: Annotated[bool, typer.Option(help="Learn from the unmodified model too, not from labels alone.")] = True,
     sweep: Annotated[bool, typer.Option(help="Evaluate with 0 to 4 steps as well.")] = True,
     results: Path = RESULTS,
 ) -> None:
     """Every stage of one task's recipe, in the certified form."""
     task = find_task(task).name
-    rates = Rates.of(
-        task, epochs=epochs, unified_epochs=unified_epochs, rate=rate, unified_rate=unified_rate, batch=batch,
-        limit=limit,
-    )  # fmt: skip
-    recipe = Recipe(encoder, glue, work, task, seed, rates, results)
+    plain = unmodified_training(task).but(epochs=epochs, rate=rate, batch=batch, limit=limit, length=length)
+    other = form_training(task).but(
+        epochs=unified_epochs, rate=unified_rate, batch=batch, limit=limit, length=length, fit_tokens=fit_tokens
+    )
+    recipe = Recipe(encoder, glue, work, task, seed, plain, other, results)
     by = str(steps) if rule == "minimax" else rule
     name = f"certified-{by}" + ("" if distil else "-undistilled")
     model = recipe.another(name, ("--rule", rule, "--steps", steps), distil=distil)
@@ -203,7 +227,7 @@ def table(
     task: Annotated[list[str] | None, typer.Option(help="Only this task. May be given again.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Default: 1. May be given again.")] = None,
     form: Annotated[list[str] | None, typer.Option(help="Only the row of this stage. May be given again.")] = None,
-    limit: Rows = None,
+    limit: Annotated[int | None, typer.Option(help=f"Training rows, instead of {TABLE_TRAINING.limit}.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only say how long it takes.")] = False,
     results: Path = RESULTS,
 ) -> None:
@@ -216,13 +240,14 @@ def table(
         raise typer.BadParameter(f"unknown row {sorted(unknown)[0]!r}: choose from {known}")
     rows = tuple(row for row in rows if not form or row.stage in form)
     wanted = list(_wanted(encoder, glue, work, rows, task, seed, limit, results))
-    seconds, sizes = 0.0, {}
+    seconds, sizes = 0.0, dict[tuple[str, bool], float]()
     for recipe, row in wanted:
-        if recipe.task not in sizes:
-            sizes[recipe.task] = recipe.seconds()
-            typer.echo(f"{recipe.task}: about {_in_hours(sizes[recipe.task])} a row", err=True)
-        factor = recipe.rates.epochs / recipe.rates.unified_epochs if row is UNMODIFIED else 1.0
-        seconds += factor * sizes[recipe.task]
+        which = recipe.task, row is UNMODIFIED
+        if which not in sizes:
+            sizes[which] = recipe.seconds(recipe.plain if row is UNMODIFIED else recipe.other)
+            what = "unmodified" if row is UNMODIFIED else "a row"
+            typer.echo(f"{recipe.task}: {what} takes about {_in_hours(sizes[which])}", err=True)
+        seconds += sizes[which]
     typer.echo(f"table {number}: {len(wanted)} rows are missing, which take about {_in_hours(seconds)} here")
     if estimate:
         return
@@ -242,8 +267,9 @@ def _wanted(
     """What has no result, task by task."""
     for name in [find_task(task).name for task in tasks or TASKS]:
         for seed in seeds or [1]:
-            recipe = Recipe(encoder, glue, work, name, seed, Rates.of(name, limit=limit), results)
-            yield from ((recipe, row) for row in rows if not recipe.result(row.stage).exists())
+            trainings = unmodified_training(name), TABLE_TRAINING.but(limit=limit)
+            recipe = Recipe(encoder, glue, work, name, seed, *trainings, results, short=True)
+            yield from ((recipe, row) for row in rows if not recipe.row_result(row).exists())
 
 
 @app.command()

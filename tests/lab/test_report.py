@@ -105,7 +105,9 @@ def test_scores_of_two_recipes_are_not_compared(tmp_path: Path) -> None:
 
 def test_accuracy_is_drawn_against_bytes_with_other_systems_on_the_same_axes(tmp_path: Path) -> None:
     write(tmp_path, "accuracy/mini-mrpc-seed1-unmodified", trained(80.0))
-    write(tmp_path, "accuracy/mini-mrpc-seed1-certified-quadratic", trained(79.0, "quadratic"))
+    taught = {"teacher_scores": {"accuracy": 80.0}}
+    write(tmp_path, "accuracy/mini-mrpc-seed1-certified-quadratic", trained(79.0, "quadratic", **taught))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-through-newton-3", trained(78.0, "newton", **taught))
     plan = {"model": "bert-base", "digest": "", "operations": [], "source": "pair", "tokens": 128, "rule": "quadratic"}
     write(tmp_path, "plan/a", plan | {"steps": None, "online_bytes": 12 * 10**6, "offline_bytes": 12 * 10**7})
     peer = {"record": "peer", "task": "layer", "tokens": 128, "right": True, "offline_bytes": None}
@@ -114,6 +116,22 @@ def test_accuracy_is_drawn_against_bytes_with_other_systems_on_the_same_axes(tmp
     for drawing, size in ((online, 1e6), (everything, 11e6)):
         found = {series.name: [(p.x, p.y, p.label) for p in series.points] for series in drawing.series}
         assert found == {"MRPC": [(size, -1.0, "quadratic")], "other systems, measured": [(1e9, 0.0, "crypten")]}
+
+
+def test_a_papers_table_shows_one_recipe_and_differences_from_the_teacher(tmp_path: Path) -> None:
+    write(tmp_path, "accuracy/mini-mrpc-seed1-unmodified", trained(80.0))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-certified-linear", trained(79.5, teacher_scores={"accuracy": 80.0}))
+    write(
+        tmp_path, "accuracy/mini-mrpc-seed2-short-certified-quadratic", trained(79.0, teacher_scores={"accuracy": 81})
+    )
+    write(tmp_path, "accuracy/base-rte-seed1-certified-quadratic", trained(70.0, teacher_scores={"accuracy": 70.5}))
+    first, second, _ = (grid.markdown() for grid in accuracy_grids(read_results(tmp_path)))
+    for text in (first, second):
+        assert "| GeLU + Softmax (unmodified) | mini | - | 80.00 | - | - | - |  |" in text
+        assert "| mini | - | 79.00 | - | - | - | -2.00 (1 of 5) |" in text
+        assert "| base | 70.00 | - | - | - | - | -0.50 (1 of 5) |" in text
+        assert text.count("| base |") == 1
+    assert "79.50" not in second
 
 
 def test_the_papers_tables_have_a_dash_and_a_command_for_what_nobody_has_run(tmp_path: Path) -> None:

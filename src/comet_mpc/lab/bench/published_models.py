@@ -1,8 +1,8 @@
 """The paper's tables of accuracy (1, 2 and 5): their rows as stages of one recipe, and its numbers.
 
 Every row begins with the same encoder fine-tuned unmodified, takes another form and is fine-tuned again, distilled from
-the unmodified one, for the same epochs, at the same rate. Rows held out of train.tsv choose the epoch, and dev.tsv is
-scored once. `benchmarks/accuracy.py table` runs them, `comet report` shows them.
+the unmodified one, on the same rows, for one epoch, at the same rate. dev.tsv is scored once. `benchmarks/accuracy.py
+table` runs them, `comet report` shows them.
 """
 
 from __future__ import annotations
@@ -130,6 +130,11 @@ ACCURACY_TABLES: Mapping[str, AccuracyTable] = {
         "served.",
     ),
 }
+
+
+def short_stage(stage: str) -> str:
+    """What a row is called that was trained as all of a table are, and not as a model to be served."""
+    return f"short-{stage}"
 
 
 def command_of(table: str) -> str:

@@ -45,6 +45,17 @@ class Run:
     def key(self) -> Key:
         return self.seed, self.record.get("rows"), self.record.get("batch")
 
+    @property
+    def trained(self) -> bool:
+        """With what it is evaluated with."""
+        return self.rule is None and "best" in self.record.fields
+
+    @property
+    def difference(self) -> float | None:
+        """From the teacher that it learnt from, if there was one."""
+        taught = (self.record.get("teacher_scores") or {}).get(TASKS[self.task].metric)
+        return None if taught is None else self.score - float(taught)
+
 
 def runs(results: Results) -> list[Run]:
     """Every trained or evaluated model whose file has the name of a recipe."""
@@ -119,7 +130,7 @@ def trained(results: Results) -> list[Trained]:
     """Every encoder; one that was trained by two recipes twice, since their rows do not compare."""
     encoders: dict[tuple[str, bool], Trained] = {}
     for run in runs(results):
-        if run.rule is None and "best" in run.record.fields:
+        if run.trained:
             encoder = encoders.setdefault((run.encoder, run.held_out), Trained(run.encoder, run.held_out))
             encoder.stages.setdefault(run.stage, {}).setdefault(run.task, {})[run.key] = run.score
             encoder.sources.setdefault(run.stage, []).append(run.record.source)

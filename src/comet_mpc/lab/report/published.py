@@ -15,8 +15,9 @@ from comet_mpc.lab.bench.published_models import (
     AccuracyTable,
     Row,
     command_of,
+    short_stage,
 )
-from comet_mpc.lab.report.accuracy import Trained, shown, trained
+from comet_mpc.lab.report.accuracy import Run, runs, shown
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import human_bytes
@@ -28,6 +29,9 @@ _CALLS = 14
 _ENCODER = "minilm"
 """What is not there yet is of this one."""
 
+Stages = dict[str, list[Run]]
+"""Models of one encoder, by the name of their row."""
+
 
 def _wrapped(text: str) -> str:
     return "\n".join(textwrap.wrap(text, _WIDTH))
@@ -38,27 +42,50 @@ def _wrapped(text: str) -> str:
 
 def accuracy_grids(results: Results) -> list[Grid]:
     """Every row of every table; one that nobody has trained yet is a dash, and the note says which command does."""
-    encoders = [encoder for encoder in trained(results) if encoder.held_out] or [Trained(_ENCODER, True)]
-    return [_accuracy_grid(number, table, encoders) for number, table in ACCURACY_TABLES.items()]
+    encoders: dict[str, Stages] = {}
+    for run in runs(results):
+        if run.trained and run.held_out:
+            encoders.setdefault(run.encoder, {}).setdefault(run.stage, []).append(run)
+    chosen = {name: _one_recipe(stages) for name, stages in encoders.items()} or {_ENCODER: {}}
+    return [_accuracy_grid(number, table, chosen) for number, table in ACCURACY_TABLES.items()]
 
 
-def _accuracy_grid(number: str, table: AccuracyTable, encoders: list[Trained]) -> Grid:
+def _one_recipe(stages: Stages) -> Stages:
+    """The rows that were trained as all of a table are, if there are any; else those of models to be served."""
+    table_rows = [row for table in ACCURACY_TABLES.values() for row in table.rows]
+    short = {row.stage: stages[name] for row in table_rows if (name := short_stage(row.stage)) in stages}
+    plain = {UNMODIFIED.stage: stages[UNMODIFIED.stage]} if UNMODIFIED.stage in stages else {}
+    return plain | short if short else stages
+
+
+def _accuracy_grid(number: str, table: AccuracyTable, encoders: dict[str, Stages]) -> Grid:
     columns = ["model", "whose", *TASK_ORDER, "mean difference"]
     grid = Grid(f"The paper's table {number}: {table.title}", columns, left=2)
+    largest = max(len(stages) for stages in encoders.values())
     for row in table.rows:
         grid.rows += [[row.name, f"paper, {model}", *line] for model, line in _paper_lines(row)]
-        for encoder in encoders:
-            scores = encoder.stages.get(row.stage, {})
-            cells = [shown(scores.get(task, {}).values()) or _ABSENT for task in TASK_ORDER]
-            base = row is UNMODIFIED
-            difference = "" if base else encoder.mean_difference(row.stage, UNMODIFIED.stage) or _ABSENT
-            grid.rows.append([row.name, encoder.name, *cells, difference])
-            grid.sources += encoder.sources.get(row.stage, [])
-    note = f"{table.why} The mean difference is to unmodified, over the tasks that have both."
+        for encoder, stages in encoders.items():
+            found = stages.get(row.stage, [])
+            if not found and len(stages) < largest:  # of other encoders, only what there is
+                continue
+            scores = (shown(run.score for run in found if run.task == task) for task in TASK_ORDER)
+            difference = "" if row is UNMODIFIED else _mean_difference(found) or _ABSENT
+            grid.rows.append([row.name, encoder, *(score or _ABSENT for score in scores), difference])
+            grid.sources += [run.record.source for run in found]
+    note = f"{table.why} The mean difference is to the unmodified model that a row was distilled from, over its tasks."
     if any(_ABSENT in line for line in grid.rows):
         note += f" {_ABSENT}: not run; {command_of(number)} does, and says first how long it takes."
     grid.note = _wrapped(note)
     return grid
+
+
+def _mean_difference(found: list[Run]) -> str:
+    by_task: dict[str, list[float]] = {}
+    for run in found:
+        if run.difference is not None:
+            by_task.setdefault(run.task, []).append(run.difference)
+    means = [mean(values) for values in by_task.values()]
+    return f"{mean(means):+.2f} ({len(means)} of {len(TASK_ORDER)})" if means else ""
 
 
 def _paper_lines(row: Row) -> Iterator[tuple[str, list[str]]]:

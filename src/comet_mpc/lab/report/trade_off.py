@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from statistics import mean
 
+from comet_mpc.lab.bench.published_models import short_stage
 from comet_mpc.lab.report.accuracy import Run, runs
 from comet_mpc.lab.report.charts import Axis, Point, Scatter, Series
 from comet_mpc.lab.report.drawings import readable_size
@@ -13,7 +14,6 @@ from comet_mpc.models.transformer import SHAPES
 
 _LOWEST = -6.0
 _LAYER = "bert-base"
-_UNMODIFIED = "unmodified"
 
 Amount = Callable[[Record], int]
 _AMOUNTS: Mapping[str, Amount] = {
@@ -77,13 +77,14 @@ def _drawing(
 
 def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
     """By task, what was trained through a rule; and the mean over tasks."""
-    base = {(run.task, run.key): run.score for run in found if run.stage == _UNMODIFIED and run.rule is None}
+    certified = "certified-"
+    if any(run.stage.startswith(short_stage(certified)) for run in found):
+        certified = short_stage(certified)  # one recipe for all points
     differences: dict[str, dict[str, list[float]]] = {}
     for run in found:
-        trained = run.rule is None and run.stage.startswith("certified") and "undistilled" not in run.stage
-        if trained and (run.task, run.key) in base and _rule_of(run.record) in costs:
-            by_rule = differences.setdefault(run.task, {}).setdefault(_rule_of(run.record), [])
-            by_rule.append(run.score - base[run.task, run.key])
+        rule, difference = _rule_of(run.record), run.difference
+        if run.trained and run.stage.startswith(certified) and difference is not None and rule in costs:
+            differences.setdefault(run.task, {}).setdefault(rule, []).append(difference)
     averages = {task: {rule: mean(values) for rule, values in by.items()} for task, by in differences.items()}
     everywhere = {
         rule: mean(by[rule] for by in averages.values())
