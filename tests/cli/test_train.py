@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 from comet_mpc.cli.main import app
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import load_checkpoint
+from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.tasks import TASKS
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
@@ -85,6 +85,26 @@ def test_from_a_checkpoint_to_a_tuned_and_calibrated_one(glue: Path, tmp_path: P
         comet("eval", plain, *task, "--rule", "newton")
     with pytest.raises(ConfigurationError, match="nothing to calibrate"):
         comet("calibrate", plain, *task)
+
+
+def test_neurons_are_finer_in_a_model_whose_answers_feel_their_rounding(glue: Path, tmp_path: Path) -> None:
+    bits = {}
+    for loud in (1.0, 1000.0):
+        directory = make_checkpoint(tmp_path / f"loud-{loud:g}", labels=("0", "1"), rule="quadratic", row_steps=0)
+        config, tensors = load_checkpoint(directory)
+        tensors["classifier.weight"] *= loud
+        save_checkpoint(directory, config, tensors, tokenizer=toy_tokenizer().to_str().encode())
+        said = comet("calibrate", directory, "--task", "sst-2", "--data", glue)
+        config, tensors = load_checkpoint(directory)
+        check_ranges(config, tensors)
+        rules = config.sites["activation"].root, config.sites["scores"].root
+        assert rules[0] is not None
+        assert rules[1] is not None
+        assert rules[1].fraction_t == 13
+        bits[loud] = rules[0].fraction_t
+        assert ("neurons get 15 fraction bits" in said) == (bits[loud] == 15)
+        assert all(len(site.seen) == 5 for site in config.sites.values())
+    assert bits == {1.0: 13, 1000.0: 15}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.activation import Smu, smu, smu_rule
-from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION, RootRule, root_rule
 from comet_mpc.offline.sources import find_source
 from support.two_parties import run_two_parties, together, twin_value
 
@@ -23,8 +23,8 @@ INTERVALS = [(2.0**-8, 1.02), (2.0**-10, 1.0), (0.3, 900.0), (1e-3, 0.2)]
 CERTIFIED = Smu(1.0 / 16.0)
 
 
-def certified(degree: str) -> RootRule:
-    rule = smu_rule(CERTIFIED, 1.0 + 2.0**-8, 0, name=degree)
+def certified(degree: str, precision: int = PRECISION) -> RootRule:
+    rule = smu_rule(CERTIFIED, 1.0 + 2.0**-8, 0, name=degree, precision=precision)
     assert isinstance(rule, RootRule)
     return rule
 
@@ -77,10 +77,20 @@ def test_a_quadratic_bends_down_slowly_above_its_top() -> None:
     assert rule.stable_top > 1.6 * rule.high
 
 
-@pytest.mark.parametrize("degree", ["linear", "quadratic", "cubic", "quartic", "quintic"])
+def test_a_finer_rule_is_the_same_but_for_its_rounding() -> None:
+    usual, fine = certified("quadratic"), certified("quadratic", FINE_PRECISION)
+    assert (usual.fraction_t, fine.fraction_t) == (13, 15)
+    assert fine.root_rounding == pytest.approx(usual.root_rounding / 4.0, rel=1e-3)
+    assert fine.coefficients == pytest.approx(usual.coefficients, abs=2.0**-15)
+    assert fine.coefficients[2] == usual.coefficients[2]
+
+
+@pytest.mark.parametrize(
+    ("degree", "precision"), [*((degree, PRECISION) for degree in DEGREES), ("quadratic", FINE_PRECISION)]
+)
 @pytest.mark.parametrize("source", ["dealer", "pair"])
-def test_twin_and_parties_evaluate_the_rule(degree: str, source: str) -> None:
-    rule = certified(degree)
+def test_twin_and_parties_evaluate_the_rule(degree: str, precision: int, source: str) -> None:
+    rule = certified(degree, precision)
     x = np.linspace(-1.0, 1.0, 600).reshape(4, 150)
 
     def program(session: Session, _: Mapping[str, Weight]) -> Share:

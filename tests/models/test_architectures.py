@@ -16,6 +16,7 @@ import pytest
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession, run_twin
+from comet_mpc.functions.root_rule import FINE_PRECISION
 from comet_mpc.models.certify import certify, in_form
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.heads import Head
@@ -33,6 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "roberta": {"architecture": "roberta"},
     "mpnet": {"architecture": "mpnet"},
     "distilbert": {"architecture": "distilbert", "pooler": "smu", "labels": ("a", "b", "c")},
+    "quadratic roots": {"rule": "quadratic"},
+    "fine neurons": {"rule": "quadratic", "precision": FINE_PRECISION},
     "no pooler": {"pooler": "none"},
     "regression of a mean": {"head": Head(pooling="mean"), "labels": ("score",)},
     "tokens": {"head": Head(kind="tokens"), "labels": ("O", "B-PER", "I-PER")},

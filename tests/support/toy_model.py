@@ -14,12 +14,14 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from comet_mpc.engine.twin import run_twin
+from comet_mpc.functions.root_rule import PRECISION
 from comet_mpc.models.certify import calibrated, certify
 from comet_mpc.models.checkpoint import (
     ActivationChoice,
     AttentionChoice,
     CometConfig,
     Encoder,
+    RuleName,
     save_checkpoint,
     tensor_shapes,
 )
@@ -73,6 +75,8 @@ def make_checkpoint(
     labels: tuple[str, ...] = ("negative", "positive"),
     head: Head | None = None,
     pooler: Pooler | None = None,
+    rule: RuleName = "minimax",
+    precision: int = PRECISION,
     steps: int = 3,
     row_steps: int = 7,
     seed: int = 0,
@@ -101,6 +105,7 @@ def make_checkpoint(
         attention=AttentionChoice() if form is None else form[1],
         head=head,
         pooler=pooler or ("algebraic" if head.kind == "label" else "none"),
+        rule=rule,
         steps=steps,
         row_steps=row_steps,
     )
@@ -118,7 +123,7 @@ def make_checkpoint(
         else:
             value = generator.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = np.asarray(value, np.float32)
-    config = certify(config, tensors) if form is None else calibrated(config, tensors, seen or {})
+    config = certify(config, tensors, None, precision) if form is None else calibrated(config, tensors, seen or {})
     save_checkpoint(directory, config, tensors, tokenizer=toy_tokenizer(architecture).to_str().encode())
     return directory
 

@@ -20,9 +20,16 @@ from comet_mpc.errors import CheckpointError, ConfigurationError, NotFinite  # n
 from comet_mpc.functions.activation import Smu  # noqa: E402
 from comet_mpc.functions.attention import certified_form, plain_attention  # noqa: E402
 from comet_mpc.functions.minimax import minimax_rule  # noqa: E402
-from comet_mpc.functions.root_rule import DEGREES  # noqa: E402
+from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION, RootRule  # noqa: E402
 from comet_mpc.models.bounds import activation_bounds  # noqa: E402
-from comet_mpc.models.certify import calibrated, certify, check_ranges, in_form, universal_rules  # noqa: E402
+from comet_mpc.models.certify import (  # noqa: E402
+    calibrated,
+    certify,
+    check_ranges,
+    in_form,
+    smu_rules,
+    universal_rules,
+)
 from comet_mpc.models.checkpoint import (  # noqa: E402
     ActivationChoice,
     AttentionChoice,
@@ -34,7 +41,7 @@ from comet_mpc.models.tasks import TASKS  # noqa: E402
 from comet_mpc.train.batches import Encoded, observe, predict, quantiles  # noqa: E402
 from comet_mpc.train.loop import Recipe, _distance, finetune  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
-from comet_mpc.train.steps import inverse_sqrt, newton_rule, other_rules, smu  # noqa: E402
+from comet_mpc.train.steps import inverse_sqrt, newton_rule, other_rules, rounded_smu, smu  # noqa: E402
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher  # noqa: E402
 from support.small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from support.toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
@@ -122,6 +129,18 @@ def test_the_activation_and_its_derivative_are_those_of_the_roots_polynomial(deg
     assert torch.autograd.gradcheck(lambda z: smu(z, 0.0625, 0.1, rule), x)
     mu = torch.tensor(0.0625, dtype=torch.float64)
     np.testing.assert_allclose(smu(x, mu, 0.0, rule).detach().numpy(), expected, rtol=1e-10)
+
+
+def test_rounded_as_the_parties_do_it_is_right_on_average_and_never_a_unit_off() -> None:
+    config, _ = small_model()
+    x = torch.linspace(-1, 1, 4001, dtype=torch.float64)
+    for precision in (PRECISION, FINE_PRECISION):
+        rule = smu_rules(msgspec.structs.replace(config, rule="quadratic"), precision)[0]
+        assert isinstance(rule, RootRule)
+        off = torch.stack([rounded_smu(x, 0.0625, 0.0, rule) - smu(x, 0.0625, 0.0, rule) for _ in range(200)])
+        unit = 0.5 * rule.root_rounding * math.sqrt(rule.high)
+        assert 0.4 * unit < float(off.abs().max()) <= 1.001 * unit
+        assert float(off.mean(0).abs().max()) < 0.25 * unit, "five deviations of the mean of 200"
 
 
 def replace_steps(config: Any, steps: int) -> Any:

@@ -19,6 +19,7 @@ from comet_mpc.cli.inputs import in_words, load_any, read_rows, read_task, recor
 from comet_mpc.cli.options import Data, JsonFile, Limit, TaskName
 from comet_mpc.cli.tables import table
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION
 from comet_mpc.models.certify import calibrated, certify, check_ranges, in_form
 from comet_mpc.models.checkpoint import (
     ActivationChoice,
@@ -40,6 +41,8 @@ _CALIBRATION_ROWS = 256
 _MANY_ROWS = 2048
 """Where the top of a range is no more than what was seen, times:"""
 _MARGIN = 2.0
+_MOST_MOVED = 0.01
+"""By how much the rounding of neurons may move all answers but 1 % of them: other rounding is added."""
 _MOST_HELD_OUT = 1000
 HELD_OUT_SEED = 0
 """The same rows for every run of a task, so that no teacher has seen what judges its student."""
@@ -246,8 +249,32 @@ def _calibrated(config: CometConfig, tensors: Any, rows: Any, margin: float = _M
         values = training.observe(net, rows, tick=tick)
     config = calibrated(config, tensors, training.quantiles(values), margin=margin)
     if config.certified:
+        config = _fine_enough(config, tensors, rows)
         check_ranges(config, tensors)
     return config, values
+
+
+def _fine_enough(config: CometConfig, tensors: Any, rows: Any) -> CometConfig:
+    """A certified configuration, with finer neurons if rounding them moves the answers to these rows too far."""
+    if DEGREES.get(config.rule, 0) < 2:  # no argument of a root is opened
+        return config
+    training = need("comet_mpc.train")
+
+    def moved(config: CometConfig) -> float:
+        net = training.UnifiedModel.from_tensors(config, tensors).use("served")
+        return float(np.quantile(training.moved_by_rounding(net, rows), 0.99))
+
+    far = moved(config)
+    if far <= _MOST_MOVED:
+        return config
+    seen = {name: site.seen for name, site in config.sites.items() if site.seen}
+    finer = calibrated(config, tensors, seen, precision=FINE_PRECISION)
+    typer.echo(
+        f"neurons get {FINE_PRECISION} fraction bits: rounded to {PRECISION}, they move 1 % of the answers by "
+        f"more than {far:.3f}, now by more than {moved(finer):.3f}",
+        err=True,
+    )
+    return finer
 
 
 def _show_sites(config: CometConfig, values: dict[str, Any]) -> None:
@@ -447,6 +474,8 @@ def _finish(out: Path, train: Any, dev: Any, task: Task, recipe: Any) -> dict[st
     if smu and not rules and not any(site.seen for site in config.sites.values()):
         count = _CALIBRATION_ROWS if config.certifiable else _MANY_ROWS
         config, _ = _calibrated(config, tensors, training.first_rows(train, count))
+    elif config.certified:
+        config = _fine_enough(config, tensors, training.first_rows(train, _CALIBRATION_ROWS))
     with bar("evaluating") as tick:
         exact = recipe.mode == "exact" and not config.certifiable
         net = training.UnifiedModel.from_tensors(config, tensors).use("exact" if exact else "served", rules)

@@ -24,7 +24,7 @@ from comet_mpc.functions.inverse_sqrt import (
     square_root,
 )
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.functions.root_rule import DEGREES, PRECISION, RootRule, root_rule
 from comet_mpc.functions.row_rule import row_rule
 
 SmuRule = InverseSqrtRule | RootRule
@@ -72,15 +72,20 @@ def argument_interval(form: Smu, bound: float) -> tuple[float, float]:
     return low, form.factor * bound**2 + float(np.max(mu**2))
 
 
-def smu_rule(form: Smu, bound: float, steps: int, *, name: str = "minimax", emphasis: float = 0.25) -> SmuRule:
+def smu_rule(
+    form: Smu, bound: float, steps: int, *, name: str = "minimax", emphasis: float = 0.25, precision: int = PRECISION
+) -> SmuRule:
     """The rule for |x| <= bound: its interval holds for every input, so that nothing depends on data.
 
-    name  one of `root_rule.DEGREES`, for which there are no steps, or of `inverse_sqrt.RULES`
+    name       one of `root_rule.DEGREES`, for which there are no steps, or of `inverse_sqrt.RULES`
+    precision  of a root rule (`root_rule`)
     """
     low, high = argument_interval(form, bound)
     beside = (1.0 + form.alpha) * bound
     if name in DEGREES:
-        return root_rule(low, high, DEGREES[name], emphasis=emphasis, beside=beside, floor=0.9 * low)
+        return root_rule(
+            low, high, DEGREES[name], emphasis=emphasis, beside=beside, floor=0.9 * low, precision=precision
+        )
     return make_rule(name, low, high, steps, root=True, beside=beside, emphasis=emphasis, floor=0.9 * low)
 
 

@@ -35,7 +35,10 @@ DEGREES = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
 _PROOF = 20_000  # points on which errors are bounded
 _MARGIN = 1.25  # the bound on the root leaves room for values above the interval's top: the stable range
-_PRECISION = 13  # fraction bits of t, where there is room for them
+PRECISION = 13
+"""Fraction bits of t, where there is room for them."""
+FINE_PRECISION = 15
+"""The same for a model whose answers feel the rounding of its neurons."""
 _COARSEST = 8.0  # units of its rounding that the highest coefficient has at least
 _FEWEST = 8  # fraction bits of t
 
@@ -142,13 +145,21 @@ class RootRule:
 
 @lru_cache(maxsize=256)
 def root_rule(
-    low: float, high: float, degree: int, *, emphasis: float = 0.25, beside: float | None = None, floor: float = 0.0
+    low: float,
+    high: float,
+    degree: int,
+    *,
+    emphasis: float = 0.25,
+    beside: float | None = None,
+    floor: float = 0.0,
+    precision: int = PRECISION,
 ) -> RootRule:
     """The rule for an interval.
 
-    emphasis  what is made small: |p(t) - sqrt(t)|·t^(emphasis - 1/2)
-    beside    the largest number that is added to the root before it is truncated (as large as the root if not given)
-    floor     t is never below it (0: not known)
+    emphasis   what is made small: |p(t) - sqrt(t)|·t^(emphasis - 1/2)
+    beside     the largest number that is added to the root before it is truncated (as large as the root if not given)
+    floor      t is never below it (0: not known)
+    precision  fraction bits of t, where there is room for them
     """
     if not (math.isfinite(low) and math.isfinite(high) and 0.0 < low < high):
         raise RuleError(f"the interval [{low:g}, {high:g}] is empty or not positive")
@@ -158,7 +169,7 @@ def root_rule(
         raise RuleError(f"floor {floor:g} must be in [0, low] and emphasis {emphasis:g} in [0, 1]")
     exponent = 2 * round(math.log2(high) / 2)
     taus = from_floor(floor, low, high) * 2.0**-exponent
-    for fraction_t, grain in _precisions(taus, emphasis, degree):
+    for fraction_t, grain in _precisions(taus, emphasis, degree, precision):
         coefficients = _fit(taus[-GRID:], emphasis, degree, grain, fraction_t)
         root = np.polynomial.polynomial.polyval(taus, coefficients)
         bound = _MARGIN * float(np.max(np.abs(root)))
@@ -177,11 +188,11 @@ def root_rule(
     )
 
 
-def _precisions(taus: Reals, emphasis: float, degree: int) -> Iterator[tuple[int, int]]:
+def _precisions(taus: Reals, emphasis: float, degree: int, most: int) -> Iterator[tuple[int, int]]:
     """Fraction bits of t and of the highest coefficient, the best first."""
     highest = abs(_fit(taus[-GRID:], emphasis, degree, None, 0)[-1])
     grain = math.ceil(math.log2(_COARSEST / highest))
-    for fraction_t in range(_PRECISION, _FEWEST - 1, -1):
+    for fraction_t in range(most, _FEWEST - 1, -1):
         yield fraction_t, max(grain, 1 - degree * fraction_t)
 
 

@@ -197,7 +197,7 @@ class Crew:
                     if worker in workers and message.kind == kind:
                         values[worker] = message.value
         except BaseException:
-            self._end([worker for worker in self._workers if worker.name != _DEALER])
+            self._end_others()
             raise
         return [values[worker] for worker in workers]
 
@@ -231,7 +231,11 @@ class Crew:
             worker.connection.close()
             self._workers.remove(worker)
 
+    def _end_others(self) -> None:
+        self._end([worker for worker in self._workers if worker.name != _DEALER])
+
     def close(self) -> None:
-        """Ends what still runs and removes the directory."""
+        """Ends what still runs, the dealer last, since others may be waiting for it; removes the directory."""
+        self._end_others()
         self._end(list(self._workers))
         self._directory.cleanup()

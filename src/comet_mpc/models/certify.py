@@ -35,7 +35,7 @@ from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, overshoot
 from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.functions.root_rule import DEGREES, PRECISION, RootRule, root_rule
 from comet_mpc.models.bounds import (
     SLACK,
     activation_bounds,
@@ -89,22 +89,22 @@ def _minimax(rule: InverseSqrtRule) -> MinimaxRule:
     return rule
 
 
-def smu_rules(config: CometConfig) -> tuple[AnyRule, AnyRule]:
-    """Of activations and of scores, by the configuration's kind of rule."""
+def smu_rules(config: CometConfig, precision: int = PRECISION) -> tuple[AnyRule, AnyRule]:
+    """Of activations, with so many fraction bits, and of scores, by the configuration's kind of rule."""
     activation, scores = (
-        _certifiable(smu_rule(form, _UNIT, config.steps, name=config.rule, emphasis=config.emphasis))
-        for form in _smus(config)
+        _certifiable(smu_rule(form, _UNIT, config.steps, name=config.rule, emphasis=config.emphasis, precision=bits))
+        for form, bits in zip(_smus(config), (precision, PRECISION), strict=True)
     )
     return activation, scores
 
 
-def universal_rules(config: CometConfig) -> dict[str, AnyRule]:
-    """Rules that do not depend on the weights.
+def universal_rules(config: CometConfig, precision: int = PRECISION) -> dict[str, AnyRule]:
+    """Rules that do not depend on the weights. precision: of neurons (`root_rule`).
 
     The denominators' top follows from what the scores' rule can give. Where steps are counted they get one more, since
     their interval is wider.
     """
-    activation, scores = smu_rules(config)
+    activation, scores = smu_rules(config, precision)
     return {
         "activation": activation,
         "scores": scores,
@@ -219,10 +219,16 @@ def _check_form(config: CometConfig) -> None:
         raise CheckpointError("the certified form has power 2 and fixed α and μ")
 
 
-def certify(config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None) -> CometConfig:
-    """The configuration with a rule for every site. `lows` are smallest variances by site, from calibration."""
+def certify(
+    config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None, precision: int = PRECISION
+) -> CometConfig:
+    """The configuration with a rule for every site.
+
+    lows       smallest variances by site, from calibration
+    precision  of neurons (`root_rule`)
+    """
     _check_form(config)
-    rules = universal_rules(config)
+    rules = universal_rules(config, precision)
     sites = {
         name: Site.of(rule, certified_high=True, certified_low=name in ("activation", "scores"))
         for name, rule in rules.items()
@@ -269,12 +275,17 @@ def _check_scores(norms: MinimaxRule, size: int) -> None:
 
 
 def calibrated(
-    config: CometConfig, tensors: Tensors, seen: Mapping[str, tuple[float, ...]], *, margin: float = 2.0
+    config: CometConfig,
+    tensors: Tensors,
+    seen: Mapping[str, tuple[float, ...]],
+    *,
+    margin: float = 2.0,
+    precision: int = PRECISION,
 ) -> CometConfig:
     """Intervals after a look at data. `seen`: five quantiles of t by site (`Site.seen`), a layer's own or universal.
 
-    Certified form: tops stay certified from the weights, LayerNorms' low ends follow the data. Other forms: the top is
-    the largest value seen times `margin`, which some other input may exceed.
+    Certified form: tops stay certified from the weights, LayerNorms' low ends follow the data; precision: of neurons.
+    Other forms: the top is the largest value seen times `margin`, which some other input may exceed.
     """
     if not config.certifiable:
         sites = {
@@ -286,7 +297,7 @@ def calibrated(
     config = msgspec.structs.replace(config, row_steps=0)  # rules of today, whatever the checkpoint had
     names, shrink = norm_sites(config), shrink_factor(config.encoder.hidden) ** 3
     lows = {name: quantiles[0] / (1.5 * shrink) for name, quantiles in seen.items() if name in names}
-    sites = dict(certify(config, tensors, lows).sites)
+    sites = dict(certify(config, tensors, lows, precision).sites)
     for name, q in seen.items():
         key = name if name in sites else name.rsplit(".", 1)[1]
         old = sites[key].seen or q

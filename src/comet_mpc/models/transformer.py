@@ -31,6 +31,7 @@ from comet_mpc.functions.activation import Smu, SmuRule, smu, smu_rule, tanh_lik
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
 from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
+from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, linear, respond
 
 Reals = npt.NDArray[np.float64]
@@ -38,7 +39,7 @@ Reals = npt.NDArray[np.float64]
 _QUERIES = 55  # the least ring of rows from which queries are made: they are then cut for free
 _NEURONS = 53  # the same of neurons
 _CONTEXT = 15  # fraction bits of attention's output
-_ACTIVE = 14  # and of the activation's
+_ACTIVE = 14  # and of the activation's, at least
 _WEIGHTS = 14  # fraction bits of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
@@ -234,6 +235,11 @@ def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
     return max(ring_width(ROWS + fraction, bound) for bound, fraction in largest)
 
 
+def _active_fraction(rule: SmuRule) -> int:
+    """Fraction bits of the activations: as many as there are of the root's argument, if that is to be fine."""
+    return max(_ACTIVE, rule.fraction_t) if isinstance(rule, RootRule) else _ACTIVE
+
+
 def _narrower(ring: int, fraction: int, weight: Weight) -> int:
     """The ring of x with `fraction` bits, if W·x is lifted to the scale of the rows before it is added to them."""
     return ring - (ROWS + _WEIGHTS - fraction - weight.fraction)
@@ -284,8 +290,9 @@ def encoder_layer(
         given = session.give(rows)
         up = linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    active_ring = _narrower(ring, _ACTIVE, weights[prefix + "down.weight"])
-    active = smu(session, up, own.activation, own.activation_rule, fraction=_ACTIVE, width=active_ring)
+    fraction = _active_fraction(own.activation_rule)
+    active_ring = _narrower(ring, fraction, weights[prefix + "down.weight"])
+    active = smu(session, up, own.activation, own.activation_rule, fraction=fraction, width=active_ring)
     with session.part("linear"):
         summed = linear(session, session.give(active), weights, prefix + "down", half).lift(ROWS + _WEIGHTS) + skip
     keep = None if bits is None else bits.result()

@@ -34,7 +34,7 @@ from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.certify import certify, universal_rules
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, tensor_shapes
 from comet_mpc.models.transformer import position_buckets
-from comet_mpc.train.steps import inverse_sqrt, smu
+from comet_mpc.train.steps import inverse_sqrt, rounded_smu, smu
 
 Mode = Literal["exact", "steps", "served"]
 Probe = Callable[[str, Tensor], None]
@@ -126,6 +126,8 @@ class _Layer(nn.Module):
         bound = activation_bounds(self.up.weight, self.up.bias, norm.weight, norm.bias)
         h = h / bound
         model.see(f"{self.name}.activation", h.square() + mu**2)
+        if model.rounds and isinstance(rule, RootRule):
+            return bound * rounded_smu(h, choice.mu, choice.alpha, rule)
         return bound * smu(h, mu, alpha, rule)
 
     def split(self, x: Tensor) -> Tensor:
@@ -194,6 +196,8 @@ class UnifiedModel(nn.Module):
         self.classifier = nn.Linear(e.hidden, len(e.labels)) if e.labels else None
         self.mode: Mode = "exact"
         self.probe: Probe | None = None
+        self.rounds = False
+        """Whether neurons round as the parties do, in a form that is certified."""
         self.head_bounds: dict[nn.Module, Tensor] = {}
         """Of the weights as they were when `use` was called."""
         self._rules: dict[str, AnyRule] = {}

@@ -155,6 +155,13 @@ def root(t: Tensor, rule: RootRule) -> Tensor:
     return _polynomial(rule.coefficients, t * 2.0**-rule.exponent) * 2.0 ** (rule.exponent // 2)
 
 
+def rounded_smu(x: Tensor, mu: float, alpha: float, rule: RootRule) -> Tensor:
+    """smu by the rule, t rounded at random to one of its two neighbours, as the parties round it. Not for training."""
+    scale = 2.0 ** (rule.fraction_t - rule.exponent)
+    t = torch.floor(((1.0 - alpha) ** 2 * x * x + mu * mu) * scale + torch.rand_like(x)) / scale
+    return 0.5 * (1.0 + alpha) * x + 0.5 * root(t, rule)
+
+
 def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: AnyRule | None = None) -> Tensor:
     """The smooth maximum unit, exact or by a rule for t = φ·x² + μ². μ and α learn from either."""
     learnt = isinstance(mu, Tensor) or isinstance(alpha, Tensor)
