@@ -139,12 +139,14 @@ def masked_weights(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.endswith(("weight", "gamma"))]
 
 
-def input_arrays(case: ModelCase) -> tuple[Reals, Reals]:
-    """Normalised rows and a mask with some padding, the client's."""
+def input_arrays(case: ModelCase, *, padded: bool = True) -> tuple[Reals, Reals]:
+    """Normalised rows and a mask, the client's. padded: some rows are padding, as in a text."""
     generator = np.random.default_rng(case.seed + 1)
     rows = generator.normal(0.0, 1.0, (case.batch, case.tokens, case.shape.hidden))
     rows = rows - rows.mean(axis=-1, keepdims=True)
     rows /= rows.std(axis=-1, keepdims=True)
+    if not padded:
+        return rows, np.ones((case.batch, case.tokens))
     mask = np.arange(case.tokens)[None] < generator.integers(case.tokens // 2 + 1, case.tokens + 1, (case.batch, 1))
     return rows * mask[..., None], mask.astype(np.float64)
 

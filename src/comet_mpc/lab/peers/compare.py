@@ -81,10 +81,11 @@ class System:
 
 
 def _draw(task: str, tokens: int) -> dict[str, Reals]:
-    """What peers get. Ours are drawn from the same seeds."""
+    """What peers get. Ours are drawn from the same seeds; of a layer, peers' rows are all tokens, since they know no
+    padding, and rows of zeros would leave the ranges of the plug-in's functions."""
     if task == "layer":
         case = _layer_case(tokens, "dealer", "minimax")
-        rows, _ = input_arrays(case)
+        rows, _ = input_arrays(case, padded=False)
         weights = random_weights(case.shape, np.random.default_rng(case.seed))
         query, key, value = np.split(weights["layer.0.qkv.weight"].T, 3, axis=1)
         grown = math.sqrt(SHAPES[_SHAPE].hidden) * 0.5  # queries and keys are normalised for ours
