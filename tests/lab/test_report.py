@@ -20,7 +20,7 @@ from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
 from comet_mpc.lab.report.costs import model_grid, operation_grid
 from comet_mpc.lab.report.documents import rewritten
 from comet_mpc.lab.report.page import make_page, sections
-from comet_mpc.lab.report.published import accuracy_grids
+from comet_mpc.lab.report.published import accuracy_grids, cost_grids
 from comet_mpc.lab.report.records import Results, read_results
 from comet_mpc.lab.report.trade_off import trade_offs
 from support.documents import ROOT
@@ -116,6 +116,31 @@ def test_accuracy_is_drawn_against_bytes_with_other_systems_on_the_same_axes(tmp
     for drawing, size in ((online, 1e6), (everything, 11e6)):
         found = {series.name: [(p.x, p.y, p.label) for p in series.points] for series in drawing.series}
         assert found == {"MRPC": [(size, -1.0, "quadratic")], "other systems, measured": [(1e9, 0.0, "crypten")]}
+
+
+def test_a_papers_table_of_costs_says_how_many_times_ours_and_counts_the_whole_model(tmp_path: Path) -> None:
+    def costs(function: str, method: str, size: int, seconds: float, told: float | None) -> dict[str, Any]:
+        paper = {"paper_seconds": told, "paper_bytes": None if told is None else told * 1e9}
+        amounts = {"online_bytes": size, "offline_bytes": 2 * size, "rounds": 3, "seconds": seconds}
+        named = {"table": "3", "model": "bert-base", "function": function, "method": method, "private": True}
+        return {"record": "published", "max_abs_error": 1e-3, "why": "so", **named, **amounts, **paper}
+
+    records = [
+        costs("activation", "exponential", 8 * 10**9, 6.0, 34.1),
+        costs("activation", "ours", 10**9, 2.0, None),
+        costs("linear", "every", 10**9, 1.0, None),
+    ]
+    write(tmp_path, "paper/3", records)
+    (grid,) = cost_grids(read_results(tmp_path))
+    text = grid.markdown()
+    for line in (
+        "| activation | exponential | 34.10 | 8.00 | 16.0 GB | 3 | 34.1 | 6.0 | 8, 8, 3 | 1.0e-03 |",
+        "| activation | ours |  | 1.00 | 2.00 GB | 3 |  | 2.0 |  | 1.0e-03 |",
+        "| linear | every |  | 1.00 | 2.00 GB | 3 |  | 1.0 |  | 1.0e-03 |",
+        "| whole model | exponential |  | 9.00 | 18.0 GB | 6 | 74.8 | 7.0 | 4.5, 4.5, 2.33 |  |",
+        "| whole model | ours |  | 2.00 | 4.00 GB | 6 |  | 3.0 |  |  |",
+    ):
+        assert line in text, text
 
 
 def test_a_papers_table_shows_one_recipe_and_differences_from_the_teacher(tmp_path: Path) -> None:

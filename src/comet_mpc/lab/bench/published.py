@@ -2,8 +2,9 @@
 
 Every function is measured at the size of one encoder layer, between real processes, and counted as often as the model
 has it: an activation, an attention and two LayerNorms a layer. Bytes add up exactly. Attention has its two products in
-it, which the paper's "Softmax" has not; they are the same for all methods. BERT-base and RoBERTa-base have one shape,
-so what the protocol costs is the same for both.
+it, which the paper's "Softmax" has not; they are the same for all methods. So are the matrices of the weights, which
+are as large as three of those before an activation: they are measured once, and belong to the whole model. BERT-base
+and RoBERTa-base have one shape, so what the protocol costs is the same for both.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.progress import Tick, silent
 
 LAYERS = 12
+LINEAR, EVERY = "linear", "every"
+"""The function that is the same for every method, and what is then said of the method."""
 _BUMBLEBEE = 14
-_COUNT = {"layer_norm": 2, "activation": 1, "attention": 1}
+_COUNT = {"layer_norm": 2, "activation": 1, "attention": 1, LINEAR: 3}
 _SOURCES = {"3": DEALER, "4": PAIR}
 _OURS = {"layer_norm": "minimax", "activation": "quadratic", "attention": "quadratic"}
 
@@ -68,7 +71,17 @@ TABLES: Mapping[str, Mapping[str, Mapping[str, Published]]] = {
 }
 """By table, model and method."""
 
+TOTAL_SECONDS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    "3": {
+        "bert-base": {"exponential": 74.8, "taylor7": 73.2, "taylor2": 70.6, "paper": 29.8},
+        "roberta-base": {"exponential": 79.3, "taylor7": 75.7, "taylor2": 73.1, "paper": 34.8},
+    },
+    "4": {"bert-base": {"table": 289.6, "paper": 82.4}, "roberta-base": {"table": 290.1, "paper": 92.1}},
+}
+"""Of the whole model, in the paper."""
+
 _WHY = {
+    LINEAR: "The same for every method: the server knows its weights, so a product costs its input alone.",
     "layer_norm": "There is one root a row, so LayerNorm needs few bytes for it here, whatever the guess.",
     "activation": "A value is opened once here and truncated for a bit; CrypTen opens both operands of every product.",
     "attention": "Ours has both matrix products in it, and divides after the product with V.",
@@ -115,15 +128,16 @@ def measure_table(
     wanted = {
         (function, method): models
         for function in _COUNT
-        for method in methods
+        for method in ([EVERY] if function == LINEAR else methods)
         if (models := [model for model in TABLES[table] if (model, function, method, tokens) not in done])
     }
     for place, ((function, method), models) in enumerate(wanted.items()):
         progress(place, len(wanted), f"{function} by {method}")
-        case = Case(function, _OURS[function] if method == "ours" else method, tokens)
+        ways = {"ours": _OURS.get(function, ""), EVERY: "server_weights"}
+        case = Case(function, ways.get(method, method), tokens)
         one, times = measure(crew, case, source=_SOURCES[table]), LAYERS * _COUNT[function]
         for model in models:
-            seconds, size = TABLES[table][model][method].get(function, (None, None))
+            seconds, size = TABLES[table][model].get(method, {}).get(function, (None, None))
             yield PublishedRecord(
                 table=table, model=model, function=function, method=method, private=one.private, tokens=tokens,
                 online_bytes=times * one.online_bytes, offline_bytes=times * one.offline_bytes,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from statistics import mean
 from typing import Any
 
+from comet_mpc.lab.bench.published import EVERY, LINEAR, TOTAL_SECONDS
 from comet_mpc.lab.bench.published_models import (
     ACCURACY_TABLES,
     TASK_ORDER,
@@ -24,6 +25,7 @@ from comet_mpc.units import human_bytes
 
 _WIDTH = 116
 _ABSENT = "-"
+_OURS = "ours"
 _CALLS = 14
 """Of GeLU, in the paper's comparison with BumbleBee."""
 _ENCODER = "minilm"
@@ -99,34 +101,56 @@ def _paper_lines(row: Row) -> Iterator[tuple[str, list[str]]]:
 
 
 def cost_grids(results: Results) -> list[Grid]:
-    """Tables 3 and 4: every function by every method, and all of them together."""
-    columns = ["function", "method", "paper GB", "GB online", "offline", "rounds", "paper s", "s", "error"]
+    """Tables 3 and 4: every function by every method, all of them together, and with the matrices the whole model."""
+    columns = ["function", "method", "paper GB", "GB online", "offline", "rounds", "paper s", "s", "× ours", "error"]
     grids = []
     found = sorted(results.of("published"), key=lambda record: (record["table"], record["model"]))
     for (table, model), group in groupby(found, key=lambda record: (str(record["table"]), str(record["model"]))):
         members = list(group)
         sources = sources_of(members)
         grid = Grid(f"The paper's table {table}, {model}", columns, left=2, sources=sources)
-        grid.rows = [_cost_line(record["function"], [record]) for record in members]
         by_method: dict[str, list[Record]] = {}
         for record in members:
             by_method.setdefault(record["method"], []).append(record)
-        grid.rows += [_cost_line("all three", records) for records in by_method.values()]
+        matrices = by_method.pop(EVERY, [])
+        functions = dict.fromkeys(record["function"] for record in members if record["method"] != EVERY)
+        for function in (*functions, None):
+            lines = {
+                name: [record for record in records if function in (None, record["function"])]
+                for name, records in by_method.items()
+            }
+            ours = lines.get(_OURS, [])
+            grid.rows += [_cost_line(function or "all three", found, ours) for found in lines.values() if found]
+        if matrices:
+            grid.rows.append(_cost_line(LINEAR, matrices, []))
+            totals = TOTAL_SECONDS[table][model]
+            grid.rows += [
+                _cost_line("whole model", [*found, *matrices], [*by_method.get(_OURS, []), *matrices], totals.get(name))
+                for name, found in by_method.items()
+            ]
         reasons = dict.fromkeys(f"{record['function']}: {record['why']}" for record in members)
-        grid.note = _wrapped(" ".join(reasons))
+        grid.note = _wrapped(f"× ours: bytes online, bytes in all, seconds online. {' '.join(reasons)}")
         grids.append(grid)
     return grids
 
 
-def _cost_line(what: str, records: Iterable[Record]) -> list[str]:
-    """Of one function, or of several together."""
-    members = list(records)
+def _cost_line(what: str, members: list[Record], ours: list[Record], paper_seconds: float | None = None) -> list[str]:
+    """Of one function, or of several together, and how many times as much that is as ours."""
     first = members[0]
 
-    def total(key: str) -> Any:
-        return sum(record[key] for record in members)
+    def total(key: str, of: list[Record] = members) -> Any:
+        return sum(record[key] for record in of)
+
+    def times(*keys: str) -> str:
+        return f"{sum(map(total, keys)) / sum(total(key, ours) for key in keys):.3g}"
 
     told = all(record["paper_bytes"] is not None for record in members)
+    seconds = total("paper_seconds") if told else paper_seconds
+    ratios = (
+        ""
+        if not ours or first["method"] == _OURS
+        else ", ".join((times("online_bytes"), times("online_bytes", "offline_bytes"), times("seconds")))
+    )
     return [
         what,
         first["method"] if first["private"] else f"{first['method']} (not private)",
@@ -134,8 +158,9 @@ def _cost_line(what: str, records: Iterable[Record]) -> list[str]:
         f"{total('online_bytes') / 1e9:.2f}",
         human_bytes(total("offline_bytes")),
         str(total("rounds")),
-        f"{total('paper_seconds'):.1f}" if told else "",
+        "" if seconds is None else f"{seconds:.1f}",
         f"{total('seconds'):.1f}",
+        ratios,
         f"{first['max_abs_error']:.1e}" if len(members) == 1 else "",
     ]
 
