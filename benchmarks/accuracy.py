@@ -214,8 +214,8 @@ def run(
         return
     for kind in ("minimax", "newton"):
         for count in range(5):
-            other = f"{name}-eval-{kind}-{count}"
-            recipe.stage(other, "eval", model, "--task", task, "--data", glue, "--rule", kind, "--steps", count)
+            evaluated = f"{name}-eval-{kind}-{count}"
+            recipe.stage(evaluated, "eval", model, "--task", task, "--data", glue, "--rule", kind, "--steps", count)
 
 
 @app.command()
