@@ -48,8 +48,14 @@ def accuracy_grids(results: Results) -> list[Grid]:
     for run in runs(results):
         if run.trained and run.held_out:
             encoders.setdefault(run.encoder, {}).setdefault(run.stage, []).append(run)
-    chosen = {name: _one_recipe(stages) for name, stages in encoders.items()} or {_ENCODER: {}}
-    return [_accuracy_grid(number, table, chosen) for number, table in ACCURACY_TABLES.items()]
+    encoders = encoders or {_ENCODER: {}}
+    main = max(encoders, key=lambda name: (_short_rows(encoders[name]), len(encoders[name])))
+    chosen = {name: _one_recipe(stages) for name, stages in encoders.items()}
+    return [_accuracy_grid(number, table, chosen, main) for number, table in ACCURACY_TABLES.items()]
+
+
+def _short_rows(stages: Stages) -> int:
+    return sum(name.startswith(short_stage("")) for name in stages)
 
 
 def _one_recipe(stages: Stages) -> Stages:
@@ -60,15 +66,15 @@ def _one_recipe(stages: Stages) -> Stages:
     return plain | short if short else stages
 
 
-def _accuracy_grid(number: str, table: AccuracyTable, encoders: dict[str, Stages]) -> Grid:
+def _accuracy_grid(number: str, table: AccuracyTable, encoders: dict[str, Stages], main: str) -> Grid:
+    """main: the encoder whose rows are all there, be it as dashes. Of others, what there is."""
     columns = ["model", "whose", *TASK_ORDER, "mean difference"]
     grid = Grid(f"The paper's table {number}: {table.title}", columns, left=2)
-    largest = max(len(stages) for stages in encoders.values())
     for row in table.rows:
         grid.rows += [[row.name, f"paper, {model}", *line] for model, line in _paper_lines(row)]
         for encoder, stages in encoders.items():
             found = stages.get(row.stage, [])
-            if not found and len(stages) < largest:  # of other encoders, only what there is
+            if not found and encoder != main:
                 continue
             scores = (shown(run.score for run in found if run.task == task) for task in TASK_ORDER)
             difference = "" if row is UNMODIFIED else _mean_difference(found) or _ABSENT
