@@ -242,3 +242,12 @@ def test_the_bit_trick_errs_by_at_most_three_point_four_percent() -> None:
     x = np.geomspace(1e-6, 1e6, 1_000_000).astype(np.float32)
     error = np.max(np.abs(fast_inverse_sqrt(x).astype(np.float64) * np.sqrt(x.astype(np.float64)) - 1.0))
     assert 0.0343 < error < 0.0344
+
+
+def test_a_start_that_is_level_at_both_ends_to_the_last_bit_is_followed_by_steps() -> None:
+    """What the steps are fitted to is then the same at both ends: no two of a reference's rows may be these."""
+    low, high = 0.006510416666666667, 10.325669269220208
+    rule = minimax_rule(low, high, 7)
+    rule.check()
+    t = np.geomspace(low, high, 10_001)
+    assert float(np.max(np.abs(rule(t) * np.sqrt(t) - 1.0))) <= rule.error < 1e-3

@@ -23,20 +23,26 @@ _FINE = 2.0**-8  # a coefficient rounded to this needs no new fit of the others
 _EXCHANGES = 100
 _UNIT = 1e-14  # what rounding does to an error, over the sum of the terms it is made of
 _SMALLEST_PIVOT = 1e-12
+_LAST = (1.0, 0.9, 0.8)
+"""Where a reference to begin with ends: functions that agree at both ends, give none that ends there."""
 
 
 def chebyshev_fit(basis: list[Reals], weight: Reals, target: Reals | float = 1.0) -> Reals:
     """The c that minimise max |Σ c_j·basis_j - target|·weight."""
     matrix = np.stack(basis, axis=1) * weight[:, None]
     scale = np.max(np.abs(matrix), axis=0)
-    try:
-        return np.asarray(_exchange(matrix / scale, target * weight) / scale)
-    except np.linalg.LinAlgError as error:
-        raise RuleError("no minimax coefficients found: the functions are not independent") from error
+    matrix = matrix / scale
+    for last in _LAST:
+        try:
+            return np.asarray(_exchange(matrix, target * weight, last) / scale)
+        except np.linalg.LinAlgError:
+            if np.linalg.matrix_rank(matrix) < len(basis):
+                break
+    raise RuleError("no minimax coefficients found: the functions are not independent")
 
 
-def _exchange(matrix: Reals, aim: Reals) -> Reals:
-    """The c that minimise max |matrix·c - aim|.
+def _exchange(matrix: Reals, aim: Reals, last: float) -> Reals:
+    """The c that minimise max |matrix·c - aim|, from a reference that ends with the point at that part of all.
 
     A reference of rows i with signs σ_i and λ_i >= 0, Σ λ_i·σ_i·matrix_i = 0 and Σ λ_i = 1, proves that no c does
     better than its level, at which matrix_i·c - aim_i = σ_i·level for all of it. The row that misses by most comes in;
@@ -44,7 +50,7 @@ def _exchange(matrix: Reals, aim: Reals) -> Reals:
     """
     points, unknowns = matrix.shape
     angles = np.linspace(0.0, np.pi, unknowns + 1)
-    reference = np.rint((points - 1) * (1.0 - np.cos(angles)) / 2.0).astype(np.intp)
+    reference = np.rint(last * (points - 1) * (1.0 - np.cos(angles)) / 2.0).astype(np.intp)
     signs = np.where(np.linalg.svd(matrix[reference].T)[2][-1] < 0.0, -1.0, 1.0)
     for _ in range(_EXCHANGES):
         rows = matrix[reference]
