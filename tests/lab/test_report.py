@@ -108,6 +108,7 @@ def test_accuracy_is_drawn_against_bytes_with_other_systems_on_the_same_axes(tmp
     taught = {"teacher_scores": {"accuracy": 80.0}}
     write(tmp_path, "accuracy/mini-mrpc-seed1-certified-quadratic", trained(79.0, "quadratic", **taught))
     write(tmp_path, "accuracy/mini-mrpc-seed1-through-newton-3", trained(78.0, "newton", **taught))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-short-certified-quadratic", trained(70.0, "quadratic", **taught))
     plan = {"model": "bert-base", "digest": "", "operations": [], "source": "pair", "tokens": 128, "rule": "quadratic"}
     write(tmp_path, "plan/a", plan | {"steps": None, "online_bytes": 12 * 10**6, "offline_bytes": 12 * 10**7})
     peer = {"record": "peer", "task": "layer", "tokens": 128, "right": True, "offline_bytes": None}

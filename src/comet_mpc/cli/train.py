@@ -220,7 +220,8 @@ def calibrate(
 ) -> None:
     """Set the ranges of a model's values from the rows of train.tsv.
 
-    In the certified form, the upper ends are proved from the weights, for every text; data only sets the lower ends.
+    In the certified form, the upper ends are proved from the weights, for every text; data only sets the lower ends,
+    and how finely neurons are rounded.
     """
     drawing = None
     if picture is not None:

@@ -75,16 +75,28 @@ def _drawing(
     return Scatter(title, *axes, [*losses, *others] if losses else [], note, sources)
 
 
+def _certified(found: list[Run], prefix: str, costs: Mapping[str, float]) -> list[Run]:
+    """Models of one recipe that were trained through a rule whose cost is known."""
+    return [
+        run
+        for run in found
+        if run.trained and run.stage.startswith(prefix) and run.difference is not None and _rule_of(run.record) in costs
+    ]
+
+
+def _rules(found: list[Run]) -> int:
+    return len({_rule_of(run.record) for run in found})
+
+
 def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
-    """By task, what was trained through a rule; and the mean over tasks."""
-    certified = "certified-"
-    if any(run.stage.startswith(short_stage(certified)) for run in found):
-        certified = short_stage(certified)  # one recipe for all points
+    """By task, what was trained through a rule; and the mean over tasks. By one recipe: the one with the most rules."""
+    certified = max(
+        (_certified(found, prefix, costs) for prefix in ("certified-", short_stage("certified-"))), key=_rules
+    )
     differences: dict[str, dict[str, list[float]]] = {}
-    for run in found:
-        rule, difference = _rule_of(run.record), run.difference
-        if run.trained and run.stage.startswith(certified) and difference is not None and rule in costs:
-            differences.setdefault(run.task, {}).setdefault(rule, []).append(difference)
+    for run in certified:
+        assert run.difference is not None
+        differences.setdefault(run.task, {}).setdefault(_rule_of(run.record), []).append(run.difference)
     averages = {task: {rule: mean(values) for rule, values in by.items()} for task, by in differences.items()}
     everywhere = {
         rule: mean(by[rule] for by in averages.values())
