@@ -75,7 +75,9 @@ def test_every_row_of_every_table_by_one_recipe(accuracy: Any, world: tuple[Path
         assert 0.0 <= record["scores"]["accuracy"] <= 100.0
     assert (records["through-newton-3"]["rule"], records["through-newton-3"]["steps"]) == ("newton", 3)
     assert records["paper-smu-smu"]["mode"] == "exact"
-    assert records["paper-smu-smu-trainable"]["activation"]["trainable"]
+    learnt = {"activation.alpha", "activation.mu", "attention.mu"}
+    assert records["paper-smu-smu-trainable"]["learnt"].keys() == learnt
+    assert "learnt" not in records["paper-smu-smu"]
     base = world[2] / "toy-sst-2-seed1"
     check_ranges(*load_checkpoint(base / "short-certified-quadratic"))
     with pytest.raises(CheckpointError, match="cannot be served"):

@@ -82,7 +82,9 @@ def _choices(form: Form, options: dict[str, Any]) -> tuple[ActivationChoice, Att
     if form == "paper" and attention.kind == "smu":
         kept = {"mu": given.get("attention_mu", 0.5), "floor": given.get("floor", 0.0)}
         attention = msgspec.structs.replace(attention, **kept)
-    if attention.trainable and attention.kind != "smu":
+    if activation.kind != "smu":  # there is nothing to train then
+        activation = msgspec.structs.replace(activation, trainable=False)
+    if attention.kind != "smu":
         attention = msgspec.structs.replace(attention, trainable=False)
     return activation, attention
 
@@ -406,8 +408,18 @@ def finetune(
         summary["teacher_scores"] = chosen.score(outputs, dev.labels)
         cost = summary["teacher_scores"][chosen.metric] - scores[chosen.metric]
         say(f"the teacher: {in_words(summary['teacher_scores'])}; the new form costs {cost:.2f} points")
-    say(_next(load_checkpoint(out)[0], out, data, task))
+    made, weights = load_checkpoint(out)
+    if learnt := _learnt(made, weights):
+        summary["learnt"] = learnt
+    say(_next(made, out, data, task))
     record(json, summary)
+
+
+def _learnt(config: CometConfig, tensors: Any) -> dict[str, list[float]]:
+    """α and μ of every layer, where they were trained."""
+    parts = ["activation.alpha", "activation.mu"] if config.activation.trainable else []
+    parts += ["attention.mu"] if config.attention.trainable else []
+    return {part: [float(tensors[f"layers.{i}.{part}"]) for i in range(config.encoder.layers)] for part in parts}
 
 
 def rows_held_out(train: Any) -> int:

@@ -36,6 +36,7 @@ from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
 _CALIBRATION_ROWS = 128
+_SHAPES = (".thresholds", ".alpha", ".mu")
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ class Recipe:
     """Per epoch."""
     embedding_rate: float = 1.0
     """Factor of the rate for embeddings: words that training has not seen stay where they are, so others should too."""
-    threshold_rate: float = 30.0
-    """Factor of the rate for attention's thresholds, which start at 0 and must cover a range of about 1."""
+    shape_rate: float = 30.0
+    """Factor of the rate for numbers that shape a function and must cover a range of about 1: attention's thresholds,
+    and α and μ where they are trained."""
     fit: bool = True
     """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`warm_start`)."""
     fit_tokens: int = 8192
@@ -147,7 +149,7 @@ def _optimiser(model: UnifiedModel, recipe: Recipe) -> torch.optim.AdamW:
     for name, parameter in model.named_parameters():
         decay = recipe.decay if parameter.ndim >= 2 else 0.0
         factor = recipe.embedding_rate if name.startswith("embeddings.") and parameter.ndim >= 2 else 1.0
-        factor = recipe.threshold_rate if name.endswith(".thresholds") else factor
+        factor = recipe.shape_rate if name.endswith(_SHAPES) else factor
         groups.setdefault((decay, factor), []).append(parameter)
     settings = [{"params": p, "weight_decay": decay, "factor": factor} for (decay, factor), p in groups.items()]
     return torch.optim.AdamW(settings, lr=recipe.rate, fused=True)
