@@ -67,6 +67,9 @@ class Training:
     length: int | None = None
     fit_tokens: int = 8192
     """Where another form begins: how many tokens its layers are fitted to."""
+    label_weight: float = 1.0
+    hidden_weight: float = 1.0
+    """How much labels and the teacher's hidden states count, beside the teacher's answers."""
 
     def but(self, **given: Any) -> Training:
         """The same, but for what is given."""
@@ -149,6 +152,7 @@ class Recipe:
         teacher = tuple[object, ...]()
         if distil:  # dropout's noise would only hide the teacher's states
             teacher = ("--teacher", plain, "--dropout", 0, "--fit-tokens", self.other.fit_tokens)
+            teacher += ("--label-weight", self.other.label_weight, "--hidden-weight", self.other.hidden_weight)
         return self.finetune(self.named(stage), start, self.other, *teacher, *options)
 
     def named(self, stage: str) -> str:
@@ -194,6 +198,8 @@ def run(
     ] = USUAL_RULE,
     steps: Annotated[int, typer.Option(help="Steps of activations and scores, with --rule minimax.")] = 3,
     fit_tokens: Annotated[int | None, typer.Option(help="That the other form's layers are first fitted to.")] = None,
+    label_weight: Annotated[float | None, typer.Option(help="How much labels count in the other form.")] = None,
+    hidden_weight: Annotated[float | None, typer.Option(help="How much the teacher's hidden states count.")] = None,
     limit: Rows = None,
     length: Length = None,
     distil: Annotated[bool, typer.Option(help="Learn from the unmodified model too, not from labels alone.")] = True,
@@ -204,8 +210,9 @@ def run(
     task = find_task(task).name
     plain = unmodified_training(task).but(epochs=epochs, rate=rate, batch=batch, limit=limit, length=length)
     other = form_training(task).but(
-        epochs=unified_epochs, rate=unified_rate, batch=batch, limit=limit, length=length, fit_tokens=fit_tokens
-    )
+        epochs=unified_epochs, rate=unified_rate, batch=batch, limit=limit, length=length, fit_tokens=fit_tokens,
+        label_weight=label_weight, hidden_weight=hidden_weight,
+    )  # fmt: skip
     recipe = Recipe(encoder, glue, work, task, seed, plain, other, results)
     by = str(steps) if rule == "minimax" else rule
     name = f"certified-{by}" + ("" if distil else "-undistilled")

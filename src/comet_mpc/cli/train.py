@@ -398,6 +398,7 @@ def finetune(
         "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
         "rule": kind, "steps": count, "mode": recipe.mode, "distilled": teacher is not None,
         "fit_tokens": fit_tokens if fit and teacher is not None else 0, "label_weight": label_weight,
+        "logit_weight": logit_weight, "hidden_weight": hidden_weight,
     }  # fmt: skip
     where = f"{held} rows held out" if held else "dev.tsv"
     say(f"best on {where}: {found['best']:.2f}, after {found['seconds']:.0f} s; saved in {out}")
