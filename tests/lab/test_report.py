@@ -119,6 +119,25 @@ def test_accuracy_is_drawn_against_bytes_with_other_systems_on_the_same_axes(tmp
         assert found == {"MRPC": [(size, -1.0, "quadratic")], "other systems, measured": [(1e9, 0.0, "crypten")]}
 
 
+def test_a_mean_over_tasks_is_of_those_that_were_trained_through_the_most_rules(tmp_path: Path) -> None:
+    for task, rules in {"mrpc": ("linear", "quadratic"), "rte": ("linear", "quadratic"), "sst-2": ("linear",)}.items():
+        write(tmp_path, f"accuracy/mini-{task}-seed1-unmodified", trained(80.0))
+        for rule in rules:
+            lost = {"linear": 3.0, "quadratic": 1.0}[rule] + (task == "rte")
+            record = trained(80.0 - lost, rule, teacher_scores={"accuracy": 80.0})
+            write(tmp_path, f"accuracy/mini-{task}-seed1-short-certified-{rule}", record)
+    for rule in ("linear", "quadratic"):
+        plan = {"model": "bert-base", "digest": "", "operations": [], "source": "pair", "tokens": 128, "rule": rule}
+        write(tmp_path, f"plan/{rule}", plan | {"steps": None, "online_bytes": 12 * 10**6, "offline_bytes": 0})
+    online, _ = trade_offs(read_results(tmp_path))
+    found = {series.name: {p.label: p.y for p in series.points} for series in online.series if series.points}
+    assert found == {
+        "MRPC": {"linear": -3.0, "quadratic": -1.0},
+        "RTE": {"linear": -4.0, "quadratic": -2.0},
+        "mean over tasks": {"linear": -3.5, "quadratic": -1.5},
+    }
+
+
 def test_a_papers_table_of_costs_says_how_many_times_ours_and_counts_the_whole_model(tmp_path: Path) -> None:
     def costs(function: str, method: str, size: int, seconds: float, told: float | None) -> dict[str, Any]:
         paper = {"paper_seconds": told, "paper_bytes": None if told is None else told * 1e9}

@@ -89,7 +89,8 @@ def _rules(found: list[Run]) -> int:
 
 
 def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
-    """By task, what was trained through a rule; and the mean over tasks. By one recipe: the one with the most rules."""
+    """By task, what was trained through a rule; and the mean over tasks. By one recipe, and of tasks: those with the
+    most rules."""
     certified = max(
         (_certified(found, prefix, costs) for prefix in ("certified-", short_stage("certified-"))), key=_rules
     )
@@ -97,7 +98,10 @@ def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
     for run in certified:
         assert run.difference is not None
         differences.setdefault(run.task, {}).setdefault(_rule_of(run.record), []).append(run.difference)
-    averages = {task: {rule: mean(values) for rule, values in by.items()} for task, by in differences.items()}
+    most = max(map(len, differences.values()), default=0)
+    averages = {
+        task: {rule: mean(values) for rule, values in by.items()} for task, by in differences.items() if len(by) == most
+    }
     everywhere = {
         rule: mean(by[rule] for by in averages.values())
         for rule in costs
