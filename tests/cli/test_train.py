@@ -153,9 +153,10 @@ def test_a_teacher_alone_is_enough_and_nobody_is_too_little(glue: Path, tmp_path
     with pytest.raises(ConfigurationError, match="--teacher"):
         comet(*words)
     result = tmp_path / "result.json"
-    comet(*words, "--teacher", plain, "--fit-tokens", 64, "--json", result)
+    comet(*words, "--teacher", plain, "--fit-tokens", 64, "--limit", 40, "--spread", "--json", result)
     found = json.loads(result.read_text())
     assert (found["label_weight"], found["fit_tokens"], found["distilled"]) == (0.0, 64, True)
+    assert (found["rows"], found["held_out"]["rows"], found["spread"]) == (36, 4, True)
 
 
 def test_labels_that_do_not_fit_are_refused(glue: Path, tmp_path: Path) -> None:

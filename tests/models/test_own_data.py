@@ -28,7 +28,17 @@ def test_every_fifth_row_of_a_file_is_for_evaluation(tmp_path: Path) -> None:
     assert [row.label for row in dev] == [0, 1, 0, 1]
     assert len(train) == 16
     assert not {row.first for row in train} & {row.first for row in dev}
-    assert len(read_split(path, task, "train", 3)) == 3
+    assert read_split(path, task, "train", 3) == train[:3]
+
+
+def test_rows_of_a_limit_can_come_from_all_over_the_file(tmp_path: Path) -> None:
+    path = csv_file(tmp_path / "mail.csv")
+    task = own_task(path, LABELS)
+    train = read_split(path, task, "train")
+    assert read_split(path, task, "train", 4, spread=True) == train[::4]
+    assert read_split(path, task, "train", 5, spread=True) == [train[at] for at in (0, 3, 6, 9, 12)]
+    for enough in (len(train), 100):
+        assert read_split(path, task, "train", enough, spread=True) == train
 
 
 def test_columns_with_other_names_are_named(tmp_path: Path) -> None:

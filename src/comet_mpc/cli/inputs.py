@@ -40,17 +40,20 @@ def read_task(name: str | None, data: Path, config: CometConfig) -> Task:
     return task
 
 
-def read_examples(config: CometConfig, data: Path, task: Task, split: str, limit: int | None) -> list[Example]:
+def read_examples(
+    config: CometConfig, data: Path, task: Task, split: str, limit: int | None, *, spread: bool = False
+) -> list[Example]:
     """The rows of a file, with the model's labels."""
-    rows = read_split(data, task, split, limit)
+    rows = read_split(data, task, split, limit, spread=spread)
     return with_labels(rows, task, config.encoder.labels) if task.kind == "label" and not task.plain else rows
 
 
 def read_rows(
-    model: Path, config: CometConfig, data: Path, task: Task, split: str, limit: int | None = None, length: int = 0
-) -> Any:
+    model: Path, config: CometConfig, data: Path, task: Task, split: str, limit: int | None = None, length: int = 0,
+    *, spread: bool = False,
+) -> Any:  # fmt: skip
     """The rows of a file as tokens, for torch. Says how many texts were too long."""
-    examples = read_examples(config, data, task, split, limit)
+    examples = read_examples(config, data, task, split, limit, spread=spread)
     training = need("comet_mpc.train")
     longest = min(length or config.length or task.length, config.encoder.longest)
     rows = training.encode(training.make_tokenizer(tokenizer_json(model)), examples, longest, task.kind)

@@ -311,6 +311,9 @@ def finetune(
     rate: Annotated[float, typer.Option(help="The largest learning rate.")] = 1e-4,
     seed: Annotated[int, typer.Option(help="For the order of the rows and for dropout.")] = 1,
     limit: Limit = None,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Take the rows of --limit from all over train.tsv, not its first.")
+    ] = False,
     held_out: Annotated[
         int | None,
         typer.Option(
@@ -362,7 +365,7 @@ def finetune(
     training = need("comet_mpc.train")
     config, tensors = load_checkpoint(model)
     chosen = read_task(task, data, config)
-    train = read_rows(model, config, data, chosen, "train", limit, length)
+    train = read_rows(model, config, data, chosen, "train", limit, length, spread=spread)
     dev = read_rows(model, config, data, chosen, "dev", None, length)
     held = rows_held_out(train) if held_out is None else held_out
     train, judge = training.hold_out(train, held, HELD_OUT_SEED) if held else (train, dev)
@@ -394,9 +397,9 @@ def finetune(
     summary = {
         "task": chosen.name, "metric": chosen.metric, "best": found["best"], "scores": scores,
         "history": found["history"], "seconds": found["seconds"], "updates": found["steps"], "seed": seed,
-        "rows": len(train), "held_out": {"rows": held, "seed": HELD_OUT_SEED}, "rate": rate, "batch": batch,
+        "rows": len(train), "spread": spread, "held_out": {"rows": held, "seed": HELD_OUT_SEED}, "rate": rate,
+        "batch": batch, "rule": kind, "steps": count, "mode": recipe.mode, "distilled": teacher is not None,
         "activation": msgspec.to_builtins(config.activation), "attention": msgspec.to_builtins(config.attention),
-        "rule": kind, "steps": count, "mode": recipe.mode, "distilled": teacher is not None,
         "fit_tokens": fit_tokens if fit and teacher is not None else 0, "label_weight": label_weight,
         "logit_weight": logit_weight, "hidden_weight": hidden_weight,
     }  # fmt: skip

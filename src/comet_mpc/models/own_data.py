@@ -94,8 +94,10 @@ def _table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         csv.field_size_limit(before)
 
 
-def read_split(directory: Path, task: Task, split: str, limit: int | None = None) -> list[Example]:
-    """The rows for training ("train") or for evaluation ("dev").
+def read_split(
+    directory: Path, task: Task, split: str, limit: int | None = None, *, spread: bool = False
+) -> list[Example]:
+    """The rows for training ("train") or for evaluation ("dev"). limit: the first so many, or spread over the file.
 
     A malformed row raises TaskDataError with its number; the header is row 1.
     """
@@ -116,7 +118,9 @@ def read_split(directory: Path, task: Task, split: str, limit: int | None = None
         if not rows:
             raise TaskDataError(f"{path}: there are no rows below the header")
     places = [header.index(name) for name in columns]
-    return [_example(path, number, row, len(header), places, task) for number, row in rows[:limit]]
+    if limit is not None:
+        rows = [rows[at * len(rows) // limit] for at in range(limit)] if spread and limit < len(rows) else rows[:limit]
+    return [_example(path, number, row, len(header), places, task) for number, row in rows]
 
 
 def _example(path: Path, number: int, row: list[str], width: int, places: list[int], task: Task) -> Example:
