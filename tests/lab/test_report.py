@@ -129,6 +129,8 @@ def test_a_mean_over_tasks_is_of_those_that_were_trained_through_the_most_rules(
     for rule in ("linear", "quadratic"):
         plan = {"model": "bert-base", "digest": "", "operations": [], "source": "pair", "tokens": 128, "rule": rule}
         write(tmp_path, f"plan/{rule}", plan | {"steps": None, "online_bytes": 12 * 10**6, "offline_bytes": 0})
+    unlike = trained(60.0, "linear", teacher_scores={"accuracy": 80.0})  # the other rule has no such seed
+    write(tmp_path, "accuracy/mini-mrpc-seed2-short-certified-linear", unlike)
     online, _ = trade_offs(read_results(tmp_path))
     found = {series.name: {p.label: p.y for p in series.points} for series in online.series if series.points}
     assert found == {
@@ -177,6 +179,19 @@ def test_a_papers_table_shows_one_recipe_and_differences_from_the_teacher(tmp_pa
         assert "| base | 70.00 | - | - | - | - | -0.50 (1 of 5) |" in text
         assert text.count("| base |") == 1
     assert "79.50" not in second
+
+
+def test_rows_of_a_papers_table_are_compared_over_the_same_tasks_and_seeds(tmp_path: Path) -> None:
+    taught = {"teacher_scores": {"accuracy": 80.0}}
+    write(tmp_path, "accuracy/mini-mrpc-seed1-unmodified", trained(80.0))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-short-certified-2", trained(79.0, "minimax", **taught))
+    write(tmp_path, "accuracy/mini-mrpc-seed1-short-certified-quadratic", trained(78.0, "quadratic", **taught))
+    write(tmp_path, "accuracy/mini-mrpc-seed2-short-certified-quadratic", trained(60.0, "quadratic", **taught))
+    write(tmp_path, "accuracy/mini-rte-seed1-short-certified-quadratic", trained(50.0, "quadratic", **taught))
+    first, second, _ = (grid.markdown() for grid in accuracy_grids(read_results(tmp_path)))
+    assert "| minimax, 2 steps | mini | - | 79.00 | - | - | - | -1.00 (1 of 5) |" in second
+    assert "| quadratic polynomial | mini | 50.00 | 69.00±12.73 | - | - | - | -2.00 (1 of 5) |" in second
+    assert "| certified, quadratic root | mini | 50.00 | 69.00±12.73 | - | - | - | -20.50 (2 of 5) |" in first
 
 
 def test_the_papers_tables_have_a_dash_and_a_command_for_what_nobody_has_run(tmp_path: Path) -> None:

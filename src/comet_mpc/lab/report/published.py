@@ -70,6 +70,7 @@ def _accuracy_grid(number: str, table: AccuracyTable, encoders: dict[str, Stages
     """main: the encoder whose rows are all there, be it as dashes. Of others, what there is."""
     columns = ["model", "whose", *TASK_ORDER, "mean difference"]
     grid = Grid(f"The paper's table {number}: {table.title}", columns, left=2)
+    everywhere = {encoder: _in_all_rows(table, stages) for encoder, stages in encoders.items()}
     for row in table.rows:
         grid.rows += [[row.name, f"paper, {model}", *line] for model, line in _paper_lines(row)]
         for encoder, stages in encoders.items():
@@ -77,20 +78,29 @@ def _accuracy_grid(number: str, table: AccuracyTable, encoders: dict[str, Stages
             if not found and encoder != main:
                 continue
             scores = (shown(run.score for run in found if run.task == task) for task in TASK_ORDER)
-            difference = "" if row is UNMODIFIED else _mean_difference(found) or _ABSENT
+            difference = "" if row is UNMODIFIED else _mean_difference(found, everywhere[encoder]) or _ABSENT
             grid.rows.append([row.name, encoder, *(score or _ABSENT for score in scores), difference])
             grid.sources += [run.record.source for run in found]
-    note = f"{table.why} The mean difference is to the unmodified model that a row was distilled from, over its tasks."
+    note = (
+        f"{table.why} ± is the standard deviation over seeds. The mean difference is to the unmodified model that a "
+        "row was distilled from, over the tasks and seeds that all rows of an encoder have."
+    )
     if any(_ABSENT in line for line in grid.rows):
         note += f" {_ABSENT}: not run; {command_of(number)} does, and says first how long it takes."
     grid.note = _wrapped(note)
     return grid
 
 
-def _mean_difference(found: list[Run]) -> str:
+def _in_all_rows(table: AccuracyTable, stages: Stages) -> set[tuple[str, int]]:
+    """Tasks and seeds that every row has which was trained at all."""
+    found = [stages[row.stage] for row in table.rows if row is not UNMODIFIED and row.stage in stages]
+    return set.intersection(*({(run.task, run.seed) for run in each} for each in found)) if found else set()
+
+
+def _mean_difference(found: list[Run], compared: set[tuple[str, int]]) -> str:
     by_task: dict[str, list[float]] = {}
     for run in found:
-        if run.difference is not None:
+        if run.difference is not None and (run.task, run.seed) in compared:
             by_task.setdefault(run.task, []).append(run.difference)
     means = [mean(values) for values in by_task.values()]
     return f"{mean(means):+.2f} ({len(means)} of {len(TASK_ORDER)})" if means else ""

@@ -92,13 +92,13 @@ def _rules(found: list[Run]) -> int:
 
 
 def _most_rules(found: list[Run], costs: Mapping[str, float]) -> list[Run]:
-    """What was trained through rules, by one recipe, and of tasks: those with the most rules."""
+    """What was trained through rules, by one recipe, and of tasks and seeds: those with the most rules."""
     recipe = max((_certified(found, prefix, costs) for prefix in ("certified-", short_stage("certified-"))), key=_rules)
-    by_task: dict[str, list[Run]] = {}
+    groups: dict[tuple[str, int], list[Run]] = {}
     for run in recipe:
-        by_task.setdefault(run.task, []).append(run)
-    most = max(map(_rules, by_task.values()), default=0)
-    return [run for mine in by_task.values() if _rules(mine) == most for run in mine]
+        groups.setdefault((run.task, run.seed), []).append(run)
+    most = max(map(_rules, groups.values()), default=0)
+    return [run for group in groups.values() if _rules(group) == most for run in group]
 
 
 def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
