@@ -65,7 +65,7 @@ class Training:
     batch: int = 32
     limit: int | None = None
     spread: bool = False
-    """Rows of the limit from all over train.tsv, not its first."""
+    """Rows of the limit from all over the file, not its first."""
     length: int | None = None
     fit_tokens: int = 8192
     """Where another form begins: how many tokens its layers are fitted to."""
@@ -101,8 +101,8 @@ def table_training(task: str, limit: int | None = None) -> Training:
     """Of the rows of a table, which are many: one pass over 2,000 training rows, the same for all of them.
 
     CoLA's and STS-B's files are in order of their sources (STS-B begins with 2,000 captions), the others in none.
-    In so short a time the teacher's hidden states teach most. Labels and answers have gradients 5 to 50 times as
-    large, and as noisy: if all count the same, they lead away from the start.
+    In so short a time the teacher's hidden states teach most. Labels and answers have larger and noisier gradients:
+    if all count the same, they lead away from the start.
     """
     ordered = task in ("CoLA", "STS-B")
     return Training(

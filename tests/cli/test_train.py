@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
 
 from comet_mpc.cli.main import app
-from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.errors import CheckpointError, ConfigurationError, TaskDataError
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.own_data import read_split
@@ -157,6 +157,16 @@ def test_a_teacher_alone_is_enough_and_nobody_is_too_little(glue: Path, tmp_path
     found = json.loads(result.read_text())
     assert (found["label_weight"], found["fit_tokens"], found["distilled"]) == (0.0, 64, True)
     assert (found["rows"], found["held_out"]["rows"], found["spread"]) == (36, 4, True)
+
+
+def test_only_rows_from_all_over_the_file_reach_its_end(glue: Path, tmp_path: Path) -> None:
+    rows = glue / "SST-2" / "train.tsv"
+    rows.write_text(rows.read_text().removesuffix("\n").rpartition("\n")[0] + "\tone column too many\nfilm good\t1\n")
+    comet("unify", make_checkpoint(tmp_path / "source", labels=("0", "1")), tmp_path / "plain", "--form", "unmodified")
+    words = ("finetune", tmp_path / "plain", tmp_path / "tuned", "--task", "SST-2", "--data", glue, "--limit", 40)
+    comet(*words, "--epochs", 1)
+    with pytest.raises(TaskDataError, match="row 64: 3 columns"):
+        comet(*words, "--epochs", 1, "--spread")
 
 
 def test_labels_that_do_not_fit_are_refused(glue: Path, tmp_path: Path) -> None:

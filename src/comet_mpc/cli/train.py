@@ -312,7 +312,7 @@ def finetune(
     seed: Annotated[int, typer.Option(help="For the order of the rows and for dropout.")] = 1,
     limit: Limit = None,
     spread: Annotated[
-        bool, typer.Option("--spread", help="Take the rows of --limit from all over train.tsv, not its first.")
+        bool, typer.Option("--spread", help="Take the rows of --limit from all over the file, not its first.")
     ] = False,
     held_out: Annotated[
         int | None,

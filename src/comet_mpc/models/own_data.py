@@ -119,7 +119,8 @@ def read_split(
             raise TaskDataError(f"{path}: there are no rows below the header")
     places = [header.index(name) for name in columns]
     if limit is not None:
-        rows = [rows[at * len(rows) // limit] for at in range(limit)] if spread and limit < len(rows) else rows[:limit]
+        count = min(limit, len(rows))
+        rows = [rows[at * len(rows) // count if spread else at] for at in range(count)]
     return [_example(path, number, row, len(header), places, task) for number, row in rows]
 
 

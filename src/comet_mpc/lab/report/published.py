@@ -92,7 +92,7 @@ def _accuracy_grid(number: str, table: AccuracyTable, encoders: dict[str, Stages
 
 
 def _in_all_rows(table: AccuracyTable, stages: Stages) -> set[tuple[str, int]]:
-    """Tasks and seeds that every row has which was trained at all."""
+    """Tasks and seeds that all rows have, but for rows that nobody has trained yet."""
     found = [stages[row.stage] for row in table.rows if row is not UNMODIFIED and row.stage in stages]
     return set.intersection(*({(run.task, run.seed) for run in each} for each in found)) if found else set()
 
