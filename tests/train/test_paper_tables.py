@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 from comet_mpc.errors import CheckpointError
 from comet_mpc.lab.bench.published_models import ACCURACY_TABLES
 from comet_mpc.lab.report.drawings import distribution_drawings
-from comet_mpc.lab.report.published import accuracy_grids
+from comet_mpc.lab.report.published_models import accuracy_grids
 from comet_mpc.lab.report.records import read_results
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint

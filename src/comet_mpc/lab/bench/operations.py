@@ -23,6 +23,7 @@ from comet_mpc.errors import RangeError
 from comet_mpc.lab.bench.cases import Built, Case, Values, build
 from comet_mpc.lab.bench.parties import Run, Seat, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
+from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
@@ -45,6 +46,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None
     online_bytes: int
     offline_bytes: int
+    key_bytes: int = 0
+    """Of these, the keys of the connection, which further bundles share."""
     setup_bytes: int
     planned_online_bytes: int
     planned_offline_bytes: int
@@ -99,6 +102,7 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
     bundles = [new_bundle_id() for _ in range(repeat)]
     client, server = run_parties(crew, _party, case, source.name, bundles)
     first = client.runs[0], server.runs[0]
+    keys = source.parts(plan.correlations).get("keys", Traffic())
     cpu, offline_cpu = (
         [statistics.median(getattr(run, name) for run in side.runs) for side in (client, server)]
         for name in ("cpu_seconds", "offline_cpu_seconds")
@@ -114,6 +118,7 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
         steps=built.steps,
         online_bytes=sum(run.traffic.sent for run in first),
         offline_bytes=sum(run.offline_bytes for run in first),
+        key_bytes=keys.sent + keys.received,
         setup_bytes=server.setup_bytes,
         planned_online_bytes=plan.online_bytes,
         planned_offline_bytes=source.offline_bytes(plan),

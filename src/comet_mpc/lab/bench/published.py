@@ -1,10 +1,11 @@
 """The paper's tables of cost, measured again on this engine: its numbers, ours, and why they differ.
 
 Every function is measured at the size of one encoder layer, between real processes, and counted as often as the model
-has it: an activation, an attention and two LayerNorms a layer. Bytes add up exactly. Attention has its two products in
-it, which the paper's "Softmax" has not; they are the same for all methods. So are the matrices of the weights, which
-are as large as three of those before an activation: they are measured once, and belong to the whole model. BERT-base
-and RoBERTa-base have one shape, so what the protocol costs is the same for both.
+has it: an activation, an attention and two LayerNorms a layer. Bytes add up exactly; the keys of a connection, where
+there is no third party, are counted once. Attention has its two products in it, which the paper's "Softmax" has not;
+they are the same for all methods. So are the matrices of the weights, which are as large as three of those before an
+activation: they are measured once, and belong to the whole model. BERT-base and RoBERTa-base have one shape, so what
+the protocol costs is the same for both.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class PublishedRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     online_bytes: int
     offline_bytes: int
-    """From a dealer; in table 4 between the two parties."""
+    """From a dealer; in table 4 between the two parties. Without the keys of the connection."""
+    key_bytes: int = 0
+    """Of the connection: once for a whole model, however many functions it has."""
     rounds: int
     seconds: float
     """Online, of all layers in a row."""
@@ -140,7 +143,8 @@ def measure_table(
             seconds, size = TABLES[table][model].get(method, {}).get(function, (None, None))
             yield PublishedRecord(
                 table=table, model=model, function=function, method=method, private=one.private, tokens=tokens,
-                online_bytes=times * one.online_bytes, offline_bytes=times * one.offline_bytes,
+                online_bytes=times * one.online_bytes, key_bytes=one.key_bytes,
+                offline_bytes=times * (one.offline_bytes - one.key_bytes),
                 rounds=times * one.rounds, seconds=times * one.seconds, cpu_seconds=times * one.cpu_seconds,
                 offline_seconds=times * one.offline_seconds,
                 offline_cpu_seconds=times * sum(one.offline_cpu_seconds_by_party),
@@ -227,8 +231,10 @@ def _functions(crew: Crew, tokens: int) -> Iterator[AppendixRecord]:
         ("activation", "quadratic", _BUMBLEBEE, pieces),
     ):
         one = measure(crew, Case(function, method, tokens), source=PAIR)
-        for what, size in (("online", one.online_bytes), ("in all", one.online_bytes + one.offline_bytes)):
+        prepared = calls * (one.offline_bytes - one.key_bytes) + one.key_bytes
+        online = calls * one.online_bytes
+        for what, size in (("online", online), ("in all", online + prepared)):
             yield AppendixRecord(
                 statement=f"{function} by {method}, {calls} calls", setting=f"{tokens} tokens, no third party",
-                paper=paper, measured=calls * size / 1e6, unit=f"MB {what}", why=why[paper],
+                paper=paper, measured=size / 1e6, unit=f"MB {what}", why=why[paper],
             )  # fmt: skip

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.lab.report import accuracy, costs, published
+from comet_mpc.lab.report import accuracy, claims, costs, published, published_models
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Results
 
 _BLOCK = re.compile(r"^(<!-- results: (?P<name>[\w-]+) -->\n)(?P<body>.*?)^(<!-- end of results -->)$", re.M | re.S)
 
 BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {
+    "aims": lambda results: [claims.aim_grid(results)],
+    "claims": lambda results: [claims.claim_grid(results)],
     "models-dealer": lambda results: [costs.model_grid(results, "dealer")],
     "models-pair": lambda results: [costs.model_grid(results, "pair")],
     "networks": lambda results: [costs.network_grid(results)],
@@ -30,7 +32,7 @@ BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {
     "operations": lambda results: [costs.operation_grid(results)],
     "peers": costs.peer_grids,
     "trials": lambda results: [costs.trial_grid(results)],
-    "paper-accuracy": published.accuracy_grids,
+    "paper-accuracy": published_models.accuracy_grids,
     "paper": published.cost_grids,
     "paper-appendix": lambda results: [published.appendix_grid(results)],
     "truncation": lambda results: [costs.truncation_grid(results)],

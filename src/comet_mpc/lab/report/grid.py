@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 from html import escape
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
+
+_WIDTH = 116
+
+
+def wrapped(text: str) -> str:
+    """As a note has it: in lines that a document may have."""
+    return "\n".join(textwrap.wrap(text, _WIDTH))
 
 
 @dataclass

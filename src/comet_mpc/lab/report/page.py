@@ -8,6 +8,7 @@ from importlib.resources import files
 
 from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
 from comet_mpc.lab.report.charts import Bars, Scatter, figure
+from comet_mpc.lab.report.claims import aim_grid, claim_grid
 from comet_mpc.lab.report.costs import (
     demo_grid,
     kernel_grid,
@@ -27,7 +28,8 @@ from comet_mpc.lab.report.drawings import (
     rule_drawings,
 )
 from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.published import accuracy_grids, appendix_grid, cost_grids
+from comet_mpc.lab.report.published import appendix_grid, cost_grids
+from comet_mpc.lab.report.published_models import accuracy_grids
 from comet_mpc.lab.report.records import Results
 from comet_mpc.lab.report.trade_off import trade_offs
 from comet_mpc.offline.sources import SOURCES
@@ -42,6 +44,11 @@ def sections(results: Results) -> list[Section]:
     """Everything that there are records for."""
     costs, rules = cost_drawings(results), rule_drawings(results)
     found: list[Section] = [
+        (
+            "What holds",
+            "What this project set out to reach, and what the Comet paper claims, beside what was measured.",
+            [aim_grid(results), claim_grid(results)],
+        ),
         (
             "Whole models",
             "Bytes and rounds are counted on the wire and equal the plan. Seconds depend on the machine.",

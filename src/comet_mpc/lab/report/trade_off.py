@@ -14,6 +14,7 @@ from comet_mpc.models.transformer import SHAPES
 
 _LOWEST = -6.0
 _LAYER = "bert-base"
+_MEAN = "mean over tasks"
 
 Amount = Callable[[Record], int]
 _AMOUNTS: Mapping[str, Amount] = {
@@ -114,10 +115,16 @@ def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
         if len(averages) > 1 and all(rule in by for by in averages.values())
     }
     if everywhere:
-        averages["mean over tasks"] = everywhere
+        averages[_MEAN] = everywhere
+    named = _MEAN if everywhere else None  # so many points have no room for so many names
     return [
         Series(
-            task, [Point(costs[rule], value, f"{rule}: {value:+.2f}", rule) for rule, value in by.items()], line=False
+            task,
+            [
+                Point(costs[rule], value, f"{rule}: {value:+.2f}", rule if named in (None, task) else "")
+                for rule, value in by.items()
+            ],
+            line=False,
         )
         for task, by in averages.items()
     ]
