@@ -27,6 +27,8 @@ LAYERS = 12
 LINEAR, EVERY = "linear", "every"
 """The function that is the same for every method, and what is then said of the method."""
 _BUMBLEBEE = 14
+_REPEAT = 3
+"""Runs of a function, of which times are the median."""
 _COUNT = {"layer_norm": 2, "activation": 1, "attention": 1, LINEAR: 3}
 _SOURCES = {"3": DEALER, "4": PAIR}
 _OURS = {"layer_norm": "minimax", "activation": "quadratic", "attention": "quadratic"}
@@ -138,7 +140,7 @@ def measure_table(
         progress(place, len(wanted), f"{function} by {method}")
         ways = {"ours": _OURS.get(function, ""), EVERY: "server_weights"}
         case = Case(function, ways.get(method, method), tokens)
-        one, times = measure(crew, case, source=_SOURCES[table]), LAYERS * _COUNT[function]
+        one, times = measure(crew, case, _REPEAT, _SOURCES[table]), LAYERS * _COUNT[function]
         for model in models:
             seconds, size = TABLES[table][model].get(method, {}).get(function, (None, None))
             yield PublishedRecord(
