@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from comet_mpc import __version__
 from comet_mpc.cli.main import _COMMANDS, app
+from comet_mpc.cli.tables import origin
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.certify import in_form
 from comet_mpc.models.checkpoint import CometConfig, read_config, save_config, tensor_shapes
@@ -110,6 +111,12 @@ def test_ops_writes_a_table_and_json(tmp_path: Path) -> None:
     assert records[0]["shape"] == [2, 3072]
     for word in ("activation", "quad", "minimax", "online", "offline"):
         assert word in result.stdout
+
+
+def test_a_record_has_its_command_without_paths_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["eval", "/somewhere/else/model", "--data", "../glue", "--json", "~/results/a.json", "--limit", "5", "b/c"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/comet", *words])
+    assert origin()["command"] == "comet eval model --data glue --json a.json --limit 5 b/c"
 
 
 def test_json_on_stdout_is_only_json() -> None:

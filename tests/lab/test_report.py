@@ -224,7 +224,7 @@ def test_an_aim_is_reached_or_not(tmp_path: Path) -> None:
     write(tmp_path, "peers/layer", layers)
     assert lines(tmp_path, aim_grid) == {
         "labels as in real arithmetic (1 task, 200 rows each)": ["99.5 %", "99.0%", "no"],
-        "99 % of logits within (at most)": ["0.02", "0.0190", "yes"],
+        "99 % of logits within": ["0.02", "0.0190", "yes"],
         "fewer online bytes than crypten: a layer": ["12×", "11.9×", "no"],
     }
 

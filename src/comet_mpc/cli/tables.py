@@ -52,8 +52,10 @@ def write_json(path: Path | None, value: Any) -> None:
 
 
 def origin() -> dict[str, Any]:
-    """The command that a result was made with, and the versions that it depends on."""
-    words = " ".join(["comet", *(Path(part).name if part.startswith("/") else part for part in sys.argv[1:])])
+    """The command that a result was made with, and the versions that it depends on. Of paths that only this machine
+    has, their last part."""
+    elsewhere = ("/", "../", "~")
+    words = " ".join(["comet", *(Path(part).name if part.startswith(elsewhere) else part for part in sys.argv[1:])])
     versions = {"python": platform.python_version()}
     for name in ("comet-mpc", "torch", "numpy", "tokenizers"):  # torch may be absent
         with contextlib.suppress(PackageNotFoundError):
