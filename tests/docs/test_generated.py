@@ -1,4 +1,4 @@
-"""The tables of the documents are what the records say."""
+"""The tables and pictures of the documents are what the records say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from comet_mpc.lab.report.documents import BLOCKS, rewritten
+from comet_mpc.lab.report.documents import BLOCKS, PICTURES, drawn, rewritten
 from comet_mpc.lab.report.records import read_results
 from support.documents import ROOT
 
@@ -29,3 +29,11 @@ def test_a_number_that_was_changed_by_hand_is_found() -> None:
 def test_every_block_is_somewhere() -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)
     assert {name for name in BLOCKS if f"<!-- results: {name} -->" in text} == set(BLOCKS)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_what_the_records_say_and_are_shown(name: str) -> None:
+    path = ROOT / "docs" / "pictures" / f"{name}.svg"
+    assert path.read_text("utf-8") == drawn(name, RESULTS), "run comet report --docs docs"
+    text = (ROOT / "README.md").read_text("utf-8") + "".join(page.read_text("utf-8") for page in PAGES)
+    assert f"pictures/{name}.svg)" in text

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
-from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
+from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series, picture
 from comet_mpc.lab.report.claims import aim_grid, claim_grid
 from comet_mpc.lab.report.costs import model_grid, operation_grid
 from comet_mpc.lab.report.documents import rewritten
@@ -328,13 +329,28 @@ def test_a_block_of_nothing_known_is_an_error(results: Results) -> None:
 
 def test_a_drawing_has_every_point_that_is_on_it() -> None:
     points = [Point(1.0, 0.1), Point(10.0, 0.01), Point(100.0, float("inf")), Point(1000.0, 0.5)]
-    svg = Scatter("t", Axis("x", log=True), Axis("y", log=True), [Series("s", points)]).svg()
+    svg, _ = Scatter("t", Axis("x", log=True), Axis("y", log=True), [Series("s", points)]).drawn()
     assert svg.count("<circle") == 3
     assert svg.count("<polyline") == 1
-    svg = Bars("t", Axis("x"), [("one", {"a": 1.0, "b": 2.0}), ("two", {"a": 3.0})]).svg()
+    svg, _ = Bars("t", Axis("x"), [("one", {"a": 1.0, "b": 2.0}), ("two", {"a": 3.0})]).drawn()
     assert svg.count("<rect") == 3
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height', svg)]
     assert widths[0] + widths[1] == pytest.approx(widths[2], abs=0.2)
+
+
+def test_a_picture_is_an_svg_file_with_title_and_legend_inside() -> None:
+    names = ["a rather long name of a series", "another one that is as long", "a & b"]
+    bars = Bars("bytes < all", Axis("x"), [("one", dict.fromkeys(names, 1.0))])
+    root = ElementTree.fromstring(picture(bars))
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{space}svg"
+    texts = {text.text: text for text in root.iter(f"{space}text")}
+    assert {"bytes < all", *names} <= texts.keys()
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    groups = {group[-1].text: group.attrib["transform"] for group in root.iter(f"{space}g") if len(group) == 2}
+    places = [tuple(map(float, re.findall(r"[\d.]+", groups[name]))) for name in names]
+    assert places[0][1] < places[1][1] == places[2][1]  # two lines
+    assert all(x < width and y + 12 < height for x, y in places)
 
 
 class _Tags(HTMLParser):

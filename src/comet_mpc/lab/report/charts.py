@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib.resources import files
 
 from comet_mpc.lab.report.grid import came_from
 
@@ -74,7 +75,8 @@ class Scatter:
     def __bool__(self) -> bool:
         return any(series.points for series in self.series)
 
-    def svg(self) -> str:
+    def drawn(self) -> tuple[str, int]:
+        """What is inside, and its height."""
         across = _Scale(self.x, [p.x for s in self.series for p in s.points], _LEFT, WIDTH - _RIGHT)
         up = _Scale(self.y, [p.y for s in self.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
         parts = [_axes(across, up)]
@@ -91,7 +93,7 @@ class Scatter:
             for p in series.points:
                 if p.label and across.holds(p.x) and up.holds(p.y):
                     parts.append(_label(p.label, across(p.x), up(p.y), taken))
-        return _svg(self.title, "".join(parts))
+        return "".join(parts), HEIGHT
 
 
 @dataclass
@@ -113,7 +115,8 @@ class Bars:
     def __bool__(self) -> bool:
         return bool(self.rows)
 
-    def svg(self) -> str:
+    def drawn(self) -> tuple[str, int]:
+        """What is inside, and its height."""
         left = min(275.0, 12 + _WIDE_LETTER * max(len(name) for name, _ in self.rows))
         scale = _Scale(self.axis, [0.0, *(sum(parts.values()) for _, parts in self.rows)], left, WIDTH - 58)
         thick = min(26.0, 290.0 / len(self.rows) * 0.68)
@@ -139,7 +142,7 @@ class Bars:
                 total += value
             shown = escape(self.axis.show(total))
             parts.append(f'<text class="label" x="{scale(total) + 5:.1f}" y="{middle:.1f}">{shown}</text>')
-        return _svg(self.title, "".join(parts), height)
+        return "".join(parts), height
 
 
 class _Scale:
@@ -246,27 +249,59 @@ def _label(text: str, x: float, y: float, taken: list[tuple[float, float, float,
     return ""
 
 
-def _svg(title: str, content: str, height: int = HEIGHT) -> str:
-    name = escape(title, quote=True)
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}">{content}</svg>'
+def styles(name: str) -> str:
+    """A style sheet of this package: drawing.css for what is inside an SVG, page.css for the page around it."""
+    return files("comet_mpc.lab.report").joinpath(name).read_text("utf-8")
 
 
-def figure(chart: Scatter | Bars) -> str:
-    """A drawing with its title, legend, note and sources, for the page."""
-    names = chart.names
-    square = isinstance(chart, Bars)
-    swatches = []
-    for place, name in enumerate(names if len(names) > 1 else []):
-        if square:
+def _signs(chart: Scatter | Bars) -> list[tuple[str, str]]:
+    """For a legend: the name of every series, and its sign in a square of 12."""
+    if len(chart.names) < 2:
+        return []
+    found = []
+    for place, name in enumerate(chart.names):
+        if isinstance(chart, Bars):
             sign = f'<rect class="bar c{place % _COLOURS}" width="11" height="11"/>'
         elif chart.marks:
             sign = _mark(place, 6, 6)
         else:
             sign = f'<line class="line c{place % _COLOURS}" x1="0" x2="12" y1="6" y2="6"/>'
-        swatches.append(f'<li><svg class="swatch" viewBox="0 0 12 12">{sign}</svg>{escape(name)}</li>')
-    legend = f'<ul class="legend">{"".join(swatches)}</ul>' if swatches else ""
+        found.append((name, sign))
+    return found
+
+
+def figure(chart: Scatter | Bars) -> str:
+    """A drawing with its title, legend, note and sources, for the page."""
+    content, height = chart.drawn()
+    title = escape(chart.title, quote=True)
+    drawing = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">{content}</svg>'
+    swatches = "".join(
+        f'<li><svg class="swatch" viewBox="0 0 12 12">{sign}</svg>{escape(name)}</li>' for name, sign in _signs(chart)
+    )
+    legend = f'<ul class="legend">{swatches}</ul>' if swatches else ""
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return (
-        f"<figure><figcaption>{escape(chart.title)}</figcaption>{chart.svg()}{legend}{note}"
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>{drawing}{legend}{note}"
         f"{came_from(chart.sources)}</figure>"
+    )
+
+
+def picture(chart: Scatter | Bars) -> str:
+    """The same as a file of its own, with title and legend inside: for documents. Follows the reader's colours."""
+    content, height = chart.drawn()
+    head, line, edge = 30, 20, 14
+    x, y, legend = float(edge), head + height + 4.0, []
+    for name, sign in _signs(chart):
+        wide = 17 + _WIDE_LETTER * len(name)
+        if x > edge and x + wide > WIDTH - edge:
+            x, y = float(edge), y + line
+        legend.append(f'<g transform="translate({x:.0f} {y:.0f})">{sign}<text x="16" y="10">{escape(name)}</text></g>')
+        x += wide + 10
+    bottom = round(y + line) if legend else head + height
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom}" role="img">\n'
+        f"<title>{escape(chart.title)}</title>\n<style>\n{styles('drawing.css')}</style>\n"
+        f'<rect class="panel" width="{WIDTH}" height="{bottom}" rx="10"/>\n'
+        f'<text class="title" x="{edge}" y="21">{escape(chart.title)}</text>\n'
+        f'<g transform="translate(0 {head})">{content}</g>\n{"".join(legend)}\n</svg>\n'
     )

@@ -1,19 +1,23 @@
-"""The generated blocks of Markdown files: tables that say nothing but what the records say.
+"""What is generated of the documents: tables and pictures that say nothing but what the records say.
 
-A block begins with `<!-- results: NAME -->` on a line of its own and ends with `<!-- end of results -->`.
+A block of tables begins with `<!-- results: NAME -->` on a line of its own and ends with `<!-- end of results -->`. A
+picture is a file of `pictures/` beside the documents.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
 from comet_mpc.lab.report import accuracy, claims, costs, published, published_models
+from comet_mpc.lab.report.charts import Bars, Scatter, picture
+from comet_mpc.lab.report.drawings import cost_drawings, peer_drawings
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.records import Results
+from comet_mpc.lab.report.trade_off import trade_offs
 
 _BLOCK = re.compile(r"^(<!-- results: (?P<name>[\w-]+) -->\n)(?P<body>.*?)^(<!-- end of results -->)$", re.M | re.S)
 
@@ -39,6 +43,13 @@ BLOCKS: Mapping[str, Callable[[Results], list[Grid]]] = {
     "kernels": lambda results: [costs.kernel_grid(results)],
 }
 
+PICTURES: Mapping[str, Callable[[Results], Sequence[Scatter | Bars]]] = {
+    "systems": lambda results: peer_drawings(results)[:1],
+    "length": lambda results: cost_drawings(results)[:1],
+    "trade-off": lambda results: trade_offs(results)[:1],
+}
+"""Of what is drawn, the first."""
+
 
 def rewritten(text: str, results: Results, name: str = "the page") -> str:
     """A page with its blocks as the records say."""
@@ -55,14 +66,21 @@ def rewritten(text: str, results: Results, name: str = "the page") -> str:
     return _BLOCK.sub(block, text)
 
 
+def drawn(name: str, results: Results) -> str | None:
+    """A picture as an SVG file, if there are records for it."""
+    found = next(iter(PICTURES[name](results)), None)
+    return picture(found) if found else None
+
+
 def write_documents(directory: Path, results: Results) -> list[Path]:
-    """Writes the blocks of every Markdown file of a directory. Returns the files that were not up to date."""
-    changed = []
-    for path in sorted(directory.glob("*.md")):
-        before = path.read_text("utf-8")
-        after = rewritten(before, results, path.name)
-        if after != before:
-            with atomic_write(path) as file:
-                file.write(after.encode())
-            changed.append(path)
+    """Writes the blocks of every Markdown file of a directory, and the pictures beside them. Returns the files that
+    were not up to date."""
+    wanted = {path: rewritten(path.read_text("utf-8"), results, path.name) for path in sorted(directory.glob("*.md"))}
+    pictures = directory / "pictures"
+    if pictures.is_dir():
+        wanted |= {pictures / f"{name}.svg": text for name in PICTURES if (text := drawn(name, results)) is not None}
+    changed = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
+    for path in changed:
+        with atomic_write(path) as file:
+            file.write(wanted[path].encode())
     return changed

@@ -271,7 +271,9 @@ def peer_drawings(results: Results) -> list[Bars]:
     """One encoder layer by every system."""
     found = [record for record in results.of("peer") if record["task"] == "layer"]
     found.sort(key=lambda record: int(record["online_bytes"]) + int(record["offline_bytes"] or 0))
-    names = [f"{record['system']}, {record['tokens']}" for record in found]
+    lengths = {record["tokens"] for record in found}
+    what = f"One BERT-base layer, {found[0]['tokens']} tokens" if len(lengths) == 1 else "One BERT-base layer"
+    names = [r["system"] if len(lengths) == 1 else f"{r['system']}, {r['tokens']} tokens" for r in found]
     sizes: list[tuple[str, dict[str, float]]] = [
         (name, {"online": record["online_bytes"], "offline": record["offline_bytes"] or 0})
         for name, record in zip(names, found, strict=True)
@@ -279,11 +281,9 @@ def peer_drawings(results: Results) -> list[Bars]:
     times: list[tuple[str, dict[str, float]]] = [
         (name, {"CPU": record["cpu_seconds"]}) for name, record in zip(names, found, strict=True)
     ]
-    note = (
-        "System and tokens. Offline bytes of CrypTen and SPU SEMI2K are not counted by them; CHEETAH has no such phase."
-    )
+    note = "Offline bytes of CrypTen and SPU SEMI2K are not counted by them; CHEETAH has no such phase."
     sources = sources_of(found)
     return [
-        Bars("One BERT-base layer: bytes by system", Axis("bytes", show=readable_size), sizes, note, sources),
-        Bars("One BERT-base layer: processor time by system", Axis("CPU, both", show=_time), times, sources=sources),
+        Bars(f"{what}: bytes by system", Axis("bytes", show=readable_size), sizes, note, sources),
+        Bars(f"{what}: processor time by system", Axis("CPU, both", show=_time), times, sources=sources),
     ]

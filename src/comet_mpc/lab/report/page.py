@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
 from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
-from comet_mpc.lab.report.charts import Bars, Scatter, figure
+from comet_mpc.lab.report.charts import Bars, Scatter, figure, styles
 from comet_mpc.lab.report.claims import aim_grid, claim_grid
 from comet_mpc.lab.report.costs import (
     demo_grid,
@@ -108,7 +107,7 @@ def make_page(results: Results) -> str:
     parts = sections(results)
     links = "".join(f'<a href="#{_anchor(title)}">{escape(title)}</a>' for title, _, _ in parts)
     body = "\n".join(_section(*part) for part in parts)
-    style = files("comet_mpc.lab.report").joinpath("page.css").read_text("utf-8")
+    style = "".join(styles(name) for name in ("drawing.css", "page.css"))
     return f"""<!doctype html>
 <html lang="en">
 <head>

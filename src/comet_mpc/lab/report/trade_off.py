@@ -34,10 +34,12 @@ def trade_offs(results: Results) -> list[Scatter]:
         mine = [run for run in found if run.encoder == encoder]
         for what, amount in _AMOUNTS.items():
             layer = {rule: size / SHAPES[_LAYER].layers for rule, size in _costs(plans, _LAYER, amount).items()}
-            title = f"{encoder}: score, less unmodified, against {what} of a BERT-base layer"
-            drawn.append(_drawing(title, f"{what} of a layer", mine, layer, [*plans, *peers], _others(peers, amount)))
+            title = f"{encoder}: points lost, against {what} of a layer"
+            drawn.append(
+                _drawing(title, f"{what} of a BERT-base layer", mine, layer, [*plans, *peers], _others(peers, amount))
+            )
         for what, amount in _AMOUNTS.items():
-            title = f"{encoder}: score, less unmodified, against {what} of a text"
+            title = f"{encoder}: points lost, against {what} of a text"
             drawn.append(_drawing(title, f"{what} of a text", mine, _costs(plans, encoder, amount), plans))
     return [each for each in drawn if each]
 
@@ -63,8 +65,9 @@ def _drawing(
     shown = _most_rules(found, costs)
     losses = _losses(shown, costs)
     note = (
-        "Our costs are planned, without a third party, 128 tokens. A point a rule: steps of minimax, or a polynomial; "
-        f"means over seeds. What lost more than {-_LOWEST:g} points is in the tables only."
+        "Points are dev scores, less the unmodified model's. Our costs are planned, without a third party, 128 tokens. "
+        "A point a rule: steps of minimax, or a polynomial; means over seeds. What lost more than "
+        f"{-_LOWEST:g} points is in the tables only."
     )
     if any(run.stage.startswith(short_stage("")) for run in shown):
         note += " Models have the short training of the paper's tables, not that of models to be served."
