@@ -29,6 +29,7 @@ import typer
 
 from comet_mpc.cli.inputs import load_any, read_rows, read_task
 from comet_mpc.cli.main import app as comet
+from comet_mpc.cli.options import Spread
 from comet_mpc.cli.tables import with_origin, write_json
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, unified
 from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row, short_stage
@@ -216,6 +217,7 @@ def run(
     label_weight: Annotated[float | None, typer.Option(help="How much labels count in the other form.")] = None,
     hidden_weight: Annotated[float | None, typer.Option(help="How much the teacher's hidden states count.")] = None,
     limit: Rows = None,
+    spread: Spread = False,
     length: Length = None,
     distil: Annotated[bool, typer.Option(help="Learn from the unmodified model too, not from labels alone.")] = True,
     sweep: Annotated[bool, typer.Option(help="Evaluate with 0 to 4 steps as well.")] = True,
@@ -223,10 +225,12 @@ def run(
 ) -> None:
     """Every stage of one task's recipe, in the certified form."""
     task = find_task(task).name
-    plain = unmodified_training(task).but(epochs=epochs, rate=rate, batch=batch, limit=limit, length=length)
+    plain = unmodified_training(task).but(
+        epochs=epochs, rate=rate, batch=batch, limit=limit, spread=spread, length=length
+    )
     other = form_training(task).but(
-        epochs=unified_epochs, rate=unified_rate, batch=batch, limit=limit, length=length, fit_tokens=fit_tokens,
-        label_weight=label_weight, hidden_weight=hidden_weight,
+        epochs=unified_epochs, rate=unified_rate, batch=batch, limit=limit, spread=spread, length=length,
+        fit_tokens=fit_tokens, label_weight=label_weight, hidden_weight=hidden_weight,
     )  # fmt: skip
     recipe = Recipe(encoder, glue, work, task, seed, plain, other, results)
     by = str(steps) if rule == "minimax" else rule

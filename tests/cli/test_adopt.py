@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 
 from comet_mpc.cli.adopt import REPORT
 from comet_mpc.cli.main import app
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import ConfigurationError, TaskDataError
 from comet_mpc.lab.evaluation import evaluate_twin
 from comet_mpc.models.checkpoint import CometConfig, load_checkpoint, save_checkpoint
 from comet_mpc.models.heads import Head, Pooler
@@ -119,6 +119,19 @@ def test_it_only_says_how_long_it_takes(tmp_path: Path) -> None:
     model, data, out = original(tmp_path / "model", "label"), rows(tmp_path / "mine.csv", "label"), tmp_path / "out"
     assert "take about" in comet("adopt", model, out, "--data", data, "--estimate")
     assert not out.exists()
+
+
+def test_rows_may_be_taken_from_all_over_a_file(tmp_path: Path) -> None:
+    model, data = original(tmp_path / "model", "label"), rows(tmp_path / "mine.csv", "label")
+    lines = data.read_text().splitlines()
+    for place in range(20, 41):
+        if place % 5:  # every fifth row is for evaluation
+            lines[place] = "a text,no such label"
+    data.write_text("\n".join(lines) + "\n")
+    command = ("adopt", model, tmp_path / "out", "--data", data, "--limit", 12, "--estimate")
+    assert "take about" in comet(*command)
+    with pytest.raises(TaskDataError, match=r"row 2\d: the label is not one of"):
+        comet(*command, "--spread")
 
 
 def test_embeddings_get_the_rule_that_keeps_them_unless_one_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from comet_mpc.cli.inputs import load_any, read_rows, read_task, record
-from comet_mpc.cli.options import JsonFile, Limit, TaskName
+from comet_mpc.cli.options import JsonFile, Limit, Spread, TaskName
 from comet_mpc.cli.tables import table
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, train_model, unified
 from comet_mpc.errors import ConfigurationError
@@ -71,6 +71,7 @@ def adopt(
     ] = None,
     length: Annotated[int, typer.Option(min=0, help="Cut texts after so many tokens (0: as the model does).")] = 0,
     limit: Limit = None,
+    spread: Spread = False,
     seed: Annotated[int, typer.Option(help="For the order of the rows.")] = 1,
     estimate: Annotated[bool, typer.Option("--estimate", help="Only say how long it will take.")] = False,
     json: JsonFile = None,
@@ -89,10 +90,8 @@ def adopt(
     )  # fmt: skip
     if plain:
         chosen = replace(chosen, plain=True, metric="cosine" if chosen.kind == "embedding" else chosen.metric)
-    train, dev = (
-        read_rows(directory, config, data, chosen, split, limit if split == "train" else None, length)
-        for split in ("train", "dev")
-    )
+    train = read_rows(directory, config, data, chosen, "train", limit, length, spread=spread)
+    dev = read_rows(directory, config, data, chosen, "dev", length=length)
     longest = min(length or config.length or chosen.length, config.encoder.longest)
     config = msgspec.structs.replace(config, task=chosen.name, length=longest)
     teacher = training.UnifiedModel.from_tensors(config, tensors)

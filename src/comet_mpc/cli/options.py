@@ -100,7 +100,10 @@ TaskName = Annotated[
 Data = Annotated[
     Path, typer.Option("--data", metavar="DIR", help="Directory of train.tsv and dev.tsv, or of GLUE's tasks.")
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many rows.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many rows, the first.")]
+Spread = Annotated[
+    bool, typer.Option("--spread", help="Take the rows of --limit from all over the file, not its first.")
+]
 
 
 def group(summary: str) -> typer.Typer:

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from comet_mpc.cli.inputs import in_words, load_any, read_rows, read_task, record
-from comet_mpc.cli.options import Data, JsonFile, Limit, TaskName
+from comet_mpc.cli.options import Data, JsonFile, Limit, Spread, TaskName
 from comet_mpc.cli.tables import table
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION
@@ -311,9 +311,7 @@ def finetune(
     rate: Annotated[float, typer.Option(help="The largest learning rate.")] = 1e-4,
     seed: Annotated[int, typer.Option(help="For the order of the rows and for dropout.")] = 1,
     limit: Limit = None,
-    spread: Annotated[
-        bool, typer.Option("--spread", help="Take the rows of --limit from all over the file, not its first.")
-    ] = False,
+    spread: Spread = False,
     held_out: Annotated[
         int | None,
         typer.Option(
