@@ -20,7 +20,7 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
 from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series, picture
 from comet_mpc.lab.report.claims import aim_grid, claim_grid
-from comet_mpc.lab.report.costs import model_grid, operation_grid
+from comet_mpc.lab.report.costs import model_grid, operation_grid, peer_grids
 from comet_mpc.lab.report.documents import rewritten
 from comet_mpc.lab.report.grid import Grid
 from comet_mpc.lab.report.page import make_page, sections
@@ -228,6 +228,27 @@ def test_an_aim_is_reached_or_not(tmp_path: Path) -> None:
         "99 % of logits within": ["0.02", "0.0190", "yes"],
         "fewer online bytes than crypten: a layer": ["12×", "11.9×", "no"],
     }
+
+
+def test_other_systems_are_compared_with_the_one_of_ours_that_trusts_as_many(tmp_path: Path) -> None:
+    def peer(system: str, third: str, size: int, seconds: float, **more: Any) -> dict[str, Any]:
+        cost = {"online_bytes": size, "offline_bytes": None, "seconds": seconds, "cpu_seconds": 2 * seconds}
+        same = {"record": "peer", "task": "layer", "tokens": 8, "rounds": 3, "peak_rss": size, "max_abs_error": 0.1}
+        return same | cost | {"system": system, "third_party": third, "right": True} | more
+
+    own = {"offline_bytes": 10, "offline_seconds": 3.0}
+    records = [
+        peer("comet", "a dealer", 10, 1.0, **own),
+        peer("comet-pair", "none", 20, 2.0, **own),
+        peer("crypten", "yes", 100, 8.0),
+        peer("spu-cheetah", "none", 600, 10.0, right=False),
+    ]
+    write(tmp_path, "peers/layer", records)
+    first, *_ = peer_grids(read_results(tmp_path))
+    assert first.rows == [
+        ["layer, 8", "crypten", "10", "5", "2", "8", "10", "right"],
+        ["layer, 8", "spu-cheetah", "30", "20", "2", "5", "30", "WRONG"],
+    ]
 
 
 def test_a_papers_table_shows_one_recipe_and_differences_from_the_teacher(tmp_path: Path) -> None:

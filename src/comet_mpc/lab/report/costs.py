@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from comet_mpc.lab.report.grid import Grid
+from comet_mpc.lab.report.grid import Grid, wrapped
 from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import counted, human_bytes, human_seconds
 
@@ -196,8 +196,8 @@ def kernel_grid(results: Results) -> Grid:
 
 
 def peer_grids(results: Results) -> list[Grid]:
-    """Every task by every system: those that give the most bytes last."""
-    grids = []
+    """How many times ours others take; then every task by every system, those that give the most bytes last."""
+    grids = [_ratio_grid(results)]
     columns = ["system", "online", "offline", "rounds", "time", "CPU", "memory", "error", "result", "third party"]
     found = sorted(results.of("peer"), key=lambda record: (record["task"] != "layer", record["task"], record["tokens"]))
     for (task, tokens), group in groupby(found, key=lambda record: (str(record["task"]), int(record["tokens"]))):
@@ -226,6 +226,34 @@ def peer_grids(results: Results) -> list[Grid]:
         )
         grids.append(grid)
     return grids
+
+
+def _ratio_grid(results: Results) -> Grid:
+    """Beside the one of ours that trusts as many: with a dealer, or without a third party."""
+    columns = ["task", "system", "online bytes", "bytes in all", "time", "CPU", "memory", "result"]
+    grid = Grid("Other systems: how many times ours", columns, left=2)
+    found = {(record["task"], record["tokens"], record["system"]): record for record in results.of("peer")}
+    for (task, tokens, system), record in sorted(found.items(), key=lambda item: (item[0][0] != "layer", *item[0])):
+        ours = found.get((task, tokens, "comet-pair" if record["third_party"] == "none" else "comet"))
+        if system.startswith("comet") or ours is None:
+            continue
+        pairs = (_amounts(each) for each in (record, ours))
+        ratios = [f"{one / other:.3g}" for one, other in zip(*pairs, strict=True)]
+        grid.rows.append([f"{task}, {tokens}", system, *ratios, "right" if record["right"] else "WRONG"])
+        grid.sources += sources_of([record, ours])
+    grid.sources = list(dict.fromkeys(grid.sources))
+    grid.note = wrapped(
+        "Task, and tokens. Ours with a dealer, or without a third party where the other needs none. Time and CPU are "
+        "of everything, preparation included. CrypTen and SPU SEMI2K do not count what their third party sends."
+    )
+    return grid
+
+
+def _amounts(record: Record) -> tuple[float, ...]:
+    """Online bytes, bytes in all, seconds in all, CPU of both, memory."""
+    online, offline = record["online_bytes"], record["offline_bytes"] or 0
+    seconds = record["seconds"] + (record.get("offline_seconds") or 0.0)
+    return online, online + offline, seconds, record["cpu_seconds"], record["peak_rss"]
 
 
 def trial_grid(results: Results) -> Grid:
