@@ -114,9 +114,9 @@ def test_ops_writes_a_table_and_json(tmp_path: Path) -> None:
 
 
 def test_a_record_has_its_command_without_paths_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["eval", "/somewhere/else/model", "--data", "../glue", "--json", "~/results/a.json", "--limit", "5", "b/c"]
+    words = ["eval", "/somewhere/else/model", "--data", "../glue", "--json=~/results/a.json", "--limit=5", "b/c"]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/comet", *words])
-    assert origin()["command"] == "comet eval model --data glue --json a.json --limit 5 b/c"
+    assert origin()["command"] == "comet eval model --data glue --json=a.json --limit=5 b/c"
 
 
 def test_json_on_stdout_is_only_json() -> None:

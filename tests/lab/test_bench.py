@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,11 @@ from comet_mpc.lab.bench.models import ModelCase
 from comet_mpc.lab.bench.operations import Record, measure, plan_case
 from comet_mpc.lab.bench.parties import Seat
 from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_query
+from comet_mpc.lab.bench.published import whole_cost
 from comet_mpc.lab.bench.truncation import check_truncation
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
+from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.service.clients.seen import glimpse
 from comet_mpc.units import human_bytes, human_seconds
@@ -90,6 +93,10 @@ def test_measured_is_planned_without_a_third_party(crew: Crew, operation: str, m
     assert record.online_bytes == record.planned_online_bytes
     assert record.rounds == record.planned_rounds
     assert record.offline_bytes == record.planned_offline_bytes
+    plan = plan_case(build(Case(operation, method, tokens=4)), PAIR)
+    further = preparation_traffic(plan.correlations, first=False)  # on a connection that has its keys
+    assert record.offline_bytes - record.key_bytes == further.sent + further.received
+    assert record.key_bytes > 0
     if method != "paper":
         assert record.max_twin_error is not None
         assert record.max_twin_error < (0.05 if operation == "attention" else 0.01)  # it divides by small sums
@@ -99,6 +106,19 @@ def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
     record = measure(crew, Case("truncation", "exact", tokens=1), repeat=3)
     assert record.repeat == 3
     assert record.max_abs_error <= 2.0**-16
+
+
+def test_a_whole_model_has_every_function_so_often_and_keys_once(crew: Crew) -> None:
+    case = Case("linear", "server_weights", tokens=2)
+    parts = [measure(crew, replace(case, matrix=matrix), source=PAIR) for matrix in ((64, 32), (32, 64))]
+    assert [part.shape for part in parts] == [(2, 32), (2, 64)]
+    whole = whole_cost(parts, 12)
+    keys = [part.key_bytes for part in parts]
+    assert whole["key_bytes"] == max(keys)
+    assert whole["online_bytes"] == 12 * sum(part.online_bytes for part in parts)
+    assert whole["offline_bytes"] == 12 * (sum(part.offline_bytes for part in parts) - sum(keys))
+    assert whole["rounds"] == 12 * sum(part.rounds for part in parts)
+    assert whole["max_abs_error"] == max(part.max_abs_error for part in parts)
 
 
 def test_an_error_in_a_process_is_raised_by_its_type(crew: Crew) -> None:

@@ -52,15 +52,18 @@ def write_json(path: Path | None, value: Any) -> None:
 
 
 def origin() -> dict[str, Any]:
-    """The command that a result was made with, and the versions that it depends on. Of paths that only this machine
-    has, their last part."""
-    elsewhere = ("/", "../", "~")
-    words = " ".join(["comet", *(Path(part).name if part.startswith(elsewhere) else part for part in sys.argv[1:])])
+    """The command that a result was made with, and the versions that it depends on."""
     versions = {"python": platform.python_version()}
     for name in ("comet-mpc", "torch", "numpy", "tokenizers"):  # torch may be absent
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-    return {"command": words, "versions": versions}
+    return {"command": " ".join(["comet", *map(_portable, sys.argv[1:])]), "versions": versions}
+
+
+def _portable(word: str) -> str:
+    """Of a path that only this machine has, its last part."""
+    option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + sign + (Path(value).name if value.startswith(("/", "../", "~")) else value)
 
 
 def with_origin(records: Sequence[Any]) -> list[dict[str, Any]]:

@@ -41,6 +41,8 @@ class Case:
     tokens: int = 128
     steps: int = 3
     seed: int = _SEED
+    matrix: tuple[int, int] = (INNER, HIDDEN)
+    """Of the operation linear: outputs and inputs."""
 
 
 @dataclass(frozen=True)
@@ -280,8 +282,9 @@ def _layer_norm(name: str, steps: int, variances: tuple[float, float] = (0.15, 2
 
 
 def _linear(case: Case) -> Built:
-    shape = (case.tokens, HIDDEN)
-    weight = Weight("linear", (INNER, HIDDEN), 16, 24.0)
+    outputs, inputs = case.matrix
+    shape = (case.tokens, inputs)
+    weight = Weight("linear", case.matrix, 16, inputs / 32)
 
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
         return {"x": np.clip(_rounded(generator.normal(0.0, 1.0, shape), _FRACTION), -8.0, 8.0)}
@@ -295,7 +298,7 @@ def _linear(case: Case) -> Built:
 
     return Built(
         shape,
-        f"|x| <= 8, W {INNER}×{HIDDEN}",
+        f"|x| <= 8, W {outputs}×{inputs}",
         draw,
         lambda session, values: [session.private(CLIENT, shape, _FRACTION, 8.0, values.get("x"))],
         program,

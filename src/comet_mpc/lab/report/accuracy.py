@@ -105,9 +105,24 @@ class Trained:
         one, other = (self.stages.get(name, {}).get(task, {}) for name in (stage, base))
         return [one[key] - other[key] for key in sorted(one.keys() & other.keys(), key=str)]
 
-    def mean_difference(self, stage: str, base: str) -> str:
+    def mean_loss(self, stage: str, base: str) -> tuple[float, int] | None:
+        """stage - base on the mean over tasks, and over how many."""
         means = [mean(found) for task in TASKS if (found := self.differences(stage, base, task))]
-        return f"{mean(means):+.2f} ({len(means)} of {len(TASKS)})" if means else ""
+        return (mean(means), len(means)) if means else None
+
+    def losses_by_seed(self, stage: str, base: str) -> list[float]:
+        """The same seed by seed: of the seeds that all these tasks have."""
+        by_seed: dict[int, list[float]] = {}
+        tasks = [task for task in TASKS if self.differences(stage, base, task)]
+        for task in tasks:
+            one, other = self.stages[stage][task], self.stages[base][task]
+            for key in one.keys() & other.keys():
+                by_seed.setdefault(key[0], []).append(one[key] - other[key])
+        return [mean(lost) for lost in by_seed.values() if len(lost) == len(tasks)]
+
+    def mean_difference(self, stage: str, base: str) -> str:
+        found = self.mean_loss(stage, base)
+        return f"{found[0]:+.2f} ({found[1]} of {len(TASKS)})" if found else ""
 
     def rows(self, stage: str, base: str, tasks: list[str]) -> list[list[str]]:
         """The scores, and the differences below them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -287,7 +288,7 @@ def figure(chart: Scatter | Bars) -> str:
 
 
 def picture(chart: Scatter | Bars) -> str:
-    """The same as a file of its own, with title and legend inside: for documents. Follows the reader's colours."""
+    """The same as a file of its own, title, legend and note inside: for documents. Follows the reader's colours."""
     content, height = chart.drawn()
     head, line, edge = 30, 20, 14
     x, y, legend = float(edge), head + height + 4.0, []
@@ -297,11 +298,17 @@ def picture(chart: Scatter | Bars) -> str:
             x, y = float(edge), y + line
         legend.append(f'<g transform="translate({x:.0f} {y:.0f})">{sign}<text x="16" y="10">{escape(name)}</text></g>')
         x += wide + 10
-    bottom = round(y + line) if legend else head + height
+    y += line if legend else 0
+    lines = textwrap.wrap(chart.note, round((WIDTH - 2 * edge) / _LETTER))
+    note = "".join(
+        f'<text class="tick" x="{edge}" y="{y + 14 + 15 * place:.0f}">{escape(text)}</text>'
+        for place, text in enumerate(lines)
+    )
+    bottom = round(y + 15 * len(lines) + (10 if lines else 0))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom}" role="img">\n'
         f"<title>{escape(chart.title)}</title>\n<style>\n{styles('drawing.css')}</style>\n"
         f'<rect class="panel" width="{WIDTH}" height="{bottom}" rx="10"/>\n'
         f'<text class="title" x="{edge}" y="21">{escape(chart.title)}</text>\n'
-        f'<g transform="translate(0 {head})">{content}</g>\n{"".join(legend)}\n</svg>\n'
+        f'<g transform="translate(0 {head})">{content}</g>\n{"".join(legend)}\n{note}\n</svg>\n'
     )

@@ -274,6 +274,7 @@ def peer_drawings(results: Results) -> list[Bars]:
     lengths = {record["tokens"] for record in found}
     what = f"One BERT-base layer, {found[0]['tokens']} tokens" if len(lengths) == 1 else "One BERT-base layer"
     names = [r["system"] if len(lengths) == 1 else f"{r['system']}, {r['tokens']} tokens" for r in found]
+    names = [name if record["right"] else f"{name} (wrong)" for name, record in zip(names, found, strict=True)]
     sizes: list[tuple[str, dict[str, float]]] = [
         (name, {"online": record["online_bytes"], "offline": record["offline_bytes"] or 0})
         for name, record in zip(names, found, strict=True)
@@ -281,7 +282,7 @@ def peer_drawings(results: Results) -> list[Bars]:
     times: list[tuple[str, dict[str, float]]] = [
         (name, {"CPU": record["cpu_seconds"]}) for name, record in zip(names, found, strict=True)
     ]
-    note = "Offline bytes of CrypTen and SPU SEMI2K are not counted by them; CHEETAH has no such phase."
+    note = "CrypTen and SPU SEMI2K do not count offline bytes; CHEETAH has no such phase. (wrong): its result is."
     sources = sources_of(found)
     return [
         Bars(f"{what}: bytes by system", Axis("bytes", show=readable_size), sizes, note, sources),

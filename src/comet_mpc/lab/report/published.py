@@ -23,11 +23,14 @@ def cost_grids(results: Results) -> list[Grid]:
     """Tables 3 and 4: every function by every method, all of them together, and with the matrices the whole model."""
     columns = ["function", "method", "paper GB", "GB online", "offline", "rounds", "paper s", "s", "× ours", "error"]
     grids = []
-    found = sorted(results.of("published"), key=lambda record: (record["table"], record["model"]))
-    for (table, model), group in groupby(found, key=lambda record: (str(record["table"]), str(record["model"]))):
+
+    def which(record: Record) -> tuple[str, str, int]:
+        return str(record["table"]), str(record["model"]), int(record["tokens"])
+
+    for (table, model, tokens), group in groupby(sorted(results.of("published"), key=which), key=which):
         members = list(group)
         sources = sources_of(members)
-        grid = Grid(f"The paper's table {table}, {model}", columns, left=2, sources=sources)
+        grid = Grid(f"The paper's table {table}, {model}, {tokens} tokens", columns, left=2, sources=sources)
         by_method: dict[str, list[Record]] = {}
         for record in members:
             by_method.setdefault(record["method"], []).append(record)
@@ -48,7 +51,10 @@ def cost_grids(results: Results) -> list[Grid]:
                 for name, found in by_method.items()
             ]
         reasons = dict.fromkeys(f"{record['function']}: {record['why']}" for record in members)
-        grid.note = wrapped(f"× ours: bytes online, bytes in all, seconds online. {' '.join(reasons)}")
+        grid.note = wrapped(
+            "× ours: bytes online, bytes in all, seconds online. Keys of the connection, where there is no third "
+            f"party, are in every row once. {' '.join(reasons)}"
+        )
         grids.append(grid)
     return grids
 
@@ -107,7 +113,7 @@ def appendix_grid(results: Results) -> Grid:
         grid.rows.append([record["statement"], record["setting"], f"{_number(record['measured'])} {record['unit']}"])
     for record in results.of("peer"):
         if record["task"] == "activation" and record["third_party"] == "none":
-            size = _CALLS * (record["online_bytes"] + (record["offline_bytes"] or 0))
+            size = _CALLS * (record["online_bytes"] + (record["offline_bytes"] or 0))  # each with keys of its own
             what = [f"GeLU by {record['system']}, {_CALLS} calls", f"{record['tokens']} tokens, no third party"]
             cpu = _number(_CALLS * record["cpu_seconds"])
             grid.rows.append([*what, f"{_number(size / 1e6)} MB in all, {cpu} CPU s"])

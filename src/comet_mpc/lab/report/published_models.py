@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, variance
 
 from comet_mpc.lab.bench.published_models import (
     ACCURACY_TABLES,
@@ -29,10 +30,11 @@ Stages = dict[str, list[Run]]
 
 @dataclass(frozen=True)
 class Difference:
-    """On the mean over so many tasks, in points."""
+    """In points, on the mean over so many tasks; runs: how many models of all tasks and seeds that is of."""
 
     points: float
     tasks: int
+    runs: int
 
     def __str__(self) -> str:
         return f"{self.points:+.2f} ({self.tasks} of {len(TASK_ORDER)})"
@@ -54,18 +56,15 @@ class Trained:
         common = set.intersection(*(set(each) for each in found.values())) if found else set()
         return {stage: _over_tasks({run: by[run] for run in common}) for stage, by in found.items() if common}
 
-    def gains(self, number: str, base: str) -> list[Difference]:
-        """What the rows of a table gain over the rows of the same name in another: where both have task and seed."""
-        stages = self.encoders[self.main]
-        others = {row.name: row.stage for row in ACCURACY_TABLES[base].rows}
-        found = []
-        for row in ACCURACY_TABLES[number].rows:
-            other = others.get(row.name, row.stage)
-            if other != row.stage:
-                one, two = (_by_run(stages.get(stage, [])) for stage in (row.stage, other))
-                if both := one.keys() & two.keys():
-                    found.append(_over_tasks({run: one[run] - two[run] for run in both}))
-        return found
+    def chance(self, difference: Difference) -> float:
+        """By how much it may be off: two standard errors, from what other seeds of the same rows and tasks change."""
+        changes = []
+        for found in self.encoders[self.main].values():
+            by_task: dict[str, list[float]] = {}
+            for (task, _), lost in _by_run(found).items():
+                by_task.setdefault(task, []).append(lost)
+            changes += [variance(lost) for lost in by_task.values() if len(lost) > 1]
+        return 2.0 * math.sqrt(mean(changes) / difference.runs) if changes else math.inf
 
 
 Where = tuple[str, int]
@@ -80,7 +79,7 @@ def _over_tasks(differences: Mapping[Where, float]) -> Difference:
     by_task: dict[str, list[float]] = {}
     for task, seed in sorted(differences):
         by_task.setdefault(task, []).append(differences[task, seed])
-    return Difference(mean(map(mean, by_task.values())), len(by_task))
+    return Difference(mean(map(mean, by_task.values())), len(by_task), len(differences))
 
 
 def trained_for_tables(results: Results) -> Trained:
@@ -91,7 +90,9 @@ def trained_for_tables(results: Results) -> Trained:
             encoders.setdefault(run.encoder, {}).setdefault(run.stage, []).append(run)
     encoders = encoders or {_ENCODER: {}}
     main = max(encoders, key=lambda name: (_short_rows(encoders[name]), len(encoders[name])))
-    return Trained({name: _one_recipe(stages) for name, stages in encoders.items()}, main)
+    unlike = {name for name in encoders if _short_rows(encoders[main]) and not _short_rows(encoders[name])}
+    names = {name: f"{name}, full training" if name in unlike else name for name in encoders}
+    return Trained({names[name]: _one_recipe(stages) for name, stages in encoders.items()}, main)
 
 
 def _short_rows(stages: Stages) -> int:
