@@ -266,7 +266,7 @@ def test_claims_of_the_appendix(tmp_path: Path) -> None:
     assert lines(tmp_path, claim_grid) == {
         "exponents of both flooded shares are about equal": ["up to 5 apart", "up to 1 apart", "", "yes"],
         "a flooded share tells nothing but its sign": [
-            "nothing", "0.01% to 25% of shares tell 2 from 1", "uniform", "no",
+            "nothing", "0.01% to 25% tell 2 from 1", "uniform", "no",
         ],
         "the guess of flooded shares follows 1/sqrt(x)": ["follows", "1.00× where that spans 10×", "", "no"],
         "4 steps from it are right (here: to 5 %)": ["right", "70% of x in [0.1, 10]", "", "no"],

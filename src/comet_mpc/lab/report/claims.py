@@ -52,7 +52,8 @@ def claim_grid(results: Results) -> Grid:
         "against the unmodified model; ± is what chance does (two standard errors, from seeds). The same certified "
         f"form loses less with its full training. A loss is little below {_LITTLE:g} point; unclear: chance decides. "
         f"Ratios: 128 tokens, loopback; yes from {_NEARLY:.0%} of the smaller of the paper's, less: above {_MORE:g}. "
-        "In all: with preparation, call by call. Table 3 has a dealer; look-up tables, MPCFormer and BumbleBee have no third party."
+        "In all: with preparation, call by call. Table 3 has a dealer; look-up tables, MPCFormer and BumbleBee have no "
+        "third party."
     )
     rows = [run.record for found in models.encoders.get(models.main, {}).values() for run in found]
     grid.sources = sources_of([*rows, *results.of("published"), *results.of("appendix"), *_flooded(results)])
@@ -165,7 +166,7 @@ def _appendix_claims(results: Results) -> Iterator[Claim]:
         claim = "exponents of both flooded shares are about equal"
         yield claim, "up to 5 apart", f"up to {max(apart):g} apart", "", _YES if max(apart) <= 5 else _NO
     if told := [record["measured"] for record in stated.get(bench.SHARE_TELLS, [])]:
-        shown = f"{min(told):.2%} to {max(told):.0%} of shares tell 2 from 1"
+        shown = f"{min(told):.2%} to {max(told):.0%} tell 2 from 1"
         yield "a flooded share tells nothing but its sign", "nothing", shown, "uniform", _NO if max(told) else _YES
     flooded = {
         statement: record["measured"]
@@ -231,8 +232,8 @@ def aim_grid(results: Results) -> Grid:
         "Points: dev scores of GLUE against the unmodified model, on the mean over tasks; ± is the standard deviation "
         "over seeds. The exponential guess and look-up tables: functions of a layer of the same model on this engine, "
         "counted as often as BERT-base has them. A layer: the same inputs; others compute GELU and softmax themselves, "
-        "ours is trained for what stands in their place. In all: with preparation, of functions call by call, each with keys or a connection of its own. "
-        "Loopback, 128 tokens."
+        "ours is trained for what stands in their place. In all: with preparation, of functions call by call, each with "
+        "keys or a connection of its own. Loopback, 128 tokens."
     )
     kinds = ("accuracy", "protocol", "published", "peer")
     grid.sources = sources_of(
