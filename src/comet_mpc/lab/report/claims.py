@@ -232,8 +232,8 @@ def aim_grid(results: Results) -> Grid:
         "Points: dev scores of GLUE against the unmodified model, on the mean over tasks; ± is the standard deviation "
         "over seeds. The exponential guess and look-up tables: functions of a layer of the same model on this engine, "
         "counted as often as BERT-base has them. A layer: the same inputs; others compute GELU and softmax themselves, "
-        "ours is trained for what stands in their place. In all: with preparation, of functions call by call, each with "
-        "keys or a connection of its own. Loopback, 128 tokens."
+        "ours is trained for what stands in their place. In all: with preparation, of functions call by call, each "
+        "with keys or a connection of its own. Loopback, 128 tokens."
     )
     kinds = ("accuracy", "protocol", "published", "peer")
     grid.sources = sources_of(
