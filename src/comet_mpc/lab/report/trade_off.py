@@ -14,7 +14,6 @@ from comet_mpc.models.transformer import SHAPES
 
 _LOWEST = -6.0
 _LAYER = "bert-base"
-_MEAN = "mean over tasks"
 
 Amount = Callable[[Record], int]
 _AMOUNTS: Mapping[str, Amount] = {
@@ -106,7 +105,7 @@ def _most_rules(found: list[Run], costs: Mapping[str, float]) -> list[Run]:
 
 
 def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
-    """By task, what was trained through a rule; and the mean over tasks."""
+    """What was trained through a rule: on the mean over tasks, or of the one that there is."""
     differences: dict[str, dict[str, list[float]]] = {}
     for run in found:
         assert run.difference is not None
@@ -117,19 +116,12 @@ def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
         for rule in costs
         if len(averages) > 1 and all(rule in by for by in averages.values())
     }
-    if everywhere:
-        averages[_MEAN] = everywhere
-    named = _MEAN if everywhere else None  # so many points have no room for so many names
+    shown = {f"mean over {', '.join(averages)}": everywhere} if everywhere else averages
     return [
         Series(
-            task,
-            [
-                Point(costs[rule], value, f"{rule}: {value:+.2f}", rule if named in (None, task) else "")
-                for rule, value in by.items()
-            ],
-            line=False,
+            task, [Point(costs[rule], value, f"{rule}: {value:+.2f}", rule) for rule, value in by.items()], line=False
         )
-        for task, by in averages.items()
+        for task, by in shown.items()
     ]
 
 
