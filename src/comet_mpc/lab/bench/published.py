@@ -29,7 +29,8 @@ from comet_mpc.progress import Tick, silent
 LAYERS = 12
 LINEAR, EVERY = "linear", "every"
 """The function that is the same for every method, and what is then said of the method."""
-_BUMBLEBEE = 14
+BUMBLEBEE_CALLS = 14
+"""Of GeLU, in the paper's comparison with BumbleBee."""
 _REPEAT = 3
 _COUNT = {"layer_norm": 2, "activation": 1, "attention": 1, LINEAR: 1}
 _MATRICES = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
@@ -288,8 +289,8 @@ def _functions(crew: Crew, tokens: int) -> Iterator[AppendixRecord]:
         ("activation", "quadratic", LAYERS, quadratics),
         ("attention", "quad2", LAYERS, quadratics),
         ("attention", "quadratic", LAYERS, quadratics),
-        ("activation", "gelu_piecewise", _BUMBLEBEE, pieces),
-        ("activation", "quadratic", _BUMBLEBEE, pieces),
+        ("activation", "gelu_piecewise", BUMBLEBEE_CALLS, pieces),
+        ("activation", "quadratic", BUMBLEBEE_CALLS, pieces),
     ):
         one = measure(crew, Case(function, method, tokens), source=PAIR)
         prepared = calls * (one.offline_bytes - one.key_bytes) + one.key_bytes

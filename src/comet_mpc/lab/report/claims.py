@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from statistics import stdev
 
 from comet_mpc.lab.bench import published as bench
 from comet_mpc.lab.bench.published import EVERY, LINEAR, TABLES, TOTAL_SECONDS
@@ -32,8 +33,6 @@ _WHOLE = (*_FUNCTIONS, LINEAR)
 _SERVED = f"certified-{USUAL_RULE}"
 _ONLINE, _ALL = ("online_bytes",), ("online_bytes", "offline_bytes")
 _SECONDS, _ALL_SECONDS = ("seconds",), ("seconds", "offline_seconds")
-_CALLS = 14
-"""Of GeLU, in the paper's comparison with BumbleBee."""
 
 _YES, _NO, _LESS, _UNCLEAR = "yes", "no", "less", "unclear"
 Claim = tuple[str, str, str, str, str]
@@ -195,8 +194,20 @@ def _function_claims(results: Results, stated: Mapping[str, Iterable[Record]]) -
     """The functions of MPCFormer and BumbleBee beside the paper's and ours, on this engine, without a third party."""
     pairs = ("activation", "attention")
     for claim, told, calls, functions, others in (
-        ("as cheap as MPCFormer's quadratics", 27.7 / 29.8, 12, pairs, ("activation by quad,", "attention by quad2,")),
-        ("cheaper than BumbleBee's GeLU", 28.9 / 19.2, _CALLS, pairs[:1], ("activation by gelu_piecewise,",)),
+        (
+            "as cheap as MPCFormer's quadratics",
+            27.7 / 29.8,
+            bench.LAYERS,
+            pairs,
+            ("activation by quad,", "attention by quad2,"),
+        ),
+        (
+            "cheaper than BumbleBee's GeLU",
+            28.9 / 19.2,
+            bench.BUMBLEBEE_CALLS,
+            pairs[:1],
+            ("activation by gelu_piecewise,",),
+        ),
     ):
         for what, unit, keys in (("online bytes", "MB online", _ONLINE), ("bytes in all", "MB in all", _ALL)):
             other = _sum(stated, [f"{beginning} {calls} calls" for beginning in others], unit)
@@ -253,10 +264,7 @@ def _own_accuracy(results: Results) -> Iterator[Aim]:
 def _over_seeds(encoder: Served) -> str:
     """The standard deviation of the mean over tasks, where every task has the same seeds."""
     by_seed = encoder.losses_by_seed(_SERVED, UNMODIFIED.stage)
-    if len(by_seed) < 2:
-        return ""
-    middle = sum(by_seed) / len(by_seed)
-    return f"±{math.sqrt(sum((lost - middle) ** 2 for lost in by_seed) / (len(by_seed) - 1)):.2f}"
+    return f"±{stdev(by_seed):.2f}" if len(by_seed) > 1 else ""
 
 
 def _own_protocol(results: Results) -> Iterator[Aim]:
