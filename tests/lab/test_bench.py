@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,23 +19,29 @@ import pytest
 from scipy import stats
 
 from comet_mpc.cli.tables import operations_table, profile_tables
-from comet_mpc.engine.share import decode
+from comet_mpc.engine import Weight
+from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.share import CLIENT, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
 from comet_mpc.lab.bench import operations
-from comet_mpc.lab.bench.cases import OPERATIONS, Case, build, choose
+from comet_mpc.lab.bench.cases import HIDDEN, INNER, MATRICES, OPERATIONS, Case, build, choose
 from comet_mpc.lab.bench.models import ModelCase
 from comet_mpc.lab.bench.operations import Record, measure, plan_case
-from comet_mpc.lab.bench.parties import Seat
+from comet_mpc.lab.bench.parties import Run, Runs, Seat, Spent
 from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_query
 from comet_mpc.lab.bench.published import whole_cost
 from comet_mpc.lab.bench.truncation import check_truncation
 from comet_mpc.lab.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
+from comet_mpc.net.channel import Channel
 from comet_mpc.offline.pair.costs import preparation_traffic
-from comet_mpc.offline.sources import PAIR
+from comet_mpc.offline.source import Source
+from comet_mpc.offline.sources import DEALER, PAIR
+from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.clients.seen import glimpse
 from comet_mpc.units import human_bytes, human_seconds
+from support.two_parties import as_parties
 from support.waiting import PATIENCE, eventually
 
 ALL = [(operation, method) for operation, methods in OPERATIONS.items() for method in methods]
@@ -51,11 +59,13 @@ def test_every_case_stays_within_its_bounds(operation: str, method: str) -> None
     built = build(case)
     session = TwinSession(permits_leaks=built.leaks)
     values = built.draw(np.random.default_rng(case.seed))
-    if built.weights:
-        pytest.skip("needs the server's weights: measured below")
-    result = built.program(session, built.share(session, values), {})
+    drawn = built.draw_weights(np.random.default_rng(case.seed))
+    weights = {
+        each.name: Weight.encode(each.name, drawn[each.name], each.fraction, each.gain) for each in built.weights
+    }
+    result = built.program(session, built.share(session, values), weights)
     assert plan_case(built).rounds > 0
-    exact = built.reference(values, {})
+    exact = built.reference(values, drawn)
     error = np.max(np.abs(decode(result.flat(), result.fraction, result.width).reshape(exact.shape) - exact))
     assert error < {"paper": 2.5, "linear": 0.5, "quadratic": 0.5}.get(method, 0.3)
 
@@ -108,6 +118,57 @@ def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
     assert record.max_abs_error <= 2.0**-16
 
 
+@pytest.mark.parametrize("source", [DEALER, PAIR])
+def test_a_layer_in_one_piece_sends_online_what_its_parts_do(source: Source) -> None:
+    def planned(operation: str, method: str, matrix: tuple[int, int] = MATRICES[0]) -> Plan:
+        return plan_case(build(Case(operation, method, tokens=4, matrix=matrix)), source)
+
+    whole = planned("layer", "quadratic")
+    norm = planned("layer_norm", "minimax")
+    parts = [
+        *(planned("linear", "server_weights", matrix=matrix) for matrix in MATRICES),
+        *(planned(name, "quadratic") for name in ("attention", "activation")), norm, norm,
+    ]  # fmt: skip
+    assert whole.online_bytes == sum(part.online_bytes for part in parts)
+    assert whole.rounds == sum(part.rounds for part in parts)
+    assert source.offline_bytes(whole) <= sum(source.offline_bytes(part) for part in parts)
+
+
+def test_a_layer_in_one_piece_is_measured_with_all_its_results(crew: Crew) -> None:
+    case = Case("layer", "quadratic", tokens=2)
+    record = measure(crew, case)
+    assert record.online_bytes == record.planned_online_bytes
+    assert record.private
+    assert record.max_twin_error is not None
+    assert record.max_twin_error < 0.05  # attention divides by small sums
+    built = build(case)
+    exact = built.reference(built.draw(np.random.default_rng(1)), built.draw_weights(np.random.default_rng(2)))
+    rows = sum(outputs for outputs, _ in MATRICES) + HIDDEN + INNER + 2 * HIDDEN  # attention, activation, LayerNorms
+    assert exact.shape == (2 * rows,)
+
+
+def test_a_party_does_not_count_what_the_other_does_between_runs() -> None:
+    built = build(Case("truncation", "exact", tokens=1))
+    plan, pause = plan_case(built, PAIR), 1.0
+    values = built.draw(np.random.default_rng(1))
+
+    def party(channel: Channel, party: int) -> tuple[Spent, list[Run]]:
+        runs, made = Runs(Seat(party, Path(), ("", 0)), channel, PAIR, plan, {}), []
+        given = values if party == CLIENT else {}
+        for _ in range(2):
+            run, _, _ = runs.run(new_bundle_id(), lambda s: partial(built.program, s, built.share(s, given), {}))
+            made.append(run)
+            time.sleep(pause if party == CLIENT else 0.0)
+        return runs.keys, made
+
+    both = as_parties(party)
+    for keys, (first, second) in both:
+        assert second.offline.seconds < pause
+        assert first.offline.bytes == second.offline.bytes  # keys are set up once
+        assert keys.bytes > 0
+    assert sum(keys.bytes + runs[0].offline.bytes for keys, runs in both) == PAIR.offline_bytes(plan)
+
+
 def test_a_whole_model_has_every_function_so_often_and_keys_once(crew: Crew) -> None:
     case = Case("linear", "server_weights", tokens=2)
     parts = [measure(crew, replace(case, matrix=matrix), source=PAIR) for matrix in ((64, 32), (32, 64))]
@@ -117,6 +178,9 @@ def test_a_whole_model_has_every_function_so_often_and_keys_once(crew: Crew) -> 
     assert whole["key_bytes"] == max(keys)
     assert whole["online_bytes"] == 12 * sum(part.online_bytes for part in parts)
     assert whole["offline_bytes"] == 12 * (sum(part.offline_bytes for part in parts) - sum(keys))
+    apart = sum(part.offline_seconds - part.key_seconds for part in parts)
+    assert whole["offline_seconds"] == pytest.approx(12 * apart)
+    assert whole["key_seconds"] == max(part.key_seconds for part in parts) > 0
     assert whole["rounds"] == 12 * sum(part.rounds for part in parts)
     assert whole["max_abs_error"] == max(part.max_abs_error for part in parts)
 

@@ -156,35 +156,35 @@ def costs(
 
 def test_a_papers_table_of_costs_says_how_many_times_ours_and_counts_the_whole_model(tmp_path: Path) -> None:
     records = [
-        costs("activation", "exponential", 8 * 10**9, 6.0, 34.1),
-        costs("activation", "ours", 10**9, 2.0, None),
-        costs("linear", "every", 10**9, 1.0, None),
+        costs("activation", "exponential", 8 * 10**9, 6.0, 34.1, offline_seconds=4.0),
+        costs("activation", "ours", 10**9, 2.0, None, offline_seconds=3.0),
+        costs("linear", "every", 10**9, 1.0, None, offline_seconds=5.0),
+        costs("layer", "exponential", 9 * 10**9, 7.0, None, offline_seconds=8.0) | {"paper_seconds": 74.8},
+        costs("layer", "ours", 2 * 10**9, 3.0, None, offline_seconds=7.0),
     ]
     write(tmp_path, "paper/3", records)
     (grid,) = cost_grids(read_results(tmp_path))
     text = grid.markdown()
     for line in (
-        "| activation | exponential | 34.10 | 8.00 | 16.0 GB | 3 | 34.1 | 6.0 | 8, 8, 3 | 1.0e-03 |",
-        "| activation | ours |  | 1.00 | 2.00 GB | 3 |  | 2.0 |  | 1.0e-03 |",
-        "| linear | every |  | 1.00 | 2.00 GB | 3 |  | 1.0 |  | 1.0e-03 |",
-        "| whole model | exponential |  | 9.00 | 18.0 GB | 6 | 74.8 | 7.0 | 4.5, 4.5, 2.33 |  |",
-        "| whole model | ours |  | 2.00 | 4.00 GB | 6 |  | 3.0 |  |  |",
+        "| activation | exponential | 34.10 | 8.00 | 16.0 GB | 3 | 34.1 | 6.0 | 4.0 | 8, 8, 3, 2 | 1.0e-03 |",
+        "| activation | ours |  | 1.00 | 2.00 GB | 3 |  | 2.0 | 3.0 |  | 1.0e-03 |",
+        "| linear | every |  | 1.00 | 2.00 GB | 3 |  | 1.0 | 5.0 |  | 1.0e-03 |",
+        "| whole model | exponential |  | 9.00 | 18.0 GB | 3 | 74.8 | 7.0 | 8.0 | 4.5, 4.5, 2.33, 1.5 | 1.0e-03 |",
+        "| whole model | ours |  | 2.00 | 4.00 GB | 3 |  | 3.0 | 7.0 |  | 1.0e-03 |",
     ):
         assert line in text, text
 
 
-def test_keys_of_a_connection_are_counted_once_for_a_whole_model(tmp_path: Path) -> None:
+def test_keys_of_a_connection_are_counted_once_for_several_functions(tmp_path: Path) -> None:
     records = [
-        costs("activation", "table", 10**9, 6.0, None, "4", keys=10**9),
-        costs("activation", "ours", 10**8, 2.0, None, "4", keys=10**8),
-        costs("linear", "every", 10**8, 1.0, None, "4", keys=3 * 10**8),
+        costs("layer_norm", "table", 10**8, 1.0, None, "4", keys=3 * 10**8) | {"key_seconds": 0.5},
+        costs("activation", "table", 10**9, 6.0, None, "4", keys=10**9, offline_seconds=2.0) | {"key_seconds": 1.0},
     ]
     write(tmp_path, "paper/4", records)
     (grid,) = cost_grids(read_results(tmp_path))
-    offline = {(line[0], line[1]): line[4] for line in grid.rows}
-    assert offline["activation", "table"] == "3.00 GB"
-    assert offline["whole model", "table"] == "3.20 GB"  # not 3.5: one connection has one set of keys
-    assert offline["whole model", "ours"] == "700 MB"
+    offline = {line[0]: (line[4], line[8]) for line in grid.rows}
+    assert offline["activation"] == ("3.00 GB", "3.0")
+    assert offline["all three"] == ("3.20 GB", "3.0")  # not 3.5: one connection has one set of keys
 
 
 def lines(directory: Path, grid: Callable[[Results], Grid]) -> dict[str, list[str]]:
@@ -204,11 +204,11 @@ def test_a_claim_of_costs_holds_if_the_papers_own_method_reaches_it_here(
     assert lines(tmp_path, aim_grid) == {claim: ["5×", "7×", "yes"]}
 
 
-def test_time_in_all_counts_preparation_and_a_whole_model_its_matrices(tmp_path: Path) -> None:
+def test_time_in_all_counts_preparation_and_a_whole_model_is_of_layers_in_one_piece(tmp_path: Path) -> None:
     records = [
-        costs(function, method, 10, seconds, None, "4", offline_seconds=prepared)
-        for method, seconds, prepared in (("table", 8.0, 2.0), ("paper", 2.0, 8.0), ("ours", 1.0, 4.0))
-        for function in ("layer_norm", "activation", "attention")
+        costs(function, method, 10, more * seconds, None, "4", offline_seconds=more * prepared)
+        for method, seconds, prepared in (("table", 25.0, 6.0), ("paper", 7.0, 24.0), ("ours", 4.0, 12.0))
+        for function, more in (("layer", 1.0), ("layer_norm", 2.0), ("activation", 3.0), ("attention", 4.0))
     ]
     write(tmp_path, "paper/4", [*records, costs("linear", "every", 10, 1.0, None, "4", offline_seconds=0.0)])
     found, aims = lines(tmp_path, claim_grid), lines(tmp_path, aim_grid)

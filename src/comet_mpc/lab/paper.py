@@ -55,7 +55,6 @@ from comet_mpc.models.transformer import EncoderRules, LayerRules, encode_weight
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.source import Progress
-from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
 
@@ -338,7 +337,7 @@ def _take_part(
     plan: Plan,
 ) -> tuple[Reals | None, Traffic]:
     """One party's run of a query: the client's logits, and what it sent and received online."""
-    randomness, _ = seat.prepare(channel, DEALER, plan, weights, order.bundle_id)
+    randomness, _ = seat.fetch(plan, weights, order.bundle_id)
     before = channel.traffic
     session = PartySession(seat.party, channel, randomness, permits_leaks=model.leaks)
     logits = model.answer(query)(session, weights)

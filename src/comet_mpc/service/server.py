@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from comet_mpc.engine.threads import cores
 from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import LiveContext, TlsIdentity
@@ -94,7 +95,7 @@ class Server:
             raise ConfigurationError(f"a server needs at least one worker, got {workers}")
         if connections < 2:
             raise ConfigurationError(f"a server needs at least two connections, got {connections}")
-        self._workers = workers = workers or max(2, len(os.sched_getaffinity(0)))
+        self._workers = workers = workers or max(2, cores())
         self._require_client = require_client
         self._stop_seconds = stop_seconds
         self._counters = server_counters(_FIRST + 2 * connections)

@@ -7,30 +7,35 @@ it, and its error is taken against the exact function that it stands for. The mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from comet_mpc.engine import Session, Weight
-from comet_mpc.engine.share import CLIENT, Reals, Share, ring_width
+from comet_mpc.engine.share import CLIENT, Reals, Share, concatenate, ring_width
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions import baselines
 from comet_mpc.functions.activation import Smu, smu, smu_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
+from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 from comet_mpc.functions.root_rule import DEGREES
 
 Values = Mapping[str, Reals]
+Shares = Mapping[str, Share]
 Weights = Mapping[str, Weight]
+T = TypeVar("T")
 
 HIDDEN, INNER, HEADS, HEAD = 768, 3072, 12, 64
 """One layer of BERT-base."""
+MATRICES = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
+"""Of a layer: queries, keys and values, which share their input; what follows attention; to the neurons and back."""
 
 _SEED = 2024
 _FRACTION = 12
-_ROW_STEPS = 7
 _SCORES = 4.0  # |q·k/√d| in the forms that need a claim
 
 
@@ -47,13 +52,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Built:
-    """A case as a program. `draw` makes the client's values, `share` their shares, `draw_weights` the server's part."""
+    """A case as a program. `draw` makes the client's values, `share` their shares of the same names, `draw_weights` the
+    server's part."""
 
     shape: tuple[int, ...]
     domain: str
     draw: Callable[[np.random.Generator], dict[str, Reals]]
-    share: Callable[[Session, Values], list[Share]]
-    program: Callable[[Session, Sequence[Share], Weights], Share]
+    share: Callable[[Session, Values], dict[str, Share]]
+    program: Callable[[Session, Shares, Weights], Share]
     reference: Callable[[Values, Values], Reals]
     leaks: bool = False
     steps: int | None = None
@@ -93,8 +99,8 @@ def _unary(
         shape,
         domain,
         draw,
-        lambda session, values: [session.private(CLIENT, shape, fraction, max(-low, high), values.get("x"))],
-        lambda session, shares, _: apply(session, shares[0]),
+        lambda session, values: {"x": session.private(CLIENT, shape, fraction, max(-low, high), values.get("x"))},
+        lambda session, shares, _: apply(session, shares["x"]),
         lambda values, _: reference(values["x"]),
         leaks,
         steps,
@@ -162,6 +168,9 @@ def _gelu_of_tanh(x: Reals) -> Reals:
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))))
 
 
+_ATTENDED = ("q", "k", "v", "mask")
+
+
 def _attention(
     case: Case,
     apply: Callable[[Session, Share, Share, Share, Share], Share],
@@ -188,17 +197,17 @@ def _attention(
         mask = (np.arange(case.tokens) < math.ceil(0.75 * case.tokens)).astype(np.float64)
         return {**values, "v": values["v"] * mask[:, None], "mask": mask}  # values of padding are zero
 
-    def share(session: Session, values: Values) -> list[Share]:
-        shares = [session.private(CLIENT, shape, fractions[n], bounds[n], values.get(n)) for n in fractions]
-        return [*shares, session.private(CLIENT, (case.tokens,), 0, 1.0, values.get("mask"))]
+    def share(session: Session, values: Values) -> dict[str, Share]:
+        shares = {n: session.private(CLIENT, shape, fractions[n], bounds[n], values.get(n)) for n in fractions}
+        return {**shares, "mask": session.private(CLIENT, (case.tokens,), 0, 1.0, values.get("mask"))}
 
     return Built(
         shape,
         domain,
         draw,
         share,
-        lambda session, shares, _: apply(session, *shares),
-        lambda values, _: reference(*(values[name] for name in ("q", "k", "v", "mask"))),
+        lambda session, shares, _: apply(session, *(shares[name] for name in _ATTENDED)),
+        lambda values, _: reference(*(values[name] for name in _ATTENDED)),
         leaks=leaks,
         steps=steps,
     )
@@ -253,7 +262,7 @@ def _baseline_attention(apply: Callable[..., Share], weigh: Callable[[Reals], Re
     )
 
 
-def _layer_norm(name: str, steps: int, variances: tuple[float, float] = (0.15, 24.0)) -> Maker:
+def _layer_norm(name: str, steps: int | None = None, variances: tuple[float, float] = (0.15, 24.0)) -> Maker:
     def make(case: Case) -> Built:
         shape = (case.tokens, HIDDEN)
         rule = layer_norm_rule(HIDDEN, *variances, steps, name=name)
@@ -271,11 +280,11 @@ def _layer_norm(name: str, steps: int, variances: tuple[float, float] = (0.15, 2
             shape,
             f"variance in [{variances[0]:g}, {variances[1]:g}]",
             draw,
-            lambda session, values: [session.private(CLIENT, shape, _FRACTION, 32.0, values.get("x"))],
-            lambda session, shares, _: layer_norm(session, shares[0], rule, fraction=_FRACTION),
+            lambda session, values: {"x": session.private(CLIENT, shape, _FRACTION, 32.0, values.get("x"))},
+            lambda session, shares, _: layer_norm(session, shares["x"], rule, fraction=_FRACTION),
             exact,
             leaks=name == "paper",
-            steps=steps,
+            steps=len(rule.steps) + 1 if isinstance(rule, MinimaxRule) else steps,
         )
 
     return make
@@ -292,19 +301,67 @@ def _linear(case: Case) -> Built:
     def draw_weights(generator: np.random.Generator) -> dict[str, Reals]:
         return {"linear": _rounded(np.clip(generator.normal(0.0, 0.02, weight.shape), -0.1, 0.1), 16)}
 
-    def program(session: Session, shares: Sequence[Share], weights: Weights) -> Share:
-        width = ring_width(_FRACTION + weight.fraction, 8.0 * weight.gain)
-        return session.truncate_to(session.linear(session.give(shares[0].narrow(width)), weights["linear"]), _FRACTION)
+    def program(session: Session, shares: Shares, weights: Weights) -> Share:
+        given = session.give(shares["x"].narrow(ring_width(_FRACTION + weight.fraction, 8.0 * weight.gain)))
+        return session.truncate_to(session.linear(given, weights["linear"]), _FRACTION)
 
     return Built(
         shape,
         f"|x| <= 8, W {outputs}×{inputs}",
         draw,
-        lambda session, values: [session.private(CLIENT, shape, _FRACTION, 8.0, values.get("x"))],
+        lambda session, values: {"x": session.private(CLIENT, shape, _FRACTION, 8.0, values.get("x"))},
         program,
         lambda values, weights: values["x"] @ weights["linear"].T,
         weights=(weight,),
         draw_weights=draw_weights,
+    )
+
+
+def _layer(method: str, row_method: str | None = None) -> Maker:
+    """All that a layer has, in its order, as one program for which one bundle is prepared. Every part has inputs of its
+    own, since methods have domains of their own: what it costs does not depend on them.
+
+    row_method: of the LayerNorms, if another
+    """
+
+    def make(case: Case) -> Built:
+        norm = replace(case, operation="layer_norm", method=row_method or method)
+        attend, activate = (replace(case, operation=name, method=method) for name in ("attention", "activation"))
+        project, merge, up, down = (
+            replace(case, operation="linear", method="server_weights", matrix=matrix) for matrix in MATRICES
+        )
+        return _together([build(part) for part in (project, attend, merge, norm, up, activate, down, norm)])
+
+    return make
+
+
+def _together(parts: Sequence[Built]) -> Built:
+    """Several programs as one. Its result is all of theirs in a row, its shape the first one's."""
+
+    def all_of(found: Iterable[Mapping[str, T]]) -> dict[str, T]:
+        return {f"{place}.{name}": value for place, one in enumerate(found) for name, value in one.items()}
+
+    def own(found: Mapping[str, T], place: int) -> dict[str, T]:
+        """What is a part's, by the names that it knows."""
+        start = f"{place}."
+        return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+
+    def program(session: Session, shares: Shares, weights: Weights) -> Share:
+        results = [part.program(session, own(shares, i), own(weights, i)) for i, part in enumerate(parts)]
+        return concatenate([result.reshape(result.count) for result in results], axis=0)
+
+    return Built(
+        parts[0].shape,
+        "those of its parts",
+        lambda generator: all_of(part.draw(generator) for part in parts),
+        lambda session, values: all_of(part.share(session, own(values, i)) for i, part in enumerate(parts)),
+        program,
+        lambda values, weights: np.concatenate(
+            [part.reference(own(values, i), own(weights, i)).ravel() for i, part in enumerate(parts)]
+        ),
+        leaks=any(part.leaks for part in parts),
+        weights=tuple(replace(each, name=f"{i}.{each.name}") for i, part in enumerate(parts) for each in part.weights),
+        draw_weights=lambda generator: all_of(part.draw_weights(generator) for part in parts),
     )
 
 
@@ -322,18 +379,18 @@ def _pair(
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
         return {name: _rounded(generator.uniform(-4.0, 4.0, shape), fraction) for name, shape in named.items()}
 
-    def share(session: Session, values: Values) -> list[Share]:
-        return [
-            session.private(CLIENT, shape, fraction, 4.0, values.get(name)).narrow(width)
+    def share(session: Session, values: Values) -> dict[str, Share]:
+        return {
+            name: session.private(CLIENT, shape, fraction, 4.0, values.get(name)).narrow(width)
             for name, shape in named.items()
-        ]
+        }
 
     return Built(
         shapes[0],
         f"|x|, |y| <= 4, y {'×'.join(map(str, shapes[1]))}",
         draw,
         share,
-        lambda session, shares, _: session.truncate_to(multiply(session, *shares), fraction),
+        lambda session, shares, _: session.truncate_to(multiply(session, shares["x"], shares["y"]), fraction),
         lambda values, _: reference(values["x"], values["y"]),
     )
 
@@ -410,7 +467,7 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "quad2": _baseline_attention(baselines.quad2_attention, lambda s: (s + baselines.QUAD2_SHIFT) ** 2),
     },
     "layer_norm": {
-        "minimax": _layer_norm("minimax", _ROW_STEPS),
+        "minimax": _layer_norm("minimax"),
         "exponential": _layer_norm("exponential", 10),
         "table": _layer_norm("table", 1),
         "paper": _layer_norm("paper", 4),
@@ -418,6 +475,15 @@ OPERATIONS: Mapping[str, Mapping[str, Maker]] = {
         "taylor2": _layer_norm("taylor2", 8, (0.6, 4.0)),
     },
     "linear": {"server_weights": _linear},
+    "layer": {
+        "minimax": _layer("minimax"),
+        "quadratic": _layer("quadratic", "minimax"),
+        "paper": _layer("paper"),
+        "exponential": _layer("exponential"),
+        "taylor7": _layer("taylor7"),
+        "taylor2": _layer("taylor2"),
+        "table": _layer("table"),
+    },
     "matmul": {"triple": _matmul},
     "multiply": {"triple": _multiply},
     "truncation": {"exact": _truncation},

@@ -16,7 +16,7 @@ from comet_mpc.engine.party import Measured
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.lab.bench.parties import Run, Seat, Stopwatch, peak_memory, reveal, run_parties, set_up
+from comet_mpc.lab.bench.parties import Run, Runs, Seat, Spent, Stopwatch, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
@@ -93,6 +93,7 @@ class _Side(NamedTuple):
     """One party's."""
 
     run: Run
+    keys: Spent
     setup_bytes: int
     setup_seconds: float
     peak_rss: int
@@ -188,18 +189,22 @@ def measure_model(crew: Crew, case: ModelCase) -> ModelRecord:
         sent=(client.run.traffic.sent, server.run.traffic.sent),
         rounds=client.run.traffic.rounds,
         planned_rounds=plan.rounds,
-        offline_bytes=sum(run.offline_bytes for run in runs),
+        offline_bytes=sum(side.keys.bytes + side.run.offline.bytes for side in sides),
         planned_offline_bytes=find_source(case.source).offline_bytes(plan),
         setup_bytes=server.setup_bytes,
         seconds=max(run.seconds for run in runs),
-        offline_seconds=max(run.offline_seconds for run in runs),
+        offline_seconds=max(side.keys.seconds + side.run.offline.seconds for side in sides),
         setup_seconds=max(side.setup_seconds for side in sides),
         cpu_seconds=(client.run.cpu_seconds, server.run.cpu_seconds),
-        offline_cpu_seconds=(client.run.offline_cpu_seconds, server.run.offline_cpu_seconds),
+        offline_cpu_seconds=(_offline_cpu(client), _offline_cpu(server)),
         peak_rss=(client.peak_rss, server.peak_rss),
         max_logit_difference=float(np.max(np.abs(client.logits - expected))),
         operations=_by_operation(client.parts, server.parts),
     )
+
+
+def _offline_cpu(side: _Side) -> float:
+    return side.keys.cpu_seconds + side.run.offline.cpu_seconds
 
 
 def _by_operation(client: dict[str, Measured], server: dict[str, Measured]) -> tuple[OperationCost, ...]:
@@ -230,10 +235,11 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> _Side:
         masked = masked_weights(public) if kind.masks_weights else []
         weights = set_up(channel, public, values, seat.key, masked)
         setup, (setup_seconds, _) = channel.traffic, watch.lap()
-        run, session, share = seat.run(
-            channel, kind, plan, weights, bundle_id, lambda session: partial(run_case, case, session, weights),
+        runs = Runs(seat, channel, kind, plan, weights)
+        run, session, share = runs.run(
+            bundle_id, lambda session: partial(run_case, case, session, weights),
             progress=link.progress if seat.party == CLIENT else None,
         )  # fmt: skip
         peak = peak_memory()
         logits = reveal(seat.party, channel, share)
-    return _Side(run, setup.sent, setup_seconds, peak, dict(session.measured), logits)
+    return _Side(run, runs.keys, setup.sent, setup_seconds, peak, dict(session.measured), logits)

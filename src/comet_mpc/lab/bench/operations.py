@@ -21,9 +21,8 @@ from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError
 from comet_mpc.lab.bench.cases import Built, Case, Values, build
-from comet_mpc.lab.bench.parties import Run, Seat, peak_memory, reveal, run_parties, set_up
+from comet_mpc.lab.bench.parties import Run, Runs, Seat, Spent, peak_memory, reveal, run_parties, set_up
 from comet_mpc.lab.processes import Crew, Link
-from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
@@ -47,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     online_bytes: int
     offline_bytes: int
     key_bytes: int = 0
-    """Of these, the keys of the connection, which further bundles share."""
+    """Of these, the keys of the connection, which further bundles share: so with their time below."""
     setup_bytes: int
     planned_online_bytes: int
     planned_offline_bytes: int
@@ -58,7 +57,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The larger of the two parties'."""
     cpu_seconds_by_party: tuple[float, float]
     offline_seconds: float
+    key_seconds: float = 0.0
     offline_cpu_seconds_by_party: tuple[float, float] = (0.0, 0.0)
+    key_cpu_seconds_by_party: tuple[float, float] = (0.0, 0.0)
     peak_rss: int
     """Bytes, the larger of the two parties'; offline phase and bundle included."""
     peak_rss_by_party: tuple[int, int]
@@ -82,6 +83,7 @@ class _Side(NamedTuple):
     """One party's side of a case."""
 
     runs: list[Run]
+    keys: Spent
     errors: list[_Errors]
     """At the client, of every run."""
     setup_bytes: int
@@ -102,11 +104,10 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
     bundles = [new_bundle_id() for _ in range(repeat)]
     client, server = run_parties(crew, _party, case, source.name, bundles)
     first = client.runs[0], server.runs[0]
-    keys = source.parts(plan.correlations).get("keys", Traffic())
-    cpu, offline_cpu = (
-        [statistics.median(getattr(run, name) for run in side.runs) for side in (client, server)]
-        for name in ("cpu_seconds", "offline_cpu_seconds")
-    )
+    sides = client, server
+    key_bytes, key_seconds = sum(side.keys.bytes for side in sides), max(side.keys.seconds for side in sides)
+    cpu = [statistics.median(run.cpu_seconds for run in side.runs) for side in sides]
+    offline_cpu = [_offline_cpu(side) for side in sides]
     return Record(
         operation=case.operation,
         method=case.method,
@@ -117,18 +118,20 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
         shape=built.shape,
         steps=built.steps,
         online_bytes=sum(run.traffic.sent for run in first),
-        offline_bytes=sum(run.offline_bytes for run in first),
-        key_bytes=keys.sent + keys.received,
+        offline_bytes=key_bytes + sum(run.offline.bytes for run in first),
+        key_bytes=key_bytes,
         setup_bytes=server.setup_bytes,
         planned_online_bytes=plan.online_bytes,
         planned_offline_bytes=source.offline_bytes(plan),
         rounds=first[CLIENT].traffic.rounds,
         planned_rounds=plan.rounds,
-        seconds=statistics.median(max(pair) for pair in _pairs(client, server, "seconds")),
+        seconds=_median(sides, lambda run: run.seconds),
         cpu_seconds=max(cpu),
         cpu_seconds_by_party=(cpu[0], cpu[1]),
-        offline_seconds=statistics.median(max(pair) for pair in _pairs(client, server, "offline_seconds")),
+        offline_seconds=key_seconds + _median(sides, lambda run: run.offline.seconds),
+        key_seconds=key_seconds,
         offline_cpu_seconds_by_party=(offline_cpu[0], offline_cpu[1]),
+        key_cpu_seconds_by_party=(client.keys.cpu_seconds, server.keys.cpu_seconds),
         peak_rss=max(client.peak_rss, server.peak_rss),
         peak_rss_by_party=(client.peak_rss, server.peak_rss),
         max_abs_error=max(one.absolute for one in client.errors),
@@ -138,8 +141,14 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
     )
 
 
-def _pairs(client: _Side, server: _Side, name: str) -> list[tuple[float, float]]:
-    return [(getattr(a, name), getattr(b, name)) for a, b in zip(client.runs, server.runs, strict=True)]
+def _median(sides: tuple[_Side, _Side], of: Callable[[Run], float]) -> float:
+    """A run takes as long as the party that is ready later."""
+    client, server = (side.runs for side in sides)
+    return statistics.median(max(of(a), of(b)) for a, b in zip(client, server, strict=True))
+
+
+def _offline_cpu(side: _Side) -> float:
+    return side.keys.cpu_seconds + statistics.median(run.offline.cpu_seconds for run in side.runs)
 
 
 # In a party's process ------------------------------------------------------------------------------------
@@ -161,14 +170,15 @@ def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[st
         def begin(session: Session) -> Callable[[], Share]:
             return partial(built.program, session, built.share(session, values), weights)
 
+        program = Runs(seat, channel, kind, plan, weights)
         for bundle_id in bundles:
-            run, _, share = seat.run(channel, kind, plan, weights, bundle_id, begin, leaks=built.leaks)
+            run, _, share = program.run(bundle_id, begin, leaks=built.leaks)
             runs.append(run)
             peak = peak_memory()
             result = reveal(seat.party, channel, share)
             if result is not None:
                 errors.append(_errors(built, case, kind, values, result))
-    return _Side(runs, errors, setup.sent, peak)
+    return _Side(runs, program.keys, errors, setup.sent, peak)
 
 
 def _weights(built: Built, case: Case) -> dict[str, Weight]:

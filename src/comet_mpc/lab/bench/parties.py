@@ -28,7 +28,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, fetch_bundle
-from comet_mpc.offline.pair.prepare import prepare_bundle
+from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import DEALER
@@ -40,15 +40,22 @@ _MEETING = 120.0
 _TIMEOUT = 600.0
 
 
+class Spent(NamedTuple):
+    """By one party: bytes sent to the other, or all with a dealer, and time."""
+
+    bytes: int
+    seconds: float
+    cpu_seconds: float
+
+
 class Run(NamedTuple):
     """One party's side of one run of a program, and of what was prepared for it."""
 
     traffic: Traffic
     seconds: float
     cpu_seconds: float
-    offline_bytes: int
-    offline_seconds: float
-    offline_cpu_seconds: float
+    offline: Spent
+    """Without the keys of the connection."""
 
 
 @dataclass(frozen=True)
@@ -85,58 +92,67 @@ class Seat:
             fetch_bundle(line, self.party, bundle_id, plan.correlations, sink, key=self.key)
             return line.traffic
 
-    def prepare(
-        self,
-        channel: Channel,
-        source: Source,
-        plan: Plan,
-        weights: Mapping[str, Weight],
-        bundle_id: str,
-        progress: Progress | None = None,
-    ) -> tuple[DealtRandomness | PairRandomness, int]:
-        """Randomness for a run, and the bytes that it cost: those sent to the other party, or all with the dealer."""
-        if not source.has_third_party:
-            before = channel.traffic
-            pair = prepare_bundle(channel, self.party, plan.correlations, weights, progress=progress)
-            return pair, (channel.traffic - before).sent
+    def fetch(self, plan: Plan, weights: Mapping[str, Weight], bundle_id: str) -> tuple[DealtRandomness, Traffic]:
+        """Randomness for a run from the dealer, and what that sent and received."""
         with TemporaryDirectory(prefix="comet-store-") as directory:
             store = BundleStore(Path(directory), self.party, DEALER)
             traffic = self.store(store, bundle_id, plan)
             dealt = DealtRandomness(store.take(bundle_id, plan.digest, plan.correlations), weights)
             dealt.compute_ahead()
-        return dealt, traffic.sent + traffic.received
+        return dealt, traffic
+
+
+class Runs:
+    """One party's runs of one program on one channel: a bundle each. Keys are set up once, as in a service."""
+
+    def __init__(self, seat: Seat, channel: Channel, source: Source, plan: Plan, weights: Mapping[str, Weight]) -> None:
+        self._seat, self._channel, self._plan, self._weights = seat, channel, plan, weights
+        self._preparer: Preparer | None = None
+        self.keys = Spent(0, 0.0, 0.0)
+        if not source.has_third_party:
+            before, watch = self._clock()
+            self._preparer = Preparer(channel, seat.party, plan.correlations, weights)
+            self._preparer.set_up()
+            self.keys = Spent((channel.traffic - before).sent, *watch.lap())
+
+    def _clock(self) -> tuple[Traffic, Stopwatch]:
+        """Started when both parties are there: else one of them would wait for what the other does in between."""
+        self._channel.exchange([b"ready"], 5)
+        return self._channel.traffic, Stopwatch()
+
+    def _prepare(self, bundle_id: str, progress: Progress | None) -> tuple[DealtRandomness | PairRandomness, Spent]:
+        before, watch = self._clock()
+        if self._preparer is None:
+            dealt, traffic = self._seat.fetch(self._plan, self._weights, bundle_id)
+            return dealt, Spent(traffic.sent + traffic.received, *watch.lap())
+        pair = self._preparer.prepare(progress=progress)[0].open()
+        return pair, Spent((self._channel.traffic - before).sent, *watch.lap())
 
     def run(
         self,
-        channel: Channel,
-        source: Source,
-        plan: Plan,
-        weights: Mapping[str, Weight],
         bundle_id: str,
         begin: Callable[[PartySession], Callable[[], Share]],
         *,
         leaks: bool = False,
         progress: Progress | None = None,
     ) -> tuple[Run, PartySession, Share]:
-        """Prepares a bundle and runs a program with it, which must take exactly what was planned: its result.
+        """Prepares a bundle and runs the program with it, which must take exactly what was planned: its result.
 
         begin: what is done before the clock starts. It gives what is measured
         progress: is told how far a preparation without a third party is
         """
-        watch = Stopwatch()
-        randomness, offline_bytes = self.prepare(channel, source, plan, weights, bundle_id, progress)
-        offline_seconds, offline_cpu = watch.lap()
-        session = PartySession(self.party, channel, randomness, permits_leaks=leaks, ways=plan.ways)
+        randomness, offline = self._prepare(bundle_id, progress)
+        party, plan = self._seat.party, self._plan
+        session = PartySession(party, self._channel, randomness, permits_leaks=leaks, ways=plan.ways)
         program = begin(session)
-        channel.exchange([b"ready"], 5)
-        before, watch = channel.traffic, Stopwatch()
+        before, watch = self._clock()
         share = program()
         seconds, cpu = watch.lap()
-        traffic = channel.traffic - before
-        check_planned(self.party, traffic, plan)
+        traffic = self._channel.traffic - before
+        check_planned(party, traffic, plan)
         if randomness.remaining:
             raise CometError(f"{randomness.remaining} correlations were prepared but not used")
-        return Run(traffic, seconds, cpu, offline_bytes, offline_seconds, offline_cpu), session, share
+        return Run(traffic, seconds, cpu, offline), session, share
 
 
 def run_parties(crew: Crew, target: Callable[..., T], *arguments: Any, network: Network | None = None) -> tuple[T, T]:
@@ -216,5 +232,5 @@ def peak_memory() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     except OSError:
-        pass
+        self._channel.exchange([b"ready"], 5)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

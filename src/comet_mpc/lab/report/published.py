@@ -6,20 +6,24 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from comet_mpc.lab.bench.published import BUMBLEBEE_CALLS, EVERY, LINEAR, TOTAL_SECONDS
+from comet_mpc.lab.bench.published import BUMBLEBEE_CALLS, LAYER, LINEAR
 from comet_mpc.lab.report.grid import Grid, wrapped
 from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import human_bytes
 
 _OURS = "ours"
+_KEYS = {"offline_bytes": "key_bytes", "offline_seconds": "key_seconds"}
+"""Where a record has the keys of the connection beside what is prepared."""
+_COSTS = (("online_bytes", "offline_bytes"), ("seconds", "offline_seconds"))
 
 
 # Costs: tables 3 and 4 -------------------------------------------------------------------------------------
 
 
 def cost_grids(results: Results) -> list[Grid]:
-    """Tables 3 and 4: every function by every method, all of them together, and with the matrices the whole model."""
-    columns = ["function", "method", "paper GB", "GB online", "offline", "rounds", "paper s", "s", "× ours", "error"]
+    """Tables 3 and 4: every function by every method, the three together, the matrices, and the whole model."""
+    columns = ["function", "method", "paper GB", "GB online", "offline", "rounds"]
+    columns += ["paper s", "s online", "s offline", "× ours", "error"]
     grids = []
 
     def which(record: Record) -> tuple[str, str, int]:
@@ -32,26 +36,17 @@ def cost_grids(results: Results) -> list[Grid]:
         by_method: dict[str, list[Record]] = {}
         for record in members:
             by_method.setdefault(record["method"], []).append(record)
-        matrices = by_method.pop(EVERY, [])
-        functions = dict.fromkeys(record["function"] for record in members if record["method"] != EVERY)
-        for function in (*functions, None):
-            lines = {
-                name: [record for record in records if function in (None, record["function"])]
-                for name, records in by_method.items()
-            }
-            ours = lines.get(_OURS, [])
-            grid.rows += [_cost_line(function or "all three", found, ours) for found in lines.values() if found]
-        if matrices:
-            grid.rows.append(_cost_line(LINEAR, matrices, []))
-            totals = TOTAL_SECONDS[table][model]
-            grid.rows += [
-                _cost_line("whole model", [*found, *matrices], [*by_method.get(_OURS, []), *matrices], totals.get(name))
-                for name, found in by_method.items()
-            ]
+        functions = list(dict.fromkeys(record["function"] for record in members))
+        single = [name for name in functions if name not in (LINEAR, LAYER)]
+        lines = {**{name: [name] for name in single}, "all three": single, LINEAR: [LINEAR], "whole model": [LAYER]}
+        for name, wanted in lines.items():
+            found = {method: [r for r in records if r["function"] in wanted] for method, records in by_method.items()}
+            ours = found.get(_OURS, [])
+            grid.rows += [_cost_line(name, these, ours) for these in found.values() if these]
         reasons = dict.fromkeys(f"{record['function']}: {record['why']}" for record in members)
         grid.note = wrapped(
-            "× ours: bytes online, bytes in all, seconds online. Keys of the connection, where there is no third "
-            f"party, are in every row once. {' '.join(reasons)}"
+            "× ours: bytes online, bytes in all, seconds online, seconds in all. Keys of the connection, where there "
+            f"is no third party, are in every row once. {' '.join(reasons)}"
         )
         grids.append(grid)
     return grids
@@ -60,11 +55,12 @@ def cost_grids(results: Results) -> list[Grid]:
 def amount(records: Iterable[Record], *keys: str) -> Any:
     """Of several functions together: keys of the connection, which belong to what is prepared, are theirs in common."""
     found = list(records)
-    shared = max((record.get("key_bytes", 0) for record in found), default=0) if "offline_bytes" in keys else 0
-    return sum(record[key] for record in found for key in keys) + shared
+    shared = [_KEYS[key] for key in keys if key in _KEYS]
+    once = sum(max((record.get(key, 0) for record in found), default=0) for key in shared)
+    return sum(record[key] for record in found for key in keys) + once
 
 
-def _cost_line(what: str, members: list[Record], ours: list[Record], paper_seconds: float | None = None) -> list[str]:
+def _cost_line(what: str, members: list[Record], ours: list[Record]) -> list[str]:
     """Of one function, or of several together, and how many times as much that is as ours."""
     first = members[0]
 
@@ -74,22 +70,22 @@ def _cost_line(what: str, members: list[Record], ours: list[Record], paper_secon
     def times(*keys: str) -> str:
         return f"{amount(members, *keys) / amount(ours, *keys):.3g}"
 
-    told = all(record["paper_bytes"] is not None for record in members)
-    seconds = total("paper_seconds") if told else paper_seconds
-    ratios = (
-        ""
-        if not ours or first["method"] == _OURS
-        else ", ".join((times("online_bytes"), times("online_bytes", "offline_bytes"), times("seconds")))
-    )
+    def told(key: str) -> float | None:
+        return None if any(record[key] is None for record in members) else total(key)
+
+    size, seconds = told("paper_bytes"), told("paper_seconds")
+    both = [(online,) if alone else (online, offline) for online, offline in _COSTS for alone in (True, False)]
+    ratios = "" if not ours or first["method"] == _OURS else ", ".join(times(*keys) for keys in both)
     return [
         what,
         first["method"] if first["private"] else f"{first['method']} (not private)",
-        f"{total('paper_bytes') / 1e9:.2f}" if told else "",
+        "" if size is None else f"{size / 1e9:.2f}",
         f"{total('online_bytes') / 1e9:.2f}",
         human_bytes(total("offline_bytes")),
         str(total("rounds")),
         "" if seconds is None else f"{seconds:.1f}",
         f"{total('seconds'):.1f}",
+        f"{total('offline_seconds'):.1f}",
         ratios,
         f"{first['max_abs_error']:.1e}" if len(members) == 1 else "",
     ]

@@ -36,6 +36,7 @@ from comet_mpc.engine.correlations import (
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.engine.threads import in_order
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
 
@@ -118,9 +119,9 @@ class DealtRandomness(OpenBundle):
     def compute_ahead(self) -> None:
         """The client's products with masked weights: most of its work, and it needs no input."""
         if self.party == CLIENT:
-            for index, correlation in enumerate(self._order.correlations):
-                if isinstance(correlation, WeightCorrelation):
-                    self._ahead[index] = self._weight_share(index, correlation)
+            entries = [(i, c) for i, c in enumerate(self._order.correlations) if isinstance(c, WeightCorrelation)]
+            shares = in_order(lambda entry: self._weight_share(*entry, Streams(self.bundle.seed)), entries)
+            self._ahead = {index: share for (index, _), share in zip(entries, shares, strict=True)}
 
     def _words(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
         match correlation:
@@ -132,7 +133,7 @@ class DealtRandomness(OpenBundle):
                 return (bits, *self._shares(index, correlation))  # type: ignore[arg-type]
             case WeightCorrelation() if self.party == CLIENT:
                 words = self._ahead.pop(index, None)
-                return (self._weight_share(index, correlation) if words is None else words,)
+                return (self._weight_share(index, correlation, self._streams) if words is None else words,)
             case TableTransfers(count=count, entries=entries, sizes=sizes):
                 shares = self._shares(index, correlation)
                 if self.party == SERVER:
@@ -141,24 +142,27 @@ class DealtRandomness(OpenBundle):
                 return (*shares, *pads)  # type: ignore[arg-type]
         return self._shares(index, correlation)
 
-    def _shares(self, index: int, correlation: Correlation) -> tuple[Words, ...]:
+    def _shares(self, index: int, correlation: Correlation, streams: Streams | None = None) -> tuple[Words, ...]:
         arrays = []
         for array, (count, ring) in enumerate(correlation.facts.corrections, start=1):
             if self.party == CLIENT:
-                arrays.append(_elements(self._streams, ring, _stream(index, array), count))
+                arrays.append(_elements(streams or self._streams, ring, _stream(index, array), count))
             else:
                 assert self.bundle.stored is not None
                 arrays.append(ring.unpack(read_exactly(self.bundle.stored, ring.wire_bytes(count)), count))
         return tuple(arrays)
 
-    def _weight_share(self, index: int, correlation: WeightCorrelation) -> Words:
-        """The client's share of a·Wᵀ = a·Bᵀ + a·Dᵀ: its share of the first, and the second, which it can compute."""
+    def _weight_share(self, index: int, correlation: WeightCorrelation, streams: Streams) -> Words:
+        """The client's share of a·Wᵀ = a·Bᵀ + a·Dᵀ: its share of the first, and the second, which it can compute.
+
+        streams: of the bundle's seed, this thread's own
+        """
         weight = self._weights.get(correlation.weight)
         if weight is None or weight.masked is None:
             raise ForeignRandomness(f"the masked weight {correlation.weight} is missing: set up the model first")
-        (own,) = self._shares(index, correlation)
+        (own,) = self._shares(index, correlation, streams)
         inputs = weight.shape[-1]
-        a = self._streams.words(_stream(correlation.mask, 0), correlation.rows * inputs)
+        a = streams.words(_stream(correlation.mask, 0), correlation.rows * inputs)
         a = a.reshape(correlation.rows, inputs)
         if isinstance(correlation, WeightProduct):
             product = kernels.matmul(a, weight.masked, transpose_right=True)
@@ -247,10 +251,13 @@ class Dealing:
             case WeightProduct(mask=mask, weight=weight, rows=rows, inputs=inputs, outputs=outputs):
                 a = self._mask(mask, 0, rows * inputs).reshape(rows, inputs)
                 step = max(1, CHUNK // inputs)
-                for start in range(0, outputs, step):
-                    stop = min(outputs, start + step)
-                    block = _weight_mask(self._key, weight, (stop - start) * inputs, start * inputs)
-                    yield kernels.matmul(block.reshape(-1, inputs), a, transpose_right=True).reshape(-1)
+
+                def some_outputs(start: int) -> Words:
+                    count = min(outputs - start, step)
+                    block = _weight_mask(self._key, weight, count * inputs, start * inputs)
+                    return kernels.matmul(block.reshape(-1, inputs), a, transpose_right=True).reshape(-1)
+
+                yield from in_order(some_outputs, range(0, outputs, step))
             case WeightScale(mask=mask, weight=weight, rows=rows, size=size):
                 vector = _weight_mask(self._key, weight, size)
                 step = max(1, CHUNK // size)

@@ -99,6 +99,13 @@ class Preparer:
         """Whether keys and transfers are still to be set up."""
         return self._tools is None
 
+    def set_up(self) -> None:
+        """Keys and base transfers, unless they are there: the first bundle's, if nobody has called it before."""
+        if self._tools is None:
+            engine = Homomorphic(self.channel, self.party, threads=self._threads)
+            self._tools = engine, set_up_transfers(self.channel, self.party)
+            engine.set_up_packing(packing_of(self.correlations))
+
     def prepare(self, count: int = 1, progress: Progress | None = None) -> list[Prepared]:
         """The next bundles, together: small tensors of several share ciphertexts. Both parties ask for as many.
 
@@ -119,9 +126,8 @@ class Preparer:
         if theirs != digest:
             self.channel.close()
             raise ProtocolMismatch("the program", got=theirs.hex()[:16], expected=digest.hex()[:16])
-        if self._tools is None:
-            engine = Homomorphic(self.channel, self.party, threads=self._threads)
-            self._tools = engine, set_up_transfers(self.channel, self.party)
+        self.set_up()
+        assert self._tools is not None
         engine, transfers = self._tools
         preparation = _Preparation(self.channel, self.party, program, count, self.weights, engine, transfers)
         preparation.run()
@@ -171,7 +177,6 @@ class _Preparation:
 
     def run(self) -> None:
         program, copies = self._program, len(self.seeds)
-        self._engine.set_up_packing(packing_of(program[: self._size]))
         pending = iter(matrix_products(program, copies))  # first, since they define masks that others use
         for products in pending:
             match program[products.places[0]]:

@@ -8,17 +8,16 @@ uploaded (`scheme` says why); the server sees ciphertexts only.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from itertools import accumulate, chain
 
 import numpy as np
 
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.engine.threads import Item, Made, cores, in_order
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.defined import define_words, read_defined
@@ -38,9 +37,6 @@ from comet_mpc.offline.rlwe.scheme import (
     round_words,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
-
-Item = TypeVar("Item")
-Made = TypeVar("Made")
 
 _MESSAGE = 1 << 21
 """Bytes of small uploads that travel together: a round for each would take longer than they do."""
@@ -73,7 +69,7 @@ class Homomorphic:
     def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
         self.channel = channel
         self.party = party
-        self.threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        self.threads = cores() if threads is None else threads
         self.stream = Stream()
         self.packing = Packing.NONE
         """How responses of matrix products can be packed."""
@@ -118,11 +114,12 @@ class Homomorphic:
         return self._public
 
     def parallel(self, function: Callable[[Item], Made], items: Sequence[Item]) -> Iterable[Made]:
-        """function over items, on all threads, in order."""
-        if self.threads <= 1 or len(items) <= 1:
-            return [function(item) for item in items]
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(function, items))
+        """function over items, on all threads, in order; all of them, also if nobody takes the results."""
+        return list(in_order(function, items, self.threads))
+
+    def side_by_side(self, function: Callable[[Item], Made], items: Sequence[Item]) -> Iterable[Made]:
+        """The same of items that are parallel in themselves: only if there are enough of them for all threads."""
+        return self.parallel(function, items) if len(items) >= self.threads else map(function, items)
 
     def run(self, given: Sequence[Job]) -> None:
         """All jobs, small ones in one message; the next upload travels along with an answer.
@@ -168,18 +165,20 @@ class _Together(Job):
         self.response_bytes = sum(job.response_bytes for job in jobs)
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        return [part for job in self._jobs for part in job.upload(engine)]
+        return list(chain.from_iterable(engine.side_by_side(lambda job: job.upload(engine), self._jobs)))
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
-        answers, start = [], 0
-        for job in self._jobs:
-            answers += job.answer(engine, data[start : (start := start + job.upload_bytes)])
-        return answers
+        given = self._cut(data, [job.upload_bytes for job in self._jobs])
+        return list(chain.from_iterable(engine.side_by_side(lambda one: one[0].answer(engine, one[1]), given)))
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
-        start = 0
-        for job in self._jobs:
-            job.finish(engine, data[start : (start := start + job.response_bytes)])
+        given = self._cut(data, [job.response_bytes for job in self._jobs])
+        list(engine.side_by_side(lambda one: one[0].finish(engine, one[1]), given))
+
+    def _cut(self, data: memoryview, sizes: Sequence[int]) -> list[tuple[Job, memoryview]]:
+        """What is each job's of a message."""
+        ends = list(accumulate(sizes))
+        return [(job, data[end - size : end]) for job, size, end in zip(self._jobs, sizes, ends, strict=True)]
 
 
 class closing_on_fault:  # noqa: N801 (a statement, like contextlib's)

@@ -1,0 +1,52 @@
+"""Work on all cores of a process: native kernels let other threads run meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+_AHEAD = 2
+"""Results for each thread that nobody has taken yet."""
+
+
+class _Here(threading.local):
+    busy = False
+    """Whether this thread works for `in_order`."""
+
+
+_here = _Here()
+
+
+def _enter() -> None:
+    _here.busy = True
+
+
+def cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def in_order(function: Callable[[Item], Made], items: Sequence[Item], threads: int | None = None) -> Iterator[Made]:
+    """function over items on so many threads (all cores), in order, and only a little ahead of whoever takes results.
+
+    Within such a function it is one item after the other: its caller keeps all threads busy.
+    """
+    count = min(cores() if threads is None else threads, len(items))
+    if count <= 1 or _here.busy:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(count, initializer=_enter) as pool:
+        due: deque[Future[Made]] = deque()
+        for item in items:
+            if len(due) >= _AHEAD * count:
+                yield due.popleft().result()
+            due.append(pool.submit(function, item))
+        while due:
+            yield due.popleft().result()
