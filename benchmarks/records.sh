@@ -7,8 +7,8 @@
 #   models   20 min   whole encoders: against their length, with a dealer and without, over slower networks
 #   plans     1 min   the same by rule and by length, without running them
 #   peers     9 min   one BERT-base layer and single operations, beside CrypTen and SPU (to install them: 5 min more)
-#   paper     6 min   tables 3 and 4, and the appendix
-#   ops       2 min   single operations by every method
+#   paper    11 min   tables 3 and 4, and the appendix
+#   ops       3 min   single operations by every method
 #   rules     1 min   errors and costs of every rule for 1/sqrt
 #   profile   1 min   where the time of a query goes
 #   kernels   1 min   the kernels beside numpy

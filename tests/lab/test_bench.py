@@ -147,6 +147,29 @@ def test_a_layer_in_one_piece_is_measured_with_all_its_results(crew: Crew) -> No
     assert exact.shape == (2 * rows,)
 
 
+def test_cases_in_turn_are_run_as_often_as_asked_for_and_times_are_medians(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases, order = [Case("truncation", "exact", tokens=1), Case("multiply", "triple", tokens=1)], []
+    given = measure(crew, cases[0], source=PAIR)
+    times = iter((3.0, 1.0, 2.0, 5.0, 100.0, 4.0))
+
+    def known(crew: Crew, case: Case, repeat: int, source: Source) -> Record:
+        order.append(case.operation)
+        now = next(times)
+        return msgspec.structs.replace(
+            given, operation=case.operation, seconds=now, key_seconds=now / 10, offline_seconds=now, repeat=repeat
+        )
+
+    monkeypatch.setattr(operations, "measure", known)
+    first, second = operations.measure_in_turn(crew, cases, 3, PAIR)
+    assert order == ["truncation", "multiply"] * 3
+    assert (first.operation, first.seconds, first.repeat) == ("truncation", 3.0, 3)  # of 3, 2, 100
+    assert (second.operation, second.seconds, second.repeat) == ("multiply", 4.0, 3)  # of 1, 5, 4
+    assert second.offline_seconds == pytest.approx(4.0)
+    assert first.online_bytes == given.online_bytes
+
+
 def test_a_party_does_not_count_what_the_other_does_between_runs() -> None:
     built = build(Case("truncation", "exact", tokens=1))
     plan, pause = plan_case(built, PAIR), 1.0

@@ -225,7 +225,7 @@ def paper(
     """Measure a table of the Comet paper again, on this engine: its numbers beside ours.
 
     Table 3 compares rules for 1/sqrt in the unified model, with a dealer; table 4 compares with look-up tables, without
-    a third party. With 128 tokens they take one and four minutes on two cores. A run that broke off goes on if --json
+    a third party. With 128 tokens they take two and eight minutes on two cores. A run that broke off goes on if --json
     names the same file. Tables 1, 2 and 5 train models: python benchmarks/accuracy.py table.
     """
     if table not in (*TABLES, "appendix"):

@@ -311,7 +311,7 @@ class WeightProduct(WeightCorrelation, frozen=True):
         )
 
     def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
-        return self.rows * (self.inputs + max(1, chunk // self.inputs))
+        return self.rows * self.inputs + max(self.rows, self.inputs)
 
 
 class WeightScale(WeightCorrelation, frozen=True):

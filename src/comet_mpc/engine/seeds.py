@@ -1,7 +1,7 @@
 """Cryptographic randomness: seeds from the operating system, expanded by AES-128 in counter mode.
 
 A seed has 2^64 independent streams of 2^64 blocks; block i of stream s is AES_seed(s ‖ i). Streams can be read
-from any place, so that a dealer never holds more than a chunk.
+from any place, so that a dealer holds chunks of arrays only.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from comet_mpc.engine.threads import cores
 from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import LiveContext, TlsIdentity
@@ -29,6 +28,7 @@ from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.turns import Places
+from comet_mpc.threads import cores
 
 _log = logging.getLogger(__name__)
 

@@ -293,7 +293,8 @@ def _layer_norm(name: str, steps: int | None = None, variances: tuple[float, flo
 def _linear(case: Case) -> Built:
     outputs, inputs = case.matrix
     shape = (case.tokens, inputs)
-    weight = Weight("linear", case.matrix, 16, inputs / 32)
+    weight = Weight("linear", case.matrix, 16, INNER / 32)
+    cut = ring_width(_FRACTION, 8.0 * weight.gain)
 
     def draw(generator: np.random.Generator) -> dict[str, Reals]:
         return {"x": np.clip(_rounded(generator.normal(0.0, 1.0, shape), _FRACTION), -8.0, 8.0)}
@@ -302,8 +303,8 @@ def _linear(case: Case) -> Built:
         return {"linear": _rounded(np.clip(generator.normal(0.0, 0.02, weight.shape), -0.1, 0.1), 16)}
 
     def program(session: Session, shares: Shares, weights: Weights) -> Share:
-        given = session.give(shares["x"].narrow(ring_width(_FRACTION + weight.fraction, 8.0 * weight.gain)))
-        return session.truncate_to(session.linear(given, weights["linear"]), _FRACTION)
+        given = session.give(shares["x"].narrow(cut + weight.fraction))
+        return session.truncate(session.linear(given, weights["linear"]), weight.fraction, cut)  # free, as in a model
 
     return Built(
         shape,

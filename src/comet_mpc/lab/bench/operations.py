@@ -71,6 +71,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int
 
 
+def _nothing(case: Case) -> None:
+    """Nobody wants to know."""
+
+
 class _Errors(NamedTuple):
     """How far a result is from the exact one, and from the twin's."""
 
@@ -141,6 +145,43 @@ def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) ->
     )
 
 
+def measure_in_turn(
+    crew: Crew, cases: Sequence[Case], repeat: int, source: Source = DEALER, progress: Callable[[Case], None] = _nothing
+) -> list[Record]:
+    """The same of several cases that are compared, a run of each after the other: what disturbs the machine for a while
+    disturbs all of them. Times are medians."""
+    turns: list[list[Record]] = [[] for _ in cases]
+    for _ in range(repeat):
+        for case, found in zip(cases, turns, strict=True):
+            progress(case)
+            found.append(measure(crew, case, 1, source))
+    return [_middle(found) for found in turns]
+
+
+def _middle(found: Sequence[Record]) -> Record:
+    """Runs of one case as one record."""
+
+    def median(of: Callable[[Record], float]) -> float:
+        return statistics.median(map(of, found))
+
+    def by_party(name: str) -> tuple[float, float]:
+        return median(lambda one: getattr(one, name)[CLIENT]), median(lambda one: getattr(one, name)[SERVER])
+
+    key_seconds = median(lambda one: one.key_seconds)
+    return msgspec.structs.replace(
+        max(found, key=lambda one: one.max_abs_error),
+        seconds=median(lambda one: one.seconds),
+        cpu_seconds=median(lambda one: one.cpu_seconds),
+        cpu_seconds_by_party=by_party("cpu_seconds_by_party"),
+        offline_seconds=key_seconds + median(lambda one: one.offline_seconds - one.key_seconds),
+        key_seconds=key_seconds,
+        offline_cpu_seconds_by_party=by_party("offline_cpu_seconds_by_party"),
+        key_cpu_seconds_by_party=by_party("key_cpu_seconds_by_party"),
+        peak_rss=max(one.peak_rss for one in found),
+        repeat=len(found),
+    )
+
+
 def _median(sides: tuple[_Side, _Side], of: Callable[[Run], float]) -> float:
     """A run takes as long as the party that is ready later."""
     client, server = (side.runs for side in sides)
@@ -164,21 +205,21 @@ def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[st
         weights = set_up(channel, public, values_of_weights, seat.key, public if kind.masks_weights else ())
         setup = channel.traffic - before
         values = built.draw(np.random.default_rng(case.seed)) if seat.party == CLIENT else {}
-        runs, errors = [], []
+        made, errors = [], []
         peak = 0
 
         def begin(session: Session) -> Callable[[], Share]:
             return partial(built.program, session, built.share(session, values), weights)
 
-        program = Runs(seat, channel, kind, plan, weights)
+        runs = Runs(seat, channel, kind, plan, weights)
         for bundle_id in bundles:
-            run, _, share = program.run(bundle_id, begin, leaks=built.leaks)
-            runs.append(run)
+            run, _, share = runs.run(bundle_id, begin, leaks=built.leaks)
+            made.append(run)
             peak = peak_memory()
             result = reveal(seat.party, channel, share)
             if result is not None:
                 errors.append(_errors(built, case, kind, values, result))
-    return _Side(runs, program.keys, errors, setup.sent, peak)
+    return _Side(made, runs.keys, errors, setup.sent, peak)
 
 
 def _weights(built: Built, case: Case) -> dict[str, Weight]:

@@ -3,13 +3,14 @@
 Every function is measured at the size of one encoder layer, between real processes, and counted as often as the model
 has it: an activation, an attention and two LayerNorms a layer. Attention has its two products in it, which the paper's
 "Softmax" has not; they are the same for all methods. So are the matrices of the weights. The whole model is measured as
-a layer in one piece, all functions and matrices together, and counted as often as there are layers: randomness that is
-prepared for many calls at once costs less than the calls one by one. The keys of a connection are counted once.
-BERT-base and RoBERTa-base have one shape, so what the protocol costs is the same for both.
+a layer in one piece, all functions and matrices in one bundle, and counted as often as there are layers; methods take
+turns, so that what disturbs the machine disturbs all of them. The keys of a connection are counted once. BERT-base and
+RoBERTa-base have one shape, so what the protocol costs is the same for both.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ import numpy as np
 from comet_mpc.engine.share import Reals
 from comet_mpc.functions.flooding import Flooding, fast_inverse_sqrt, float_bits, flooded_shares
 from comet_mpc.lab.bench.cases import MATRICES, Case
-from comet_mpc.lab.bench.operations import Record, measure
+from comet_mpc.lab.bench.operations import Record, measure, measure_in_turn
 from comet_mpc.lab.processes import Crew
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.progress import Tick, silent
@@ -93,7 +94,7 @@ _WHY = {
     "layer_norm": "There is one root a row, so LayerNorm needs few bytes for it here, whatever the guess.",
     "activation": "A value is opened once here and truncated for a bit; CrypTen opens both operands of every product.",
     "attention": "Ours has both matrix products in it, and divides after the product with V.",
-    LAYER: "All functions and matrices of a layer in one piece, counted for twelve layers.",
+    LAYER: "All functions and matrices of a layer in one piece, twelve times; no embeddings, skips and head.",
 }
 
 
@@ -150,22 +151,43 @@ def measure_table(
         for method in ([EVERY] if function == LINEAR else methods)
         if (models := [model for model in TABLES[table] if (model, function, method, tokens) not in done])
     }
-    for place, ((function, method), models) in enumerate(wanted.items()):
-        progress(place, len(wanted), f"{function} by {method}")
-        way = {"ours": _OURS.get(function, ""), EVERY: "server_weights"}.get(method, method)
-        case = Case(function, way, tokens)
-        cases = [replace(case, matrix=matrix) for matrix in MATRICES] if function == LINEAR else [case]
-        parts = [measure(crew, each, _REPEAT, _SOURCES[table]) for each in cases]
-        costs = whole_cost(parts, LAYERS * _COUNT[function])
-        for model in models:
-            seconds, size = TABLES[table][model].get(method, {}).get(function, (None, None))
-            if function == LAYER:
-                seconds = TOTAL_SECONDS[table][model].get(method)
-            yield PublishedRecord(
-                table=table, model=model, function=function, method=method, private=parts[0].private, tokens=tokens,
-                paper_seconds=seconds, paper_bytes=None if size is None else size * 1e9, why=_WHY[function],
-                repeat=_REPEAT, **costs,
-            )  # fmt: skip
+    source, places = _SOURCES[table], itertools.count()
+    layers = {method: _case(LAYER, method, tokens) for function, method in wanted if function == LAYER}
+    total = len(wanted) + (_REPEAT - 1) * len(layers)
+
+    def tell(case: Case) -> None:
+        progress(next(places), total, f"{case.operation} by {case.method}")
+
+    for (function, method), models in wanted.items():
+        if function != LAYER:
+            case = _case(function, method, tokens)
+            tell(case)
+            cases = [replace(case, matrix=matrix) for matrix in MATRICES] if function == LINEAR else [case]
+            parts = [measure(crew, each, _REPEAT, source) for each in cases]
+            yield from _published(table, function, method, tokens, models, parts)
+    in_turn = measure_in_turn(crew, list(layers.values()), _REPEAT, source, tell)
+    for method, whole in zip(layers, in_turn, strict=True):
+        yield from _published(table, LAYER, method, tokens, wanted[LAYER, method], [whole])
+
+
+def _case(function: str, method: str, tokens: int) -> Case:
+    return Case(function, {"ours": _OURS.get(function, ""), EVERY: "server_weights"}.get(method, method), tokens)
+
+
+def _published(
+    table: str, function: str, method: str, tokens: int, models: Sequence[str], parts: Sequence[Record]
+) -> Iterator[PublishedRecord]:
+    """What was measured, beside what the paper says of each of the models."""
+    costs = whole_cost(parts, LAYERS * _COUNT[function])
+    for model in models:
+        seconds, size = TABLES[table][model].get(method, {}).get(function, (None, None))
+        if function == LAYER:
+            seconds = TOTAL_SECONDS[table][model].get(method)
+        yield PublishedRecord(
+            table=table, model=model, function=function, method=method, private=parts[0].private, tokens=tokens,
+            paper_seconds=seconds, paper_bytes=None if size is None else size * 1e9, why=_WHY[function],
+            repeat=_REPEAT, **costs,
+        )  # fmt: skip
 
 
 def whole_cost(parts: Sequence[Record], times: int) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _cost_line(what: str, members: list[Record], ours: list[Record]) -> list[str
         f"{total('seconds'):.1f}",
         f"{total('offline_seconds'):.1f}",
         ratios,
-        f"{first['max_abs_error']:.1e}" if len(members) == 1 else "",
+        f"{first['max_abs_error']:.1e}" if len(members) == 1 and first["function"] != LAYER else "",
     ]
 
 

@@ -36,12 +36,12 @@ from comet_mpc.engine.correlations import (
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, expand, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
-from comet_mpc.engine.threads import in_order
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
+from comet_mpc.threads import in_order
 
 CHUNK = 1 << 16
-"""Elements that the dealer holds of any one array at a time."""
+"""Elements that the dealer holds of any one array at a time; with weights' masks, a few times that for every core."""
 
 
 def _stream(index: int, array: int) -> int:
@@ -250,14 +250,15 @@ class Dealing:
                         yield kernels.matmul(x, y, transpose_right=transposed).reshape(-1)
             case WeightProduct(mask=mask, weight=weight, rows=rows, inputs=inputs, outputs=outputs):
                 a = self._mask(mask, 0, rows * inputs).reshape(rows, inputs)
-                step = max(1, CHUNK // inputs)
+                longest = max(inputs, rows)
+                step = max(1, CHUNK // longest)
 
                 def some_outputs(start: int) -> Words:
                     count = min(outputs - start, step)
                     block = _weight_mask(self._key, weight, count * inputs, start * inputs)
                     return kernels.matmul(block.reshape(-1, inputs), a, transpose_right=True).reshape(-1)
 
-                yield from in_order(some_outputs, range(0, outputs, step))
+                yield from in_order(some_outputs, range(0, outputs, step), None if longest <= CHUNK else 1)
             case WeightScale(mask=mask, weight=weight, rows=rows, size=size):
                 vector = _weight_mask(self._key, weight, size)
                 step = max(1, CHUNK // size)

@@ -100,11 +100,12 @@ class Preparer:
         return self._tools is None
 
     def set_up(self) -> None:
-        """Keys and base transfers, unless they are there: the first bundle's, if nobody has called it before."""
+        """Keys and base transfers, unless they are there. Otherwise the first bundle begins with them."""
         if self._tools is None:
             engine = Homomorphic(self.channel, self.party, threads=self._threads)
-            self._tools = engine, set_up_transfers(self.channel, self.party)
+            transfers = set_up_transfers(self.channel, self.party)
             engine.set_up_packing(packing_of(self.correlations))
+            self._tools = engine, transfers
 
     def prepare(self, count: int = 1, progress: Progress | None = None) -> list[Prepared]:
         """The next bundles, together: small tensors of several share ciphertexts. Both parties ask for as many.

@@ -17,7 +17,6 @@ import numpy as np
 
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
-from comet_mpc.engine.threads import Item, Made, cores, in_order
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.defined import define_words, read_defined
@@ -37,6 +36,7 @@ from comet_mpc.offline.rlwe.scheme import (
     round_words,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
+from comet_mpc.threads import Item, Made, cores, in_order
 
 _MESSAGE = 1 << 21
 """Bytes of small uploads that travel together: a round for each would take longer than they do."""

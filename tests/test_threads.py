@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from comet_mpc.engine.threads import in_order
+from comet_mpc.threads import in_order
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

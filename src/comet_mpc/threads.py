@@ -42,7 +42,8 @@ def in_order(function: Callable[[Item], Made], items: Sequence[Item], threads: i
     if count <= 1 or _here.busy:
         yield from map(function, items)
         return
-    with ThreadPoolExecutor(count, initializer=_enter) as pool:
+    pool = ThreadPoolExecutor(count, initializer=_enter)
+    try:
         due: deque[Future[Made]] = deque()
         for item in items:
             if len(due) >= _AHEAD * count:
@@ -50,3 +51,5 @@ def in_order(function: Callable[[Item], Made], items: Sequence[Item], threads: i
             due.append(pool.submit(function, item))
         while due:
             yield due.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error, or if nobody takes the rest
