@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from comet_mpc.engine.correlations import (
     BitProducts,
     ClientMask,
@@ -20,7 +22,8 @@ from comet_mpc.engine.correlations import (
 )
 from comet_mpc.engine.ring import ODD_MODULI
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
-from comet_mpc.offline.dealer.bundles import Dealing
+from comet_mpc.offline.dealer.bundles import CHUNK, Dealing
+from comet_mpc.threads import cores
 
 ODD = min(ODD_MODULI)
 PROGRAM: dict[Correlation, str] = {
@@ -66,6 +69,21 @@ def test_a_dealer_streams_the_corrections_that_a_kind_announces() -> None:
     for place, entry in enumerate(PROGRAM):
         upto = [b"".join(Dealing(list(PROGRAM)[:end], bytes(16)).corrections()) for end in (place, place + 1)]
         assert len(upto[1]) - len(upto[0]) == entry.correction_bytes
+
+
+def test_many_rows_of_a_weight_product_are_dealt_in_pieces() -> None:
+    """Its blocks are made on all cores, and are the smaller the more rows there are."""
+    rows, outputs = 500, 20_000
+    program = [ClientMask((rows, 1), 64), WeightProduct(0, "w", rows, 1, outputs, 64)]
+    dealing = admit_program(encode_correlations(program), bytes(16), ProgramLimits())
+    tracemalloc.start()
+    try:
+        size = sum(len(piece) for piece in dealing.corrections())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == 8 * rows * outputs == 80_000_000
+    assert peak < 8 * CHUNK * (4 * cores() + 8)
 
 
 def test_every_kind_has_a_price_and_a_size() -> None:

@@ -85,11 +85,11 @@ PROGRAMS: dict[str, list[Correlation]] = {
 }
 
 
-def prepared(program: list[Correlation]) -> list[dict[int, tuple[Words, ...]]]:
+def prepared(program: list[Correlation], threads: int = 1) -> list[dict[int, tuple[Words, ...]]]:
     """Both parties' words of every mask and correlation, as a program would draw them."""
 
     def work(channel: Channel, party: int) -> dict[int, tuple[Words, ...]]:
-        preparer = Preparer(channel, party, program, threads=1)
+        preparer = Preparer(channel, party, program, threads=threads)
         opened = preparer.prepare()[0].open()
         if party == CLIENT:
             assert channel.traffic == preparation_traffic(program)
@@ -106,10 +106,11 @@ def whole(program: list[Correlation], drawn: list[dict[int, tuple[Words, ...]]],
     return ring.add(drawn[0][place][array], drawn[1][place][array])
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_shares_of_products_add_up_and_the_plan_is_exact(name: str) -> None:
+def test_shares_of_products_add_up_and_the_plan_is_exact(name: str, threads: int) -> None:
     program = PROGRAMS[name]
-    drawn = prepared(program)
+    drawn = prepared(program, threads)
     for place, entry in enumerate(program):
         if isinstance(entry, SquareSums):
             values = whole(program, drawn, entry.mask).astype(object).reshape(entry.rows, entry.columns)
