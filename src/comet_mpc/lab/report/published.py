@@ -68,7 +68,8 @@ def _cost_line(what: str, members: list[Record], ours: list[Record]) -> list[str
         return amount(members, key)
 
     def times(*keys: str) -> str:
-        return f"{amount(members, *keys) / amount(ours, *keys):.3g}"
+        value = amount(members, *keys) / amount(ours, *keys)
+        return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
     def told(key: str) -> float | None:
         return None if any(record[key] is None for record in members) else total(key)
