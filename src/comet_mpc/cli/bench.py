@@ -72,7 +72,7 @@ def ops(
     source: SourceName = DEALER.name,
     json: JsonFile = None,
 ) -> None:
-    """Measure single operations, each by several methods.
+    """Measure single operations and a whole layer, each by several methods.
 
     Two parties and, with --source dealer, a dealer run in processes of their own. Bytes and rounds are counted on the
     channels and must equal the plan. Errors are differences to the exact function in float64.

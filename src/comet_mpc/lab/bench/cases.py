@@ -319,9 +319,9 @@ def _linear(case: Case) -> Built:
 
 
 def _layer(method: str, row_method: str | None = None) -> Maker:
-    """All that a layer has, in its order, as one program for which one bundle is prepared. Every part has inputs of its
-    own, since methods have domains of their own: what it costs does not depend on them.
+    """All that a layer has, in its order, as one program for which one bundle is prepared.
 
+    Every part has inputs of its own, since methods have domains of their own: costs do not depend on inputs.
     row_method: of the LayerNorms, if another
     """
 

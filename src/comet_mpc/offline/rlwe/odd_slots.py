@@ -87,7 +87,7 @@ class OddJob(Job):
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
         seed, plan = self.public_seed(), self.plan
-        made = list(engine.parallel(lambda index: _define(engine, plan, seed, index), range(plan.defined)))
+        made = engine.parallel(lambda index: _define(engine, plan, seed, index), range(plan.defined))
         others = self.chosen([words for words, _ in made])
 
         def encrypted(place: int) -> Bytes:
@@ -99,7 +99,7 @@ class OddJob(Job):
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         plan, modulus = self.plan, self.plan.modulus
         uploads = read_slots(plan, data)
-        own = list(engine.parallel(lambda words: modulus.transform(_residues(words, modulus.primes)), self.factors()))
+        own = engine.parallel(lambda words: modulus.transform(_residues(words, modulus.primes)), self.factors())
 
         def one(place: int) -> Bytes:
             left, right = zip(*((uploads[i], own[k]) for i, k in plan.sums[place]), strict=True)
@@ -107,7 +107,7 @@ class OddJob(Job):
             self._keep(place, modulus.round(kept))
             return sent
 
-        return list(engine.parallel(one, range(len(plan.sums))))
+        return engine.parallel(one, range(len(plan.sums)))
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
         responses = np.frombuffer(data, np.uint8).reshape(len(self.plan.sums), -1)
@@ -116,7 +116,7 @@ class OddJob(Job):
             phases = engine.secret.phase(self.plan.scheme, responses[place], _ALL)
             self._keep(place, self.plan.modulus.round(phases))
 
-        list(engine.parallel(one, range(len(responses))))
+        engine.parallel(one, range(len(responses)))
 
     def _keep(self, place: int, slots: Residues) -> None:
         self.sums[place], _ = split(self.plan.modulus.primes, np.ascontiguousarray(slots).reshape(-1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 
 import numpy as np
@@ -113,13 +113,13 @@ class Homomorphic:
             raise ShapeError("only the server uses the public key")
         return self._public
 
-    def parallel(self, function: Callable[[Item], Made], items: Sequence[Item]) -> Iterable[Made]:
-        """function over items, on all threads, in order; all of them, also if nobody takes the results."""
+    def parallel(self, function: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+        """function over items, on all threads, in order."""
         return list(in_order(function, items, self.threads))
 
-    def side_by_side(self, function: Callable[[Item], Made], items: Sequence[Item]) -> Iterable[Made]:
-        """The same of items that are parallel in themselves: only if there are enough of them for all threads."""
-        return self.parallel(function, items) if len(items) >= self.threads else map(function, items)
+    def side_by_side(self, function: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+        """The same, if there are enough items for all threads; else one by one, each of which uses all of them."""
+        return list(in_order(function, items, self.threads if len(items) >= self.threads else 1))
 
     def run(self, given: Sequence[Job]) -> None:
         """All jobs, small ones in one message; the next upload travels along with an answer.
@@ -173,7 +173,7 @@ class _Together(Job):
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
         given = self._cut(data, [job.response_bytes for job in self._jobs])
-        list(engine.side_by_side(lambda one: one[0].finish(engine, one[1]), given))
+        engine.side_by_side(lambda one: one[0].finish(engine, one[1]), given)
 
     def _cut(self, data: memoryview, sizes: Sequence[int]) -> list[tuple[Job, memoryview]]:
         """What is each job's of a message."""
@@ -233,7 +233,7 @@ class MatrixJob(Job):
             def defined(index: int) -> tuple[Words, Bytes]:
                 return define_words(engine.secret, tiling.scheme, width, seed, index)
 
-            made = list(engine.parallel(defined, range(row_blocks * input_blocks)))
+            made = engine.parallel(defined, range(row_blocks * input_blocks))
             self.x = tiling.unpack_left(np.stack([words for words, _ in made])) & np.uint64(2**width - 1)
             return [seed, *(rest for _, rest in made)]
         polynomials = tiling.pack_left(self.x).reshape(-1, DEGREE)
