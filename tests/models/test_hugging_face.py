@@ -219,18 +219,63 @@ def test_names_of_old_files_and_heads_for_pretraining(tmp_path: Path) -> None:
     assert np.array_equal(tensors["embeddings.norm.weight"], small_model(UNMODIFIED)[1]["embeddings.norm.weight"])
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
-    directory = write(tmp_path)
+def write_shards(directory: Path) -> dict[str, str]:
+    """Weights in two files, and no index yet: which tensor is in which."""
     stored = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     names = sorted(stored)
     places = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
     for part in set(places.values()):
         save_file({name: stored[name] for name in names if places[name] == part}, directory / part)
+    return places
+
+
+def write_index(directory: Path, places: object) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    directory = write(tmp_path)
+    places = write_shards(directory)
     with pytest.raises(CheckpointError, match="no weights"):
         load_hugging_face(directory)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    write_index(directory, places)
     assert not load_hugging_face(directory)[2]
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "{home}/elsewhere.safetensors", "link.safetensors", "."])
+def test_an_index_cannot_name_files_outside_its_directory(tmp_path: Path, name: str) -> None:
+    """Each of them would be read: elsewhere.safetensors is there, and has what is missing."""
+    directory = write(tmp_path / "model")
+    places = write_shards(directory)
+    first = min(places.values())
+    (directory / first).rename(tmp_path / "elsewhere.safetensors")
+    (directory / "link.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    outside = name.format(home=tmp_path)
+    write_index(directory, {key: outside if part == first else part for key, part in places.items()})
+    with pytest.raises(CheckpointError, match="not a file in its own directory"):
+        load_hugging_face(directory)
+
+
+def test_shards_in_the_cache_of_the_hub_are_links_to_its_blobs(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "0123abcd", tmp_path / "blobs"
+    blobs.mkdir()
+    places = write_shards(write(snapshot))
+    write_index(snapshot, places)
+    for part in set(places.values()):
+        (snapshot / part).rename(blobs / part)
+        (snapshot / part).symlink_to(Path("../../blobs") / part)
+    assert not load_hugging_face(snapshot)[2]
+
+
+@pytest.mark.parametrize("places", [None, [], {"x": 3}, {"x": "model\0.safetensors"}, {"x": "circle"}])
+def test_an_index_that_names_no_files_is_refused(tmp_path: Path, places: object) -> None:
+    directory = write(tmp_path)
+    write_shards(directory)
+    (directory / "circle").symlink_to("circle")
+    write_index(directory, places)
+    with pytest.raises(CheckpointError, match="model.safetensors.index.json"):
+        load_hugging_face(directory)
 
 
 def test_pickled_weights_hold_numbers_only(tmp_path: Path) -> None:

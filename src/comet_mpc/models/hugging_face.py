@@ -158,12 +158,36 @@ def tokenizer_json(directory: Path) -> bytes:
         raise CheckpointError(f"{directory}: its files do not make a tokenizer: {error}") from error
 
 
+def _shards(directory: Path) -> list[Path]:
+    """The files that the index names. They are beside it: an index comes from anybody, and must not read elsewhere.
+
+    The hub's cache has links in `snapshots/<revision>` to the same model's `blobs`.
+    """
+    places = read_json(directory / _SHARDS).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{directory / _SHARDS}: expected a `weight_map` of names of files")
+    home = directory.resolve()
+    homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    shards = []
+    for name in sorted(set(places.values())):
+        try:
+            beside = (directory / name).resolve().parent in homes
+        except (OSError, ValueError, RuntimeError):  # a name that cannot be one, links in a circle
+            beside = False
+        if not beside or Path(name).name != name:
+            raise CheckpointError(
+                f"{directory / _SHARDS} names {name!r}, which is not a file in its own directory: "
+                "put all shards beside the index and name them without a path"
+            )
+        shards.append(directory / name)
+    return shards
+
+
 def _weights(directory: Path, read_pickled: ReadPickled | None) -> Tensors:
     if (directory / _WEIGHTS).exists():
         return read_tensors(directory / _WEIGHTS)
     if (directory / _SHARDS).exists():
-        names = read_json(directory / _SHARDS).get("weight_map", {}).values()
-        return {name: value for part in sorted(set(names)) for name, value in read_tensors(directory / part).items()}
+        return {name: value for shard in _shards(directory) for name, value in read_tensors(shard).items()}
     if (directory / _PICKLED).exists():
         if read_pickled is None:
             raise CheckpointError(f"{directory} has its weights in {_PICKLED} only: convert them to {_WEIGHTS}")
