@@ -25,7 +25,7 @@ from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.ot.extension import Transfers, set_up_transfers
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
-from comet_mpc.offline.rlwe.scheme import PublicKey
+from comet_mpc.offline.rlwe.public_key import PublicKey
 from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
 from comet_mpc.offline.rlwe.tiling import centred, choose_tiling
 

@@ -18,19 +18,17 @@ from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
+from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     PRIMES,
     Bytes,
     Fractions,
-    PublicKey,
     Residues,
     SecretKey,
     Stream,
     by_rows,
-    common_seed,
     multiply_short,
-    respond,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, centred, choose_tiling
 from support.two_parties import both, outcome
@@ -69,7 +67,7 @@ def ask(channel: Channel) -> None:
 def greet_as_client(channel: Channel) -> None:
     own = new_seed()
     theirs = channel.exchange([own], len(own)).tobytes()
-    channel.exchange([SecretKey().public_key(common_seed(own, theirs))], 0)
+    channel.exchange([make_public_key(SecretKey(), common_seed(own, theirs))], 0)
 
 
 def greet_as_server(channel: Channel) -> None:
@@ -264,7 +262,7 @@ def test_uploads_below_a_step_do_not_bring_out_the_weights() -> None:
     sums = multiply_short(scheme, left, tiling.pack_right(weights, 0, tiling.blocks[2]))
     positions = tiling.positions(0, 0)
     for chosen in (np.zeros(len(PRIMES) * DEGREE, np.uint32), None):  # pk0 = 0, or an honest one
-        public = PublicKey.decode(key.public_key(seed), seed)
+        public = PublicKey.decode(make_public_key(key, seed), seed)
         if chosen is not None:
             public._both[0] = 0
         sent, kept = respond(scheme, sums[0, 0].copy(), public, positions, Stream())

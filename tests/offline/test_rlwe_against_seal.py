@@ -10,16 +10,15 @@ import numpy.typing as npt
 import pytest
 
 from comet_mpc.engine.seeds import new_seed
+from comet_mpc.offline.rlwe.public_key import PublicKey, make_public_key, respond
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
-    PublicKey,
     SecretKey,
     Stream,
     by_rows,
     choose_scheme,
     multiply_short,
     read_uploads,
-    respond,
     round_words,
 )
 from comet_mpc.offline.rlwe.slots import choose_plan
@@ -70,8 +69,8 @@ def test_seal_gives_the_same_product_of_polynomials(width: int, bits: int, live:
     factor = RNG.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), live)
     scheme = choose_scheme(width, 2.0 ** (bits - 1) * math.sqrt(live))
     key, seed = SecretKey(), new_seed()
-    public = PublicKey.decode(key.public_key(seed), seed)
-    (upload,) = read_uploads([scheme], seed + key.encrypt_words(scheme, words, width, seed, 0).tobytes())
+    public = PublicKey.decode(make_public_key(key, seed), seed)
+    (upload,) = read_uploads([scheme], seed, key.encrypt_words(scheme, words, width, seed, 0).tobytes())
     product = multiply_short(scheme, by_rows(upload[None, None]), factor[None, None])[0, 0]
     everywhere = np.arange(DEGREE, dtype=np.uint32)
     sent, kept = respond(scheme, product, public, everywhere, Stream())
@@ -85,11 +84,11 @@ def test_seal_gives_the_same_product_of_polynomials(width: int, bits: int, live:
 def test_seal_gives_the_same_products_of_slots() -> None:
     (modulus, *_) = choose_plan(1, ((0,),), 32, 32).moduli
     key, seed, scheme = SecretKey(), new_seed(), modulus.scheme
-    public = PublicKey.decode(key.public_key(seed), seed)
+    public = PublicKey.decode(make_public_key(key, seed), seed)
     left, right = (
         np.concatenate([RNG.integers(0, prime, DEGREE, dtype=np.uint32) for prime in modulus.primes]) for _ in range(2)
     )
-    uploads = read_uploads([scheme], seed + key.encrypt(scheme, modulus.scale(left), seed, 0).tobytes())
+    uploads = read_uploads([scheme], seed, key.encrypt(scheme, modulus.scale(left), seed, 0).tobytes())
     product = modulus.multiply(uploads, [modulus.transform(right)])
     everywhere = np.arange(DEGREE, dtype=np.uint32)
     sent, kept = respond(scheme, product, public, everywhere, Stream())

@@ -19,10 +19,10 @@ from comet_mpc.offline.pair.shares import HeldShares, PairRandomness, Prepared, 
 from comet_mpc.offline.rlwe.defined import define_words, public_words, read_defined
 from comet_mpc.offline.rlwe.packing import Packing, most_turns
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products
+from comet_mpc.offline.rlwe.public_key import PublicKey, make_public_key, respond
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     Fractions,
-    PublicKey,
     Residues,
     Scheme,
     SecretKey,
@@ -30,7 +30,6 @@ from comet_mpc.offline.rlwe.scheme import (
     by_rows,
     choose_scheme,
     multiply_short,
-    respond,
     round_words,
 )
 from comet_mpc.offline.rlwe.tiling import Tiling, centred, choose_tiling
@@ -55,13 +54,13 @@ def test_a_ciphertext_decrypts_to_the_words_it_defines(limbs: int, width: int) -
     """Times one and shared: the parties' shares add up to the words, so the error is as small as an encryption's."""
     scheme, key, seed = Scheme(limbs, width), SecretKey(), new_seed()
     made = [define_words(key, scheme, width, seed, index) for index in range(2)]
-    data = seed + b"".join(rest.tobytes() for _, rest in made)
-    assert len(data) == SEED_BYTES + 2 * (30 * limbs - width) * DEGREE // 8
+    data = b"".join(rest.tobytes() for _, rest in made)
+    assert len(data) == 2 * (30 * limbs - width) * DEGREE // 8
     one = np.zeros((1, 1, 2), np.int64)
     one[0, 0, 0] = 1
     common = new_seed()
-    public = PublicKey.decode(key.public_key(common), common)
-    for (words, _), upload in zip(made, read_defined(scheme, width, 2, data), strict=True):
+    public = PublicKey.decode(make_public_key(key, common), common)
+    for (words, _), upload in zip(made, read_defined(scheme, width, 2, seed, data), strict=True):
         assert int(words.max()) < 2**width
         ciphertext = multiply_short(scheme, by_rows(upload[None, None]), one)[0, 0]
         sent, kept = respond(scheme, ciphertext, public, EVERYWHERE, Stream())
@@ -71,7 +70,7 @@ def test_a_ciphertext_decrypts_to_the_words_it_defines(limbs: int, width: int) -
             rest = (kept.reshape(-1, 3)[:, 2] + phases.reshape(-1, 3)[:, 2]) << np.uint64(width)
             assert np.abs(rest.view(np.int64)).max() < 2**50
     with pytest.raises(WrongSize):
-        read_defined(scheme, width, 2, data[:-1])
+        read_defined(scheme, width, 2, seed, data[:-1])
 
 
 class Careless(SecretKey):

@@ -17,7 +17,8 @@ from comet_mpc.offline.ot.extension import set_up_transfers
 from comet_mpc.offline.pair.arrangement import packing_of
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products, together
-from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
+from comet_mpc.offline.rlwe.public_key import PublicKey
+from comet_mpc.offline.rlwe.scheme import DEGREE
 from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
 from comet_mpc.offline.rlwe.tiling import Tiling, centred, choose_tiling
 from support.two_parties import as_parties, equal

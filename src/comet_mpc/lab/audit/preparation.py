@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from comet_mpc import _native
 from comet_mpc.engine.ring import odd_ring
-from comet_mpc.engine.seeds import SEED_BYTES, new_seed
+from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.lab.audit.controls import Control
 from comet_mpc.lab.audit.online import Recorded, as_parties
@@ -32,11 +32,11 @@ from comet_mpc.offline.ot.extension import (
 )
 from comet_mpc.offline.rlwe.odd_slots import OddJob, odd_plan, read_slots
 from comet_mpc.offline.rlwe.products import Homomorphic, Job, MatrixJob
+from comet_mpc.offline.rlwe.public_key import make_public_key
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     PRIMES,
     Bytes,
-    PublicKey,
     Residues,
     Scheme,
     SecretKey,
@@ -44,6 +44,7 @@ from comet_mpc.offline.rlwe.scheme import (
     Stream,
     basis,
     read_uploads,
+    unpack,
 )
 from comet_mpc.offline.rlwe.tiling import Tiling, choose_tiling
 
@@ -203,14 +204,15 @@ class _Party:
         if self.party == SERVER:
             data = frames[1]
             if self.control == "no mask":
-                data = SecretKey(_NoSecret()).public_key(new_seed())
-            key = PublicKey.decode(data, new_seed()).cut(len(PRIMES)).reshape(2, -1)[0]
+                data = make_public_key(SecretKey(_NoSecret()), new_seed())
+            key = unpack(np.frombuffer(data, np.uint8)[: Scheme(len(PRIMES), 0).upload_bytes], PRIMES)
             self.note("public key", _coefficients(PRIMES, key)[0], PRIMES[0], len(data))
         return engine
 
-    def upload(self, data: bytes, tiling: Tiling) -> None:
+    def upload(self, engine: Homomorphic, data: bytes, tiling: Tiling) -> None:
         """Server: the client's ciphertext."""
-        (both,) = read_uploads([tiling.scheme], data[: SEED_BYTES + tiling.scheme.upload_bytes])
+        seed, packed = engine.read_seed(memoryview(data))
+        (both,) = read_uploads([tiling.scheme], seed, packed[: tiling.scheme.upload_bytes])
         c0, c1 = (_coefficients(tiling.scheme.primes, each.reshape(-1)) for each in both)
         self.note("upload", c0[0], PRIMES[0], len(data), public=c1[0])
 
@@ -222,7 +224,8 @@ class _Party:
                 engine.stream = _Silent()
             engine.run([_SlotJob(which)])
             (data,) = self.channel.taken()
-            for kind, both in zip(("upload, defined", "upload"), read_slots(_SLOTS, memoryview(data)), strict=True):
+            uploads = read_slots(_SLOTS, *engine.read_seed(memoryview(data)))
+            for kind, both in zip(("upload, defined", "upload"), uploads, strict=True):
                 c0, c1 = (_coefficients(scheme.primes, each.reshape(-1)) for each in both)
                 size = len(data) if kind == "upload, defined" else 0
                 self.note(kind, c0[0], PRIMES[0], size, public=c1[0])
@@ -258,12 +261,12 @@ class _Party:
                 engine.stream = _Silent()
             engine.run([MatrixJob(tiling, 64, y=_weights(which))])
             (data,) = self.channel.taken()
-            self.upload(data, tiling)
+            self.upload(engine, data, tiling)
             jobs = [MatrixJob(tiling, 64, y=_weights(guess)) for guess in (0, 1)]
             self.guesses = self._guesses(engine, data, jobs)
             return None
         x = np.full((_ROWS, _INPUTS), (0, 2**63)[which], np.uint64)
-        job = _Repeating(tiling, x, engine.secret, seed) if self.control == "old mask" else MatrixJob(tiling, 64, x=x)
+        job = _Repeating(tiling, x, seed) if self.control == "old mask" else MatrixJob(tiling, 64, x=x)
         engine.run([job])
         (data,) = self.channel.taken()
         positions = tiling.positions(0, 0)
@@ -288,21 +291,19 @@ class _SlotJob(OddJob):
     def factors(self) -> list[Words]:
         return [np.full(DEGREE, (1, _ODD.modulus - 3)[self._which], np.uint64)] * 2
 
-    def public_seed(self) -> bytes:
-        return self._seed or super().public_seed()
+    def drawn_seed(self) -> bytes:
+        return self._seed or super().drawn_seed()
 
 
 class _Repeating(MatrixJob):
     """Uploads under the same public polynomials every time."""
 
-    def __init__(self, tiling: Tiling, x: Words, secret: SecretKey, seed: bytes) -> None:
+    def __init__(self, tiling: Tiling, x: Words, seed: bytes) -> None:
         super().__init__(tiling, 64, x=x)
-        self._key, self._seed = secret, seed
+        self._seed = seed
 
-    def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        polynomials = self.tiling.pack_left(self.x).reshape(-1, DEGREE)
-        scheme, seed = self.tiling.scheme, self._seed
-        return [seed, *(self._key.encrypt_words(scheme, each, 64, seed, i) for i, each in enumerate(polynomials))]
+    def drawn_seed(self) -> bytes:
+        return self._seed
 
 
 def _weights(which: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -33,13 +33,14 @@ from comet_mpc.offline.pair.arrangement import (
 )
 from comet_mpc.offline.pair.units import units
 from comet_mpc.offline.rlwe.products import together
-from comet_mpc.offline.rlwe.scheme import DEGREE, PublicKey
+from comet_mpc.offline.rlwe.public_key import PublicKey
+from comet_mpc.offline.rlwe.scheme import DEGREE
 from comet_mpc.offline.rlwe.slots import SlotPlan
 from comet_mpc.offline.source import Progress
 
 _SEEDS = SEED_BYTES + FRAME_HEADER
 _KEYS = Traffic(_SEEDS + PublicKey.SIZE + FRAME_HEADER, _SEEDS, 2)
-"""Two seeds at once, then the client's public key."""
+"""Two seeds at once, then the client's public key and its proof."""
 _STEADY_RATE = 50e6
 """Bytes a second that are encrypted, multiplied element by element, answered and sent, beside matrix products."""
 

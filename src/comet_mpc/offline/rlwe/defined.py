@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from comet_mpc import _native
-from comet_mpc.engine.seeds import SEED_BYTES, expand
+from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import WrongSize
 from comet_mpc.offline.rlwe.scheme import (
@@ -67,12 +67,12 @@ def unpack_rest(scheme: Scheme, data: Bytes, known: Residues) -> Residues:
     return c0
 
 
-def read_defined(scheme: Scheme, width: int, count: int, data: bytes | memoryview) -> list[Residues]:
-    """Ciphertexts (2, limbs, 8192) that define words mod 2^width, from a seed and their rests."""
-    expected = SEED_BYTES + count * scheme.rest_bytes
+def read_defined(scheme: Scheme, width: int, count: int, seed: bytes, data: bytes | memoryview) -> list[Residues]:
+    """Ciphertexts (2, limbs, 8192) that define words mod 2^width, from a public seed and their rests."""
+    expected = count * scheme.rest_bytes
     if len(data) != expected:
         raise WrongSize(got=len(data), expected=expected)
-    seed, rests = bytes(data[:SEED_BYTES]), np.frombuffer(data, np.uint8)[SEED_BYTES:].reshape(count, -1)
+    rests = np.frombuffer(data, np.uint8).reshape(count, -1)
     uploads = []
     for index, rest in enumerate(rests):
         c0 = unpack_rest(scheme, rest, scale_words(scheme, public_words(seed, index), width))

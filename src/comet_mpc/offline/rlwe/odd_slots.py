@@ -16,12 +16,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from comet_mpc.engine.ring import Ring, slot_primes
-from comet_mpc.engine.seeds import SEED_BYTES, expand, new_seed
+from comet_mpc.engine.seeds import SEED_BYTES, expand
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import WrongSize
 from comet_mpc.offline.rlwe.defined import BESIDE, pack_rest, unpack_rest
 from comet_mpc.offline.rlwe.products import Homomorphic, Job
-from comet_mpc.offline.rlwe.scheme import DEGREE, Bytes, Residues, Scheme, public_polynomial, respond, unpack
+from comet_mpc.offline.rlwe.public_key import respond
+from comet_mpc.offline.rlwe.scheme import DEGREE, Bytes, Residues, Scheme, public_polynomial, unpack
 from comet_mpc.offline.rlwe.slots import PrimeModulus, split
 
 _ALL = np.arange(DEGREE, dtype=np.uint32)
@@ -81,12 +82,9 @@ class OddJob(Job):
     def factors(self) -> list[Words]:
         """Server: its factors, slot by slot."""
 
-    def public_seed(self) -> bytes:
-        """Client: of this upload, and of no other."""
-        return new_seed()
-
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        seed, plan = self.public_seed(), self.plan
+        sent, plan = self.drawn_seed(), self.plan
+        seed = engine.public_seed(sent)
         made = engine.parallel(lambda index: _define(engine, plan, seed, index), range(plan.defined))
         others = self.chosen([words for words, _ in made])
 
@@ -94,11 +92,11 @@ class OddJob(Job):
             scaled = plan.modulus.scale(_residues(others[place], plan.modulus.primes))
             return engine.secret.encrypt(plan.scheme, scaled, seed, plan.defined + place)
 
-        return [seed, *(rest for _, rest in made), *engine.parallel(encrypted, range(len(others)))]
+        return [sent, *(rest for _, rest in made), *engine.parallel(encrypted, range(len(others)))]
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         plan, modulus = self.plan, self.plan.modulus
-        uploads = read_slots(plan, data)
+        uploads = read_slots(plan, *engine.read_seed(data))
         own = engine.parallel(lambda words: modulus.transform(_residues(words, modulus.primes)), self.factors())
 
         def one(place: int) -> Bytes:
@@ -144,11 +142,11 @@ def _define(engine: Homomorphic, plan: OddPlan, seed: bytes, index: int) -> tupl
     return words, pack_rest(scheme, w, modulus.scale_coefficients(nearest))
 
 
-def read_slots(plan: OddPlan, data: memoryview) -> list[Residues]:
+def read_slots(plan: OddPlan, seed: bytes, data: memoryview) -> list[Residues]:
     """Ciphertexts (2, limbs, 8192): first those that define their messages."""
-    if len(data) != plan.upload_bytes:
-        raise WrongSize(got=len(data), expected=plan.upload_bytes)
-    seed, packed, start = bytes(data[:SEED_BYTES]), np.frombuffer(data, np.uint8), SEED_BYTES
+    if len(data) != (expected := plan.upload_bytes - SEED_BYTES):
+        raise WrongSize(got=len(data), expected=expected)
+    packed, start = np.frombuffer(data, np.uint8), 0
     scheme, uploads = plan.scheme, []
     for index in range(plan.uploads):
         if index < plan.defined:

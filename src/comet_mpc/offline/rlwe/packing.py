@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comet_mpc import _native
-from comet_mpc.engine.seeds import SEED_BYTES, new_seed
+from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.errors import ShapeError
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -137,9 +137,9 @@ def _sharing_keys(count: int) -> Iterator[tuple[int, int]]:
         first += some
 
 
-def packing_keys(secret: SecretKey, packing: Packing) -> list[bytes]:
-    """What the client sends."""
-    seed, index, sent = new_seed(), 0, []
+def packing_keys(secret: SecretKey, packing: Packing, seed: bytes) -> list[bytes]:
+    """What the client sends, beside the seed."""
+    index, sent = 0, []
     for step in packing.steps:
         turned = secret.turned(step).astype(np.int64)
         for digit in range(_DIGITS):
@@ -147,14 +147,14 @@ def packing_keys(secret: SecretKey, packing: Packing) -> list[bytes]:
             scaled[digit] = np.mod(turned * _SPECIAL, PRIMES[digit])
             sent.append(secret.encrypt(_SCHEME, scaled.reshape(-1), seed, index).tobytes())
             index += 1
-    return [seed, *sent]
+    return sent
 
 
 class PackingKeys:
     """The server's side."""
 
-    def __init__(self, data: bytes | memoryview, packing: Packing) -> None:
-        uploads = read_uploads([_SCHEME] * (len(packing.steps) * _DIGITS), data)
+    def __init__(self, seed: bytes, data: bytes | memoryview, packing: Packing) -> None:
+        uploads = read_uploads([_SCHEME] * (len(packing.steps) * _DIGITS), seed, data)
         for both in uploads:
             for component in both:
                 flat = component.reshape(-1)

@@ -15,24 +15,22 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from comet_mpc.engine.seeds import new_seed
+from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.defined import define_words, read_defined
 from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, multiply_turned, packing_keys
+from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond, upload_seed
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     Bytes,
-    PublicKey,
     Residues,
     SecretKey,
     Stream,
     by_rows,
-    common_seed,
     multiply_short,
     read_uploads,
-    respond,
     round_words,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
@@ -50,6 +48,10 @@ class Job(ABC):
     upload_bytes: int
     response_bytes: int
 
+    def drawn_seed(self) -> bytes:
+        """Client: the seed that it sends with this upload, and with no other."""
+        return new_seed()
+
     @abstractmethod
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
         """Client: what is sent."""
@@ -64,7 +66,10 @@ class Job(ABC):
 
 
 class Homomorphic:
-    """One party's side of a connection: keys, threads, and the conversation. Set-up: seeds and a public key, 215 kB."""
+    """One party's side of a connection: keys, threads, and the conversation.
+
+    Set-up: seeds, and a public key with its proof, 666 kB.
+    """
 
     def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
         self.channel = channel
@@ -75,25 +80,35 @@ class Homomorphic:
         """How responses of matrix products can be packed."""
         own = new_seed()
         theirs = channel.exchange([own], len(own)).tobytes()
+        self._common = common_seed(own, theirs) if party == CLIENT else common_seed(theirs, own)
         if party == CLIENT:
             self._secret = SecretKey()
-            channel.exchange([self._secret.public_key(common_seed(own, theirs))], 0)
+            channel.exchange([make_public_key(self._secret, self._common)], 0)
         else:
             data = channel.exchange([], PublicKey.SIZE)
             with closing_on_fault(channel):
-                self._public = PublicKey.decode(data, common_seed(theirs, own))
+                self._public = PublicKey.decode(data, self._common)
 
     def set_up_packing(self, packing: Packing = Packing.TURNS) -> None:
         """The client's keys for packed responses, unless they are there."""
         if self.packing >= packing:
             return
         if self.party == CLIENT:
-            self.channel.exchange(packing_keys(self._secret, packing), 0)
+            sent = new_seed()
+            self.channel.exchange([sent, *packing_keys(self._secret, packing, self.public_seed(sent))], 0)
         else:
             data = self.channel.exchange([], packing.key_bytes)
             with closing_on_fault(self.channel):
-                self._packing_keys = PackingKeys(data, packing)
+                self._packing_keys = PackingKeys(*self.read_seed(data), packing)
         self.packing = packing
+
+    def public_seed(self, sent: bytes) -> bytes:
+        """Of an upload, from what the client has drawn for it."""
+        return upload_seed(self._common, sent)
+
+    def read_seed(self, upload: memoryview) -> tuple[bytes, memoryview]:
+        """An upload's public seed, and what comes after what was sent for it."""
+        return self.public_seed(bytes(upload[:SEED_BYTES])), upload[SEED_BYTES:]
 
     @property
     def packing_keys(self) -> PackingKeys:
@@ -226,7 +241,8 @@ class MatrixJob(Job):
         return self.shares[0]
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        seed, tiling, width = new_seed(), self.tiling, self.width
+        sent, tiling, width = self.drawn_seed(), self.tiling, self.width
+        seed = engine.public_seed(sent)
         row_blocks, input_blocks, _ = tiling.blocks
         if tiling.defines:
 
@@ -235,20 +251,24 @@ class MatrixJob(Job):
 
             made = engine.parallel(defined, range(row_blocks * input_blocks))
             self.x = tiling.unpack_left(np.stack([words for words, _ in made])) & np.uint64(2**width - 1)
-            return [seed, *(rest for _, rest in made)]
+            return [sent, *(rest for _, rest in made)]
         polynomials = tiling.pack_left(self.x).reshape(-1, DEGREE)
 
         def one(index: int) -> Bytes:
             return engine.secret.encrypt_words(tiling.scheme, polynomials[index], width, seed, index)
 
-        return [seed, *engine.parallel(one, range(len(polynomials)))]
+        return [sent, *engine.parallel(one, range(len(polynomials)))]
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         assert self._right is not None
         tiling, scheme = self.tiling, self.tiling.scheme
         row_blocks, input_blocks, _ = tiling.blocks
         count = row_blocks * input_blocks
-        read = read_defined(scheme, self.width, count, data) if tiling.defines else read_uploads([scheme] * count, data)
+        seed, packed = engine.read_seed(data)
+        if tiling.defines:
+            read = read_defined(scheme, self.width, count, seed, packed)
+        else:
+            read = read_uploads([scheme] * count, seed, packed)
         left = self._left(engine, read)
         parts = [section.cut(y) for section, y in zip(tiling.sections(), self._right, strict=True)]
         group, made = tiling.group_blocks, tiling.turned_scheme if tiling.turns else scheme

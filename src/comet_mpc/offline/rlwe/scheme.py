@@ -5,8 +5,8 @@ modulo X^8192 + 1. The modulus T is 2^w (words as coefficients) or a product of 
 Every product with a plaintext y turns m into m·y mod T exactly, and e into e·y.
 
 Parameters. N = 8192, q a product of at most 7 primes of 30 bits, so log2 q <= 210. Secrets uniform in {-1, 0, 1},
-errors centred binomial of standard deviation 3.24. The HomomorphicEncryption.org standard (2018, table 1: ternary
-secret, standard deviation 3.2) allows at N = 8192 log2 q <= 218 for 128 bits of classical security.
+errors centred binomial of standard deviation 3.24. For 128 bits of classical security at N = 8192 and a ternary secret
+Bossuat et al. (ePrint 2024/463) allow log2 q <= 214, the older table of HomomorphicEncryption.org (2018) 218.
 
 The product is shared, not decrypted. Of the product's ciphertext the server keeps C0 and sends C1:
 
@@ -17,16 +17,15 @@ so that happens with probability E|e|·T/q. q is chosen such that this, and the 
 `response_bits`, is below 2^-69 each for every coefficient: less than once in 2^40 queries of 2^28 coefficients.
 
 What a response tells the client: nothing, whatever it has uploaded.
-- Before C0 and C1 are used, both get a fresh encryption of zero under the public key, r·pk1 + e1 in C1, with r ternary.
-  Under RLWE that is uniform, so C1 is uniform and independent of all that the server has computed. This needs pk1 to be
-  nobody's choice, so it is expanded from randomness of both parties; pk0 and all ciphertexts may be anything.
+- Before C0 and C1 are used, both get twice a fresh encryption of zero under the public key (`public_key`). Under RLWE
+  C1 is then uniform and independent of all that the server has computed.
 - Nothing that depends on C0 is ever sent, so nothing of its noise needs to be hidden, however many outputs there are.
 - A client that uploads something else than encryptions gives the server another share, an additive error of its
   own making. It reaches nobody but through the result of the query, like any error that it could make online.
 
-The noise e has the variance (21/2 + 1)·‖y‖² + N·(2/3)·(21/2)·2 + 21/2, with ‖y‖ the length of all coefficients that
+The noise e has the variance (21/2 + 1)·‖y‖² + 4·(N·(2/3)·(21/2)·2 + 21/2), with ‖y‖ the length of all coefficients that
 enter an output: errors are independent with variance 21/2 and q·m/T is rounded by at most ½, or twice that in a
-ciphertext that defines its message (`defined`); then what the fresh encryption of zero brings, r·e_pk + e1·s + e0.
+ciphertext that defines its message (`defined`); then what the encryption of zero brings, 2·(r·e_pk + e1·s + e0).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from numpy.typing import NDArray
 
 from comet_mpc import _native
 from comet_mpc.engine.ring import LATTICE_PRIMES
-from comet_mpc.engine.seeds import SEED_BYTES, derive_seed, expand, new_seed
+from comet_mpc.engine.seeds import expand, new_seed
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError, WrongSize
 
@@ -56,8 +55,8 @@ Fractions: TypeAlias = NDArray[np.uint64]
 DEGREE = 8192
 PRIMES = LATTICE_PRIMES
 _LOG_Q = [math.log2(math.prod(PRIMES[:limbs])) for limbs in range(len(PRIMES) + 1)]
-MAX_LOG_Q = 218
-"""For 128 bits of security at this degree (HomomorphicEncryption.org standard, table 1)."""
+MAX_LOG_Q = 214
+"""For 128 bits of security at this degree and a ternary secret (ePrint 2024/463)."""
 
 ERROR_VARIANCE = 21 / 2
 FAILURE_BITS = 69
@@ -124,7 +123,7 @@ def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0) -> Sche
 
     variance: of noise that comes on top.
     """
-    fresh = ERROR_VARIANCE * (DEGREE * (2 / 3) * 2 + 1)
+    fresh = 4 * ERROR_VARIANCE * (DEGREE * (2 / 3) * 2 + 1)
     noise = math.sqrt((ERROR_VARIANCE + 1.0) * norm**2 + variance + fresh)
     needed = plain_bits + FAILURE_BITS + math.log2(_MEAN * noise)
     for limbs in range(1, len(PRIMES) + 1):
@@ -143,10 +142,10 @@ class Stream:
     def __init__(self, seed: bytes | None = None) -> None:
         """seed: only tests pass one."""
         self._seed = new_seed() if seed is None else seed
-        self._streams = itertools.count()  # its `next` is atomic, so threads may share it
+        self.streams = itertools.count()  # its `next` is atomic, so threads may share it
 
     def words(self, count: int) -> Words:
-        return expand(self._seed, next(self._streams), count)
+        return expand(self._seed, next(self.streams), count)
 
     def errors(self, count: int) -> Small:
         out = np.empty(count, np.int8)
@@ -185,9 +184,9 @@ class SecretKey:
     """The client's key. Encrypts, and decrypts what was made of its own encryptions. Never printed, never sent."""
 
     def __init__(self, stream: Stream | None = None) -> None:
-        self._stream = Stream() if stream is None else stream
+        self.stream = Stream() if stream is None else stream
         self._secret = np.empty(len(PRIMES) * DEGREE, np.uint32)
-        self._ternary = self._stream.ternary()
+        self._ternary = self.stream.ternary()
         _native.lattice_transform_small(basis(PRIMES), self._ternary, self._secret, "")
 
     def turned(self, step: int) -> Small:
@@ -197,21 +196,22 @@ class SecretKey:
         out[places % DEGREE] = np.where(places < DEGREE, self._ternary, -self._ternary)
         return out
 
-    def public_key(self, seed: bytes) -> bytes:
-        """pk0 of an encryption of zero, packed. seed: of pk1, made by both parties (`common_seed`)."""
-        zero = np.zeros(len(PRIMES) * DEGREE, np.uint32)
-        return _pack(self._encrypt(zero, seed, 0, PRIMES), PRIMES).tobytes()
+    def zero(self, seed: bytes, index: int, primes: tuple[int, ...]) -> tuple[Residues, Small]:
+        """c0 of an encryption of zero, and its errors. An index is used once with a seed."""
+        errors = self.stream.errors(DEGREE)
+        return self._encrypt(np.zeros(len(primes) * DEGREE, np.uint32), errors, seed, index, primes), errors
 
-    def _encrypt(self, scaled: Residues, seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
+    def _encrypt(self, scaled: Residues, errors: Small, seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
         c0 = np.empty(len(primes) * DEGREE, np.uint32)
         c1 = public_polynomial(seed, index, primes)
         secret = self._secret[: len(primes) * DEGREE]
-        _native.lattice_encrypt(basis(primes), scaled, self._stream.errors(DEGREE), c1, secret, c0, "")
+        _native.lattice_encrypt(basis(primes), scaled, errors, c1, secret, c0, "")
         return c0
 
     def encrypt(self, scheme: Scheme, scaled: Residues, seed: bytes, index: int) -> Bytes:
         """A scaled polynomial [prime][8192]: c0, packed. An index is used once with a seed."""
-        return _pack(self._encrypt(scaled, seed, index, scheme.primes), scheme.primes)
+        c0 = self._encrypt(scaled, self.stream.errors(DEGREE), seed, index, scheme.primes)
+        return pack(c0, scheme.primes)
 
     def encrypt_words(self, scheme: Scheme, words: Words, width: int, seed: bytes, index: int) -> Bytes:
         """8,192 words mod 2^width as coefficients: c0, packed. An index is used once with a seed."""
@@ -221,7 +221,7 @@ class SecretKey:
         """w = e - c1·s, [prime][8192] in order, and w/q. An index is used once with a seed."""
         w, fractions = np.empty(scheme.limbs * DEGREE, np.uint32), np.empty(3 * DEGREE, np.uint64)
         c1, secret = public_polynomial(seed, index, scheme.primes), self._secret[: scheme.limbs * DEGREE]
-        _native.lattice_blind(basis(scheme.primes), self._stream.errors(DEGREE), c1, secret, w, fractions, "")
+        _native.lattice_blind(basis(scheme.primes), self.stream.errors(DEGREE), c1, secret, w, fractions, "")
         return w, fractions
 
     def phase(self, scheme: Scheme, data: Bytes, positions: Residues) -> Fractions:
@@ -242,35 +242,7 @@ def round_words(fractions: Fractions, width: int) -> Words:
     return out
 
 
-def common_seed(client: bytes, server: bytes) -> bytes:
-    """The seed of pk1, which neither party chooses."""
-    return derive_seed(client + server, "public key")
-
-
-class PublicKey:
-    """What the server adds fresh encryptions of zero with."""
-
-    SIZE = len(PRIMES) * DEGREE * 30 // 8
-
-    def __init__(self, c0: Residues, c1: Residues) -> None:
-        self._both = np.stack([c0, c1]).reshape(2, len(PRIMES), DEGREE)
-        self._cut: dict[int, Residues] = {}
-
-    @staticmethod
-    def decode(data: bytes | bytearray | memoryview, seed: bytes) -> PublicKey:
-        """From what `SecretKey.public_key` gave."""
-        if len(data) != PublicKey.SIZE:
-            raise WrongSize(got=len(data), expected=PublicKey.SIZE)
-        return PublicKey(unpack(np.frombuffer(data, np.uint8), PRIMES), public_polynomial(seed, 0, PRIMES))
-
-    def cut(self, limbs: int) -> Residues:
-        """The key modulo the first primes only."""
-        if limbs not in self._cut:
-            self._cut[limbs] = np.ascontiguousarray(self._both[:, :limbs]).reshape(-1)
-        return self._cut[limbs]
-
-
-def _pack(residues: Residues, primes: tuple[int, ...]) -> Bytes:
+def pack(residues: Residues, primes: tuple[int, ...]) -> Bytes:
     out = np.empty(_native.lattice_packed_residues(basis(primes), residues.size // len(primes)), np.uint8)
     _native.lattice_pack_residues(basis(primes), residues, out)
     return out
@@ -286,12 +258,12 @@ def unpack(data: Bytes, primes: tuple[int, ...]) -> Residues:
     return out
 
 
-def read_uploads(schemes: Sequence[Scheme], data: bytes | memoryview) -> list[Residues]:
-    """Ciphertexts (2, limbs, 8192), one of each scheme, from a seed and packed c0s."""
-    expected = SEED_BYTES + sum(scheme.upload_bytes for scheme in schemes)
+def read_uploads(schemes: Sequence[Scheme], seed: bytes, data: bytes | memoryview) -> list[Residues]:
+    """Ciphertexts (2, limbs, 8192), one of each scheme, from a public seed and packed c0s."""
+    expected = sum(scheme.upload_bytes for scheme in schemes)
     if len(data) != expected:
         raise WrongSize(got=len(data), expected=expected)
-    seed, packed, start = bytes(data[:SEED_BYTES]), np.frombuffer(data, np.uint8), SEED_BYTES
+    packed, start = np.frombuffer(data, np.uint8), 0
     uploads = []
     for index, scheme in enumerate(schemes):
         c0 = unpack(packed[start : (start := start + scheme.upload_bytes)], scheme.primes)
@@ -331,30 +303,6 @@ def multiply_short(
         isa,
     )
     return out
-
-
-def respond(
-    scheme: Scheme, ciphertext: Residues, key: PublicKey, positions: Residues, stream: Stream
-) -> tuple[Bytes, Fractions]:
-    """What is sent back, C1; and what the server keeps, C0 at these coefficients as fractions of q. Both re-randomised.
-
-    Destroys the ciphertext.
-    """
-    sent, kept = np.empty(scheme.response_bytes, np.uint8), np.empty(3 * positions.size, np.uint64)
-    _native.lattice_respond(
-        basis(scheme.primes),
-        ciphertext.reshape(-1),
-        key.cut(scheme.limbs),
-        stream.ternary(),
-        stream.errors(positions.size),
-        stream.errors(DEGREE),
-        positions,
-        scheme.response_bits,
-        sent,
-        kept,
-        "",
-    )
-    return sent, kept
 
 
 def scale_words(scheme: Scheme, words: Words, width: int) -> Residues:

@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 
 from comet_mpc import _native
 from comet_mpc.engine.ring import slot_prime
-from comet_mpc.engine.seeds import SEED_BYTES, new_seed
+from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.extension import Transfers, bit_times_word
 from comet_mpc.offline.rlwe.products import Homomorphic, Job
+from comet_mpc.offline.rlwe.public_key import respond
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     Bytes,
@@ -39,7 +40,6 @@ from comet_mpc.offline.rlwe.scheme import (
     basis,
     choose_scheme,
     read_uploads,
-    respond,
 )
 from comet_mpc.offline.rlwe.tiling import Integers
 
@@ -212,7 +212,8 @@ class _SlotJob(Job):
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
         assert self._left is not None
-        seed, moduli, left = new_seed(), self.plan.moduli, self._left
+        sent, moduli, left = self.drawn_seed(), self.plan.moduli, self._left
+        seed = engine.public_seed(sent)
 
         def one(index: int) -> Bytes:
             modulus = moduli[index % len(moduli)]
@@ -220,12 +221,13 @@ class _SlotJob(Job):
             return engine.secret.encrypt(modulus.scheme, scaled, seed, index)
 
         self._left = None
-        return [seed, *engine.parallel(one, range(self.plan.uploads * len(moduli)))]
+        return [sent, *engine.parallel(one, range(self.plan.uploads * len(moduli)))]
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         assert self._right is not None
         plan, right = self.plan, self._right
-        uploads = read_uploads([modulus.scheme for modulus in plan.moduli] * plan.uploads, data)
+        schemes = [modulus.scheme for modulus in plan.moduli] * plan.uploads
+        uploads = read_uploads(schemes, *engine.read_seed(data))
 
         def one(place: int) -> list[Bytes]:
             parts, shares = [], []
