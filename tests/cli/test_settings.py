@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
-from comet_mpc.cli.main import app
+from comet_mpc.cli.main import _Lazy, app
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.settings import Settings
 from support.toy_model import TINY, make_checkpoint
@@ -104,3 +106,60 @@ def test_what_clients_may_take_is_what_the_operator_says(tmp_path: Path, monkeyp
     limits = given["limits"]
     assert (limits.store_bytes, limits.client_bytes, limits.client_bundles) == (2_500_000_000, 500_000_000, 9)
     assert (limits.preparations, given["per_client"]) == (3, 7)
+
+
+def every_command(words: tuple[str, ...] = (), command: Any = None) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """`comet`, its commands and theirs, each with the words that call it."""
+    command = command or typer.main.get_command(app)
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command((*words, name), inner.load() if isinstance(inner, _Lazy) else inner)
+
+
+def variable(words: tuple[str, ...], name: str) -> str:
+    return "_".join(("comet", *words, name)).upper().replace("-", "_")
+
+
+def test_every_option_is_a_variable_as_it_is_written() -> None:
+    shared = {"COMET_KEYS", "COMET_CACHE"}
+    found: set[str] = set()
+    for words, command in every_command():
+        for parameter in command.params:
+            option = max(parameter.opts, key=len).removeprefix("--")
+            if parameter.param_type_name == "option" and option not in ACTIONS and parameter.envvar not in shared:
+                assert parameter.envvar == variable(words, option)
+                assert parameter.envvar not in found
+                found.add(parameter.envvar)
+    assert {"COMET_DEBUG", "COMET_CONFIG", "COMET_SERVE_ANSWER_BITS", "COMET_KEYS_MAKE_HOST"} <= found
+
+
+ACTIONS = ("help", "version", "install-completion", "show-completion")
+
+
+@pytest.mark.parametrize("value", ["1", "0.2.0"])
+def test_variables_that_are_no_settings_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """Every name that such an option could have, of every command, is in the environment, and nothing happens."""
+    others = ("API_KEY", "PORT", "PORT_7001_TCP", "SERVICE_HOST", "SERVER_PORT")  # of other programs and clusters
+    for words, _ in every_command():
+        for name in (*ACTIONS, *others):
+            monkeypatch.setenv(variable(words, name), value)
+    (_, whole), *inner = every_command()
+    context = whole.make_context("comet", ["plan"])
+    for words, command in inner:
+        try:
+            command.make_context("_".join(words), [], context)
+        except typer.Exit:
+            pytest.fail(f"{words} did what a variable says")
+        except Exception as error:  # the first argument is missing, or the command of a group
+            if type(error).__name__ not in ("MissingParameter", "NoArgsIsHelpError"):
+                raise
+    assert "1 × 8 tokens" in comet("plan", "--shape", "minilm", "--layers", "1", "--tokens", "8").stdout
+    assert comet("keys", "make", str(tmp_path / "keys")).exit_code == 0
+
+
+def test_a_wrong_value_in_a_variable_names_the_variable() -> None:
+    found = comet("plan", "--shape", "minilm", COMET_PLAN_TOKENS="many", COLUMNS="200")
+    assert found.exit_code == 2
+    assert "'--tokens' (env var: 'COMET_PLAN_TOKENS')" in found.stderr

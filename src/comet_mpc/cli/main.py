@@ -52,7 +52,9 @@ class _Lazy(TyperCommand):
             single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             single.command(self.name)(found)
             found = single
-        return get_command(found)
+        command = get_command(found)
+        _bind(command, f"COMET_{self.name}")
+        return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         command = self.load()
@@ -76,11 +78,24 @@ def _written(command: Any) -> dict[str, str]:
     return names
 
 
+def _bind(command: Any, prefix: str) -> None:
+    """Options can be environment variables, named as they are written. What only prints something, such as --help or
+    --version, cannot: a variable of that name is somebody else's."""
+    for written, name in _written(command).items():
+        (parameter,) = (parameter for parameter in command.params if parameter.name == name)
+        if parameter.param_type_name == "option" and parameter.envvar is None and not parameter.is_eager:
+            parameter.envvar = f"{prefix}_{written}".upper().replace("-", "_")
+    for name, inner in getattr(command, "commands", {}).items():
+        if not isinstance(inner, _Lazy):
+            _bind(inner, f"{prefix}_{name}")
+
+
 class _Commands(TyperGroup):
     """Shows an error of ours as one line, without a traceback unless asked for. Ends in order when terminated."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        _bind(self, "COMET")
         for name, (home, summary) in _COMMANDS.items():
             self.add_command(_Lazy(name, home, summary))
 
@@ -110,7 +125,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "COMET"},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
