@@ -14,6 +14,8 @@ from comet_mpc.net.authority import make_test_set
 from support.certificates import Identities, identities_in
 from support.toy_model import TINY, make_checkpoint
 
+pytest_plugins = ["pytester", "support.reporting"]
+
 # Kernels and protocols share cores with other work: a deadline would only measure the machine.
 # A change is judged by the same examples every time; elsewhere new ones are tried in every run.
 settings.register_profile("comet", deadline=None, print_blob=True, derandomize="CI" in os.environ)

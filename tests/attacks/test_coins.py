@@ -159,6 +159,7 @@ def test_with_the_digits_of_an_answer_a_thousand_tell_less(toys: list[Toy]) -> N
     assert np.mean(told) < 0.9
 
 
+@pytest.mark.slow
 def test_coarse_answers_make_it_dearer_and_do_not_prevent_it(toys: list[Toy]) -> None:
     """Noise of a fixed size averages out: with enough answers, the client's own attack works again."""
     own, told = [], []

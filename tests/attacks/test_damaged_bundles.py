@@ -91,6 +91,7 @@ def cut(length: int) -> Damage:
     return damage
 
 
+@pytest.mark.slow
 def test_a_damaged_bundle_never_gives_a_wrong_answer_and_another_one_is_taken(victim: Victim) -> None:
     """Flipped bits, zeroed blocks and lost ends, anywhere in the file."""
     generator, size = np.random.default_rng(13), victim.size
@@ -108,5 +109,6 @@ def test_a_damaged_bundle_never_gives_a_wrong_answer_and_another_one_is_taken(vi
     assert victim.service.counters.total("RandomnessDamaged") == before + len(damages)
 
 
+@pytest.mark.slow
 def test_a_server_whose_bundles_are_all_damaged_is_given_up(victim: Victim) -> None:
     assert isinstance(victim.attempt(flip(-1, 7), bundles=17), PeerGaveUp)

@@ -118,6 +118,7 @@ def test_the_messages_of_a_preparation_are_counted_right(identities: Identities,
     assert messages == [MESSAGES[CLIENT], MESSAGES[SERVER]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_between_a_party_and_the_dealer(identities: Identities, tmp_path: Path, fault: Fault) -> None:
     cases = [
@@ -141,6 +142,7 @@ def test_a_fault_between_a_party_and_the_dealer(identities: Identities, tmp_path
 # Between client and server -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_between_client_and_server_while_preparing(
     identities: Identities, tiny_model: ServedModel, tmp_path: Path, fault: Fault
@@ -188,6 +190,7 @@ def test_a_fault_between_client_and_server_while_preparing(
         assert served() == messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_between_client_and_server_who_prepare_without_a_dealer(
     identities: Identities, tiny_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault

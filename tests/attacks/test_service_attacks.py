@@ -130,6 +130,7 @@ def inference(tmp_path_factory: pytest.TempPathFactory, identities: Identities, 
 SIDES: tuple[Side, Side] = ("client", "server")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_message_ends_in_an_error_or_a_new_attempt(inference: Inference, fault: Fault, side: Side) -> None:
@@ -150,6 +151,7 @@ def test_a_fault_in_a_message_ends_in_an_error_or_a_new_attempt(inference: Infer
     assert not isinstance(inference.attempt(), CometError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_a_stall_at_a_message_costs_a_timeout_and_nothing_else(inference: Inference, side: Side) -> None:
     state = inference.directory / f"impatient-{side}"
@@ -271,6 +273,7 @@ def still_serving(world: World, tmp_path: Path) -> Iterator[None]:
         assert len(client.classify([TEXT])) == 1
 
 
+@pytest.mark.service
 def test_handshakes_that_never_end_hold_up_a_client_for_a_while_only(world: World, tmp_path: Path) -> None:
     """One for every worker. The server gives them up, and then there is a worker for the client."""
     with contextlib.ExitStack() as stack:
@@ -280,6 +283,7 @@ def test_handshakes_that_never_end_hold_up_a_client_for_a_while_only(world: Worl
         assert all(eventually(partial(hung_up, line)) for line in strangers)
 
 
+@pytest.mark.service
 @pytest.mark.usefixtures("still_serving")
 def test_a_stranger_speaks_something_else(world: World) -> None:
     for data in (b"GET / HTTP/1.0\r\n\r\n", b"\x00" * 64, b""):
@@ -296,6 +300,7 @@ def test_a_stranger_speaks_something_else(world: World) -> None:
             expect(channel, Ready)
 
 
+@pytest.mark.service
 @pytest.mark.usefixtures("still_serving")
 def test_another_version_or_source_is_named_on_both_sides(world: World) -> None:
     with world.dial() as channel:
@@ -307,6 +312,7 @@ def test_another_version_or_source_is_named_on_both_sides(world: World) -> None:
     assert "disagree on version" in found["reason"]
 
 
+@pytest.mark.service
 @pytest.mark.usefixtures("still_serving")
 def test_wrong_certificates(world: World, tmp_path: Path) -> None:
     with world.dial(name="dealer") as channel:
@@ -336,6 +342,7 @@ def test_wrong_certificates(world: World, tmp_path: Path) -> None:
         thread.join(PATIENCE)
 
 
+@pytest.mark.service
 @pytest.mark.usefixtures("still_serving")
 def test_requests_that_cannot_be_granted_are_refused_and_the_client_may_go_on(world: World) -> None:
     plan = world.programs.plan(1, 16)
@@ -356,6 +363,7 @@ def test_requests_that_cannot_be_granted_are_refused_and_the_client_may_go_on(wo
             expect(channel, Ready)
 
 
+@pytest.mark.service
 def test_a_client_that_is_set_up_wrongly_says_so(world: World, tmp_path: Path) -> None:
     for address in ("localhost", "localhost:http", ":7001", "localhost:99999"):
         with pytest.raises(ConfigurationError, match="HOST:PORT"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from attacks.crowd import crowd
 from attacks.damaged import damaged
 from attacks.kills import kills
 from attacks.malformed import malformed
+
+pytestmark = pytest.mark.service
 
 
 def test_clients_at_once_and_half_open_connections() -> None:

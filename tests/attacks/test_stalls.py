@@ -77,6 +77,7 @@ def test_a_server_that_stalls_before_it_has_said_anything(
         client.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_stalls_in_any_later_phase(
     identities: Identities, tiny_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

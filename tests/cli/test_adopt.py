@@ -24,6 +24,8 @@ from comet_mpc.offline.sources import PAIR
 from support.small_models import UNMODIFIED
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
 
+pytestmark = pytest.mark.train
+
 KINDS: dict[str, dict[str, Any]] = {
     "label": {"labels": ("ham", "spam")},
     "score": {"labels": ("mood",)},

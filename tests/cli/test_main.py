@@ -88,6 +88,7 @@ def test_a_misspelt_command_is_code_2() -> None:
     assert comet("querry").exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("plan", "--shape", "bert-base"), ("bench", "truncation", "--values", "700")])
 def test_tables_fit_80_columns(arguments: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
@@ -96,6 +97,7 @@ def test_tables_fit_80_columns(arguments: tuple[str, ...]) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
+@pytest.mark.service
 def test_ops_writes_a_table_and_json(tmp_path: Path) -> None:
     target = tmp_path / "results" / "ops.json"
     result = comet("bench", "ops", "--operation", "activation", "--method", "quad", "--method", "minimax",
@@ -119,6 +121,7 @@ def test_a_record_has_its_command_without_paths_of_this_machine(monkeypatch: pyt
     assert origin()["command"] == "comet eval model --data glue --json=a.json --limit=5 b/c"
 
 
+@pytest.mark.service
 def test_json_on_stdout_is_only_json() -> None:
     result = comet("bench", "ops", "--operation", "matmul", "--tokens", "2", "--json", "-")
     assert result.exit_code == 0
@@ -149,6 +152,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_checkpoint(tmp_path_factory.mktemp("model"), layers=1))
 
 
+@pytest.mark.service
 def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -> None:
     result = comet("demo", "--model", checkpoint, "--json", "-", "the film is good", "a dull plot")
     assert result.exit_code == 0, result.output
@@ -164,6 +168,7 @@ def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -
     assert second["offline_bytes"] == first["offline_bytes"]  # prepared together
 
 
+@pytest.mark.service
 def test_demo_prints_tables(checkpoint: str) -> None:
     result = comet("demo", "--model", checkpoint, "good film")
     assert result.exit_code == 0, result.output
@@ -178,6 +183,7 @@ def test_demo_needs_a_checkpoint_that_is_one(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_plan_prints_tables_or_json(checkpoint: str) -> None:
     shown = comet("plan", "--shape", "minilm", "--tokens", "32", "--network", "200mbit/10ms")
     assert shown.exit_code == 0, shown.output
@@ -189,6 +195,7 @@ def test_plan_prints_tables_or_json(checkpoint: str) -> None:
         assert comet(*wrong).exit_code != 0
 
 
+@pytest.mark.service
 def test_bench_model_measures_what_was_planned() -> None:
     result = comet("bench", "model", "--shape", "minilm", "--layers", "1", "--tokens", "8", "--json", "-")
     assert result.exit_code == 0, result.output
@@ -199,6 +206,7 @@ def test_bench_model_measures_what_was_planned() -> None:
     assert {cost["operation"] for cost in record["operations"]} >= {"linear", "attention", "layer_norm", "activation"}
 
 
+@pytest.mark.service
 def test_bench_model_over_a_network_takes_its_time() -> None:
     arguments = ("bench", "model", "--shape", "minilm", "--layers", "1", "--tokens", "8", "--network", "100mbit/20ms")
     (record,) = json.loads(comet(*arguments, "--json", "-").stdout)
@@ -217,6 +225,7 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
     assert comet("keys", "make", str(tmp_path / "keys"), "--force").exit_code == 0
 
 
+@pytest.mark.service
 def test_dealer_starts_and_stops(tmp_path: Path) -> None:
     assert comet("keys", "make", str(tmp_path)).exit_code == 0
     command = [sys.executable, "-c", "from comet_mpc.cli.main import app; app()", "deal",

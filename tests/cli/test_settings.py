@@ -27,6 +27,7 @@ def written(directory: Path, content: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_command_line_goes_before_the_environment_and_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, '[plan]\nshape = "minilm"\ntokens = 16\nlayers = 1\n')
     plan = ("--config", file, "plan", "--json", "-")

@@ -19,6 +19,8 @@ from comet_mpc.models.own_data import read_split
 from comet_mpc.models.tasks import TASKS
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
 
+pytestmark = pytest.mark.train
+
 
 @pytest.fixture
 def glue(tmp_path: Path) -> Path:
@@ -177,7 +179,7 @@ def test_labels_that_do_not_fit_are_refused(glue: Path, tmp_path: Path) -> None:
 
 def test_a_hugging_face_classifier_with_names_of_its_own(glue: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
     size = len(toy_tokenizer().get_vocab())
     settings = transformers.BertConfig(
         vocab_size=size, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=40,

@@ -28,6 +28,8 @@ from support.ray_nodes import ClusterServer, RayCluster, cluster_server, ray_clu
 from support.toy_model import some_texts, twin_logits
 from support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.service
+
 register_pickle_by_value = pytest.importorskip("ray.cloudpickle").register_pickle_by_value
 spread_clients = pytest.importorskip("comet_mpc.cluster.asking").spread_clients
 

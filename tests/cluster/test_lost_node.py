@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from attacks.lost_node import lost_node
+
+pytestmark = pytest.mark.service
 
 
 def test_a_lost_node_costs_its_bundles_and_nothing_else() -> None:

@@ -48,6 +48,7 @@ def test_only_the_package_cluster_imports_ray() -> None:
     assert users == {"cluster"}
 
 
+@pytest.mark.service
 def test_serving_asking_and_evaluating_import_no_ray() -> None:
     modules = ("cli.operating.service", "cli.asking.query", "cli.evaluate", "service.server", "service.client")
     program = "\n".join(f"import comet_mpc.{module}" for module in modules)
@@ -55,6 +56,7 @@ def test_serving_asking_and_evaluating_import_no_ray() -> None:
     assert (found.stdout.strip(), found.stderr) == ("False", "")
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     "command",
     [

@@ -82,6 +82,7 @@ def started(unit: str, directory: Path, keys: Path, **more: str) -> tuple[subpro
     return process, process.stdout.readline()
 
 
+@pytest.mark.service
 def test_units_start_a_server_and_a_gateway_that_answer(tmp_path: Path, keys: Path, tiny_checkpoint: Path) -> None:
     """Only directories and ports are others than in the files."""
     content = (DEPLOY / "comet.toml").read_text().replace("/var/", f"{tmp_path}/var/")

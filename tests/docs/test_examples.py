@@ -17,6 +17,8 @@ from comet_mpc import Client, ServedModel
 from support.documents import ROOT, Service
 from support.toy_model import twin_logits
 
+pytestmark = pytest.mark.service
+
 EXAMPLES = ROOT / "examples"
 
 

@@ -41,6 +41,7 @@ def test_all_errors_are_public() -> None:
         assert name in str(errors.__doc__), "the tree does not have it"
 
 
+@pytest.mark.service
 def test_the_import_is_light_and_names_are_loaded_when_they_are_used() -> None:
     program = (
         "import sys, comet_mpc\n"

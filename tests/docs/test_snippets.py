@@ -50,6 +50,7 @@ def accuracy() -> Any:
     return typer.main.get_command(module.app)
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in page.blocks)], ids=named)
 def test_a_page_runs_as_it_stands(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     ports = free_ports(7000, 7001, 7002)
@@ -118,6 +119,7 @@ def test_a_mention_of_what_does_not_exist_is_found(words: list[str]) -> None:
         check_command(COMET, words, whole=False)
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("text", "match"),
     [

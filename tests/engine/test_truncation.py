@@ -122,6 +122,7 @@ def test_a_truncation_out_of_range_is_refused() -> None:
         session.truncate_open(x, 4, 16)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=80)
 def test_a_fused_opening_is_exactly_a_polynomial_of_a_neighbour(data: st.DataObject) -> None:
@@ -149,6 +150,7 @@ def test_a_fused_opening_is_exactly_a_polynomial_of_a_neighbour(data: st.DataObj
         assert np.all((result == below) | (result == above))
 
 
+@pytest.mark.slow
 @given(st.data())
 @FEW
 def test_two_fused_openings_stay_within_what_two_units_can_do(data: st.DataObject) -> None:

@@ -85,6 +85,7 @@ def test_a_finer_rule_is_the_same_but_for_its_rounding() -> None:
     assert fine.coefficients[2] == usual.coefficients[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("degree", "precision"), [*((degree, PRECISION) for degree in DEGREES), ("quadratic", FINE_PRECISION)]
 )

@@ -46,6 +46,7 @@ def of_secret(t: npt.NDArray[np.float64], rule: MinimaxRule) -> Program[Share]:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", INTERVALS.values(), ids=INTERVALS)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("ways", [USUAL_WAYS, OTHER_WAYS])

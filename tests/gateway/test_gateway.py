@@ -25,6 +25,8 @@ from support.processes import TWIN_BOUND, ServerProcess, server_process
 from support.toy_model import TINY, make_checkpoint, twin_logits
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.service
+
 TEXT = "the film is good"
 
 
@@ -209,7 +211,7 @@ def test_other_machines_are_kept_out_unless_told(keys: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_page_works_in_a_browser(client: httpx.Client, width: int) -> None:
     """No error in its console, no line wider than the window, and the answer is shown."""
-    playwright = pytest.importorskip("playwright.sync_api")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page, said = browser.new_page(viewport={"width": width, "height": 800}), []

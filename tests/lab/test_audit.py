@@ -114,6 +114,7 @@ def found() -> list[Finding]:
     return audit(report.FEWEST)
 
 
+@pytest.mark.slow
 def test_a_short_audit_finds_nothing_and_misses_nothing(found: list[Finding]) -> None:
     assert passes(found), [finding for finding in found if not finding.right]
     for phase, controls in report.CAUGHT.items():

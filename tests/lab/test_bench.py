@@ -53,6 +53,7 @@ def crew() -> Iterator[Crew]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "method"), ALL)
 def test_every_case_stays_within_its_bounds(operation: str, method: str) -> None:
     case = Case(operation, method, tokens=8, steps=4)
@@ -70,6 +71,7 @@ def test_every_case_stays_within_its_bounds(operation: str, method: str) -> None
     assert error < {"paper": 2.5, "linear": 0.5, "quadratic": 0.5}.get(method, 0.3)
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("operation", "method"),
     [("activation", "minimax"), ("linear", "server_weights"), ("inverse_sqrt", "paper"), ("attention", "quad2")],
@@ -88,6 +90,7 @@ def test_measured_is_planned(crew: Crew, operation: str, method: str) -> None:
         assert record.max_twin_error < 0.01
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("operation", "method"),
     [
@@ -112,6 +115,7 @@ def test_measured_is_planned_without_a_third_party(crew: Crew, operation: str, m
         assert record.max_twin_error < (0.05 if operation == "attention" else 0.01)  # it divides by small sums
 
 
+@pytest.mark.service
 def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
     record = measure(crew, Case("truncation", "exact", tokens=1), repeat=3)
     assert record.repeat == 3
@@ -134,6 +138,7 @@ def test_a_layer_in_one_piece_sends_online_what_its_parts_do(source: Source) -> 
     assert source.offline_bytes(whole) <= sum(source.offline_bytes(part) for part in parts)
 
 
+@pytest.mark.service
 def test_a_layer_in_one_piece_is_measured_with_all_its_results(crew: Crew) -> None:
     case = Case("layer", "quadratic", tokens=2)
     record = measure(crew, case)
@@ -147,6 +152,7 @@ def test_a_layer_in_one_piece_is_measured_with_all_its_results(crew: Crew) -> No
     assert exact.shape == (2 * rows,)
 
 
+@pytest.mark.service
 def test_cases_in_turn_are_run_as_often_as_asked_for_and_times_are_medians(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +198,7 @@ def test_a_party_does_not_count_what_the_other_does_between_runs() -> None:
     assert sum(keys.bytes + runs[0].offline.bytes for keys, runs in both) == PAIR.offline_bytes(plan)
 
 
+@pytest.mark.service
 def test_a_whole_model_has_every_function_so_often_and_keys_once(crew: Crew) -> None:
     case = Case("linear", "server_weights", tokens=2)
     parts = [measure(crew, replace(case, matrix=matrix), source=PAIR) for matrix in ((64, 32), (32, 64))]
@@ -208,6 +215,7 @@ def test_a_whole_model_has_every_function_so_often_and_keys_once(crew: Crew) -> 
     assert whole["max_abs_error"] == max(part.max_abs_error for part in parts)
 
 
+@pytest.mark.service
 def test_an_error_in_a_process_is_raised_by_its_type(crew: Crew) -> None:
     case = Case("inverse_sqrt", "minimax", steps=99)
     seat = Seat(0, Path(), ("", 0))
@@ -226,6 +234,7 @@ def test_a_process_that_dies_is_noticed(crew: Crew) -> None:
         crew.results([worker])
 
 
+@pytest.mark.service
 def test_nothing_is_left_behind() -> None:
     with Crew() as crew:
         directory, workers = crew.directory, list(crew._workers)
@@ -234,6 +243,7 @@ def test_nothing_is_left_behind() -> None:
     assert not any(_alive(pid) for worker in workers if (pid := worker.process.pid))
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_bench_leaves_no_process(number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from comet_mpc.cli.main import app; app()", "bench", "ops"]
@@ -310,12 +320,14 @@ def test_units_are_for_people() -> None:
     assert [human_seconds(s) for s in (0.0312, 1.0, 12.34)] == ["31 ms", "1.00 s", "12.3 s"]
 
 
+@pytest.mark.service
 def test_records_survive_json(crew: Crew) -> None:
     record = measure(crew, Case("activation", "quad", tokens=1))
     assert msgspec.json.decode(msgspec.json.encode(record), type=Record) == record
     assert operations_table([record]).renderables
 
 
+@pytest.mark.service
 def test_a_profile_accounts_for_every_byte_round_and_second(crew: Crew) -> None:
     """That bytes and rounds are the planned ones is checked by the measurement itself, in both parties."""
     record = profile_query(crew, ProfileCase(random=ModelCase("tiny", EncoderShape(1, 16, 2, 16, 2), 4, 2)), repeat=2)

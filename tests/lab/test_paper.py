@@ -47,6 +47,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return make_checkpoint(tmp_path_factory.mktemp("model"), architecture=architecture, form=form, seen=seen(), steps=4)
 
 
+@pytest.mark.service
 def test_two_parties_the_twin_and_real_arithmetic_agree(directory: Path) -> None:
     with Parties(directory) as parties:
         model = parties.model
@@ -59,6 +60,7 @@ def test_two_parties_the_twin_and_real_arithmetic_agree(directory: Path) -> None
     assert np.abs(outcome.logits - twin).max() < PARTIES
 
 
+@pytest.mark.train
 def test_torch_has_the_same_states_from_the_same_file(directory: Path) -> None:
     torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
     from comet_mpc.train.model import UnifiedModel
@@ -90,6 +92,7 @@ def test_no_service_takes_such_a_model(directory: Path) -> None:
         ServedModel.load(directory)
 
 
+@pytest.mark.service
 def test_a_value_beyond_its_range_makes_the_result_untrusted(tmp_path: Path) -> None:
     form = (S_GELU, S_SOFTMAX_STAR)
     with Parties(make_checkpoint(tmp_path, form=form, seen=seen(top=0.02), steps=4)) as parties:
@@ -100,6 +103,7 @@ def test_a_value_beyond_its_range_makes_the_result_untrusted(tmp_path: Path) -> 
     assert not report["certified"]
 
 
+@pytest.mark.service
 def test_the_flooded_guess_runs_and_says_that_it_leaks(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4)
     with Parties(tmp_path, "paper") as parties:
@@ -110,6 +114,7 @@ def test_the_flooded_guess_runs_and_says_that_it_leaks(tmp_path: Path) -> None:
     assert report["rounds"] > minimax.plan(minimax.texts.encode(TEXTS[:1])).rounds
 
 
+@pytest.mark.service
 def test_the_parties_are_processes_and_end_with_their_user(tmp_path: Path) -> None:
     parties = Parties(make_checkpoint(tmp_path, form=(S_GELU, S_SOFTMAX_STAR), seen=seen(), steps=4))
     with parties:

@@ -32,6 +32,7 @@ def test_every_task_has_inputs_and_an_exact_result(task: str, tmp_path: Path) ->
     assert (np.abs(usual - other).max() > 0.0) == (task in ("activation", "attention", "layer"))
 
 
+@pytest.mark.service
 def test_ours_is_measured_and_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     first = list(compare(["comet"], ["layer_norm"], 4, tmp_path))
     assert first[0].right

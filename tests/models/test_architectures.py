@@ -129,6 +129,7 @@ def assert_close(found: Reals, wanted: Reals, limits: tuple[float, float], layer
 TEXTS = [*some_texts(1, words=5), *some_texts(1, words=11, seed=4)]
 
 
+@pytest.mark.slow
 def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) -> None:
     query = PublicModel.unpack(model.package()).encode(TEXTS)
     program = states_program(model, query)
@@ -144,6 +145,7 @@ def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) ->
         assert np.abs(wanted[chosen]).max() > 0.05, layer
 
 
+@pytest.mark.train
 def test_torch_has_the_same_states_from_the_same_file(directory: Path, model: ServedModel) -> None:
     query = model.encode(TEXTS)
     states = torch_states(directory, query, token_ids(model, TEXTS, query.bucket))
@@ -269,6 +271,7 @@ def used(model: ServedModel, ids: npt.NDArray[np.int64], mask: Reals, part: str)
     return session.used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [

@@ -45,6 +45,7 @@ def normalised_rows(generator: Generator, count: int, size: int) -> Any:
     return rows / np.sqrt((rows**2).mean(axis=1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_survives_saving_and_loading(tmp_path: Path) -> None:
     config, tensors = small_model()
     config = certify(config, tensors)
@@ -93,6 +94,7 @@ def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_damaged_file_is_refused_by_name_or_changes_nothing(tmp_path: Path, name: str) -> None:
     directory = make_checkpoint(tmp_path, layers=1)

@@ -63,6 +63,7 @@ def test_nothing_is_fitted_to_serve_it_or_to_query_it(monkeypatch: pytest.Monkey
     assert client.plan(1, client.encode(list(REVIEWS)).bucket, PAIR).rounds > 0
 
 
+@pytest.mark.service
 def test_a_client_classifies_without_scipy_and_torch(tmp_path: Path) -> None:
     """The server and the dealer, whose processes inherit the environment, do without them as well."""
     for module in ("scipy", "torch"):

@@ -127,7 +127,7 @@ def test_another_kind_of_model_is_refused(tmp_path: Path, changes: Any, message:
 def theirs(kind: str, **settings: Any) -> Any:
     """One of transformers' own models, with random weights."""
     transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
     torch.manual_seed(0)
     family = next(name for name in ("DistilBert", "Bert", "Roberta", "MPNet") if kind.startswith(name))
     sizes = DISTILLED if family == "DistilBert" else SIZES
@@ -138,12 +138,13 @@ def theirs(kind: str, **settings: Any) -> Any:
     return model
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("family", ["Bert", "DistilBert", "Roberta", "MPNet"])
 @pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification"])
 def test_a_classifier_of_three_labels_answers_as_in_transformers(tmp_path: Path, family: str, kind: str) -> None:
     model = theirs(family + kind, num_labels=3)
     model.save_pretrained(tmp_path)
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
     from comet_mpc.train import UnifiedModel
 
     config, tensors, absent = load_hugging_face(tmp_path)
@@ -274,10 +275,11 @@ def test_an_index_that_names_no_files_is_refused(tmp_path: Path, places: object)
     write_shards(directory)
     (directory / "circle").symlink_to("circle")
     write_index(directory, places)
-    with pytest.raises(CheckpointError, match="model.safetensors.index.json"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
         load_hugging_face(directory)
 
 
+@pytest.mark.train
 def test_pickled_weights_hold_numbers_only(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
     from comet_mpc.train import read_pickled
@@ -301,6 +303,7 @@ def test_regressions_and_unnamed_labels() -> None:
     assert _labels(Path("x"), {"id2label": {"0": "LABEL_0"}}, 1) == ("LABEL_0",)
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "mpnet"])
 def test_logits_equal_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
@@ -332,6 +335,8 @@ def unify(cache: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.train
+@pytest.mark.service
 def test_a_name_is_found_in_the_hubs_cache(tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub", reason="the extra [train] is not installed (huggingface_hub)")
     home, commit = tmp_path / "hub-home", "0123456789abcdef0123456789abcdef01234567"

@@ -40,6 +40,7 @@ def model(directory: Path) -> ServedModel:
     return ServedModel.load(directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [DEALER, PAIR])
 @pytest.mark.parametrize("private", [False, True])
 def test_two_parties_the_twin_and_the_plaintext_model_agree(directory: Path, private: bool, source: Source) -> None:
@@ -86,6 +87,7 @@ def test_the_package_tells_nothing_of_the_calibration_data(directory: Path, tmp_
         assert all(site.seen == () for site in PublicModel.unpack(package).config.sites.values())
 
 
+@pytest.mark.slow
 def test_an_answer_has_the_digits_that_the_operator_chose(directory: Path) -> None:
     text = some_texts(1)
     found = {}

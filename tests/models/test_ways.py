@@ -63,6 +63,7 @@ def seconds(plan: Plan, source: Source, network: Network) -> float:
     return network.seconds(plan) + offline_seconds(plan, source, network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
 @pytest.mark.parametrize("network", [SLOW, USUAL_NETWORK, FAR], ids=str)
 def test_the_wire_is_as_planned_and_the_twin_agrees(
@@ -79,6 +80,7 @@ def test_the_wire_is_as_planned_and_the_twin_agrees(
     assert np.abs(together(run) - twin).max() < 0.02 + 2 * 2.0**-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_every_fork_alone_is_as_planned_and_leaves_the_value_as_it_is(
     model: ServedModel, query: Query, fused: bool
@@ -94,6 +96,7 @@ def test_every_fork_alone_is_as_planned_and_leaves_the_value_as_it_is(
         assert np.abs(together(run) - usual).max() < 0.02 + 2 * 2.0**-8, fork
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
 def test_client_and_server_find_the_same_program_and_another_on_another_network(
     model: ServedModel, source: Source
@@ -125,6 +128,7 @@ def test_a_network_is_written_as_it_is_read() -> None:
         assert str(Network.parse(text)) == text
 
 
+@pytest.mark.slow
 def test_unless_a_network_is_named_bert_base_keeps_its_budgets() -> None:
     dealt, paired = bert(DEALER), bert(PAIR)
     assert dealt.rounds <= 549
@@ -134,6 +138,7 @@ def test_unless_a_network_is_named_bert_base_keeps_its_budgets() -> None:
     assert PAIR.offline_bytes(paired) + paired.online_bytes <= 2.2e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
 def test_a_slow_network_gets_fewer_bytes_and_a_far_one_fewer_rounds(source: Source) -> None:
     slow, usual, far = (bert(source, network) for network in (SLOW, USUAL_NETWORK, FAR))
@@ -142,6 +147,7 @@ def test_a_slow_network_gets_fewer_bytes_and_a_far_one_fewer_rounds(source: Sour
     assert usual.ways not in (USUAL_WAYS, slow.ways, far.ways)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
 def test_no_network_takes_longer_than_with_fixed_ways_and_some_take_less(source: Source) -> None:
     shape, size = SHAPES["bert-base"], (1, 128, 768)

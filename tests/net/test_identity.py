@@ -143,6 +143,7 @@ def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
         issue(tmp_path, "bob", "client")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["authority.pem", "client.pem", "client.key", "authority.key"])
 def test_a_damaged_file_is_fine_or_refused_by_name(tmp_path: Path, name: str) -> None:
     """Among them: curves and kinds of key that do not exist, dates and numbers that cannot be."""

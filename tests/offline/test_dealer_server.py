@@ -390,6 +390,7 @@ def _peak(process_id: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.service
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
 def test_the_dealer_never_holds_more_than_a_piece(keys: Path, identities: Identities) -> None:
     """60 MB of corrections, fewer than 32 MB of growth; what arrives is what a dealing makes."""

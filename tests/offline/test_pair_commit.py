@@ -260,6 +260,7 @@ MESSAGES = 28
 """Digest, seeds, keys, base transfers, what the program needs, and two to commit."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [CLIENT, SERVER])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_any_message_leaves_nothing_at_either_side(

@@ -106,6 +106,7 @@ def whole(program: list[Correlation], drawn: list[dict[int, tuple[Words, ...]]],
     return ring.add(drawn[0][place][array], drawn[1][place][array])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_shares_of_products_add_up_and_the_plan_is_exact(name: str, threads: int) -> None:

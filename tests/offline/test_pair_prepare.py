@@ -251,6 +251,7 @@ def test_a_weight_above_the_public_bound_is_one_error_wherever_it_occurs() -> No
         as_parties(work)
 
 
+@pytest.mark.slow
 def test_two_texts_of_128_tokens_through_bert_base_take_as_much_as_two_of_one() -> None:
     """2^28.6 outputs: no key has a limit on them."""
     one, two = (

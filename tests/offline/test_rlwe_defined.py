@@ -109,6 +109,7 @@ def test_a_second_ciphertext_of_a_seed_defines_other_words() -> None:
 DENSE = [(128, 64, 70, 64), (5, 40, 3, 16), (300, 100, 9, 32), (2, 2, 2, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "inputs", "outputs", "block"), DENSE)
 @pytest.mark.parametrize(("levels", "turns", "more"), [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 2, 1), (1, 4, 1)])
 def test_products_of_defined_masks_are_exact_whatever_the_gaps_hold(

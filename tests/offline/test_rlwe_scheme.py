@@ -336,6 +336,7 @@ def keys_of(key: SecretKey, packing: Packing) -> PackingKeys:
     return PackingKeys(seed, b"".join(packing_keys(key, packing, seed)), packing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "levels", "limbs"),
     [(2, 1, 5), (3, 2, 6), (1, 3, 5), (5, 3, 7), (8, 3, 5), (9, 4, 6), (17, 5, 5), (3, 6, 6), (5, 7, 5), (8, 7, 6)],
@@ -426,6 +427,7 @@ class Turned:
         return (ERROR_VARIANCE + 1) * norm**2 + turning + packing_noise(self.limbs, self.levels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outputs", "inputs", "levels", "turns", "limbs", "more"),
     [(16, 1, 4, 1, 5, 0), (3, 2, 5, 2, 5, 1), (32, 1, 5, 2, 4, 1), (37, 2, 6, 3, 5, 1), (70, 1, 7, 4, 6, 0)],
@@ -440,6 +442,7 @@ def test_turning_uploads_spares_merges_and_its_noise_is_within_the_bound(
     assert product.bound() / 100 < variance <= product.bound()
 
 
+@pytest.mark.slow
 def test_weights_of_alternating_signs_have_all_the_noise_that_turning_may_have() -> None:
     """X^(m·d)·y_m is the same for all m but for its sign: the worst there is, and twice as bad as unrelated weights."""
     levels, turns, live = 4, 1, 64

@@ -320,6 +320,7 @@ def numbered(count: int) -> list[bytes]:
     return [number.to_bytes(16, "big") for number in range(count)]
 
 
+@pytest.mark.service
 def test_of_several_processes_one_gets_each_bundle(store: BundleStore, tmp_path: Path) -> None:
     seeds = numbered(150)
     for seed in seeds:
@@ -337,6 +338,7 @@ def test_of_several_processes_one_gets_each_bundle(store: BundleStore, tmp_path:
     assert sorted(uses) == sorted(seed.hex() for seed in seeds)
 
 
+@pytest.mark.service
 def test_a_killed_process_never_leads_to_a_second_use(store: BundleStore, tmp_path: Path) -> None:
     """SIGKILL at random moments of taking and using, and the next process goes on with what is left."""
     generator = random.Random(11)

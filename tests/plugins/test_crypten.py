@@ -6,6 +6,7 @@ CrypTen lives in one process here: its communicator of one party computes on the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -21,8 +22,8 @@ INSTALLED = find_spec("crypten") is not None and find_spec("torch") is not None
 needs_crypten = pytest.mark.skipif(not INSTALLED, reason="crypten is not installed: see comet_mpc/plugins/crypten.py")
 
 
-@pytest.mark.skipif(INSTALLED, reason="crypten is installed")
-def test_without_crypten_the_error_says_how_to_install_it() -> None:
+def test_without_crypten_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[load_crypten.__module__], "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"--no-deps crypten==0\.4\.1"):
         load_crypten()
 

@@ -16,6 +16,8 @@ from support.processes import World, running_world
 from support.toy_model import some_texts
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.service
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, keys: Path, tiny_checkpoint: Path) -> Iterator[World]:

@@ -96,6 +96,7 @@ def ask(client: Client) -> tuple[float, ...]:
     return client.classify([TEXT])[0].logits
 
 
+@pytest.mark.service
 def test_models_are_asked_for_by_name_or_fingerprint(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
     first, second, other = versions
     with serving(keys, tmp_path / "state", f"mood={first}", f"topic={second}") as server:
@@ -124,6 +125,7 @@ def ask_of(server: Running, common: dict[str, Any], model: str) -> tuple[float, 
         return ask(client)
 
 
+@pytest.mark.service
 def test_a_new_version_disturbs_nobody(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
     """A client stays with its version, in the middle of a run and after it; a new one gets the new one."""
     old, new, newest = versions
@@ -153,6 +155,7 @@ def test_a_new_version_disturbs_nobody(tmp_path: Path, keys: Path, versions: lis
     assert not [event for event in server.log if event.get("level") == "error"]
 
 
+@pytest.mark.service
 def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
     place = tmp_path / "model"
     put(versions[0], place)

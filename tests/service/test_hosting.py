@@ -23,6 +23,8 @@ from comet_mpc.service.messages import Accepted, Prepare, expect, say
 from support.processes import World, running_world, server_process
 from support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.service
+
 TEXT = "the film is good"
 
 

@@ -246,6 +246,8 @@ def test_a_bundle_runs_once(world: World, tmp_path: Path) -> None:
 _LEAVES = """
 import sys
 from comet_mpc import Client
+
+pytestmark = pytest.mark.service
 client = Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=3)
 client.classify([sys.argv[4]])
 """

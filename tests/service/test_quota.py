@@ -89,6 +89,7 @@ def test_a_count_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> No
         quota.charge("../../etc/passwd", 1)
 
 
+@pytest.mark.service
 def test_a_server_holds_each_certificate_to_its_queries(keys: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Over TLS, with two workers, through a restart; and a refusal costs no more than itself."""
     own = shutil.copytree(keys, tmp_path / "keys")

@@ -183,6 +183,8 @@ _KILLED = """
 import os, sys
 from comet_mpc.service.client import Client
 from support.clients import after_rounds
+
+pytestmark = pytest.mark.service
 with Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=0) as client:
     after_rounds(client, 20, lambda: os._exit(9))
     client.classify(["the film is good"])

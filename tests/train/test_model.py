@@ -46,6 +46,8 @@ from comet_mpc.train.warm_start import can_fit, fit_to_teacher  # noqa: E402
 from support.small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from support.toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
 
+pytestmark = pytest.mark.train
+
 SMU = ActivationChoice(kind="smu", mu=1 / math.sqrt(2), normalised=False)
 RELU = AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1e-3)
 FORMS = {

@@ -24,6 +24,8 @@ from comet_mpc.models.checkpoint import load_checkpoint
 from support.documents import ROOT
 from support.toy_model import TINY, WORDS, make_checkpoint
 
+pytestmark = pytest.mark.train
+
 
 @pytest.fixture
 def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
