@@ -22,6 +22,7 @@ from comet_mpc.lab.audit.statistics import (
     Message,
     Pile,
     judge,
+    mean_sign,
     pile_up,
     surprise_of_squares,
     surprise_of_sum,
@@ -61,6 +62,18 @@ def test_chance_is_not_surprising(modulus: int) -> None:
         surprises = np.array([one[name] for one in seen])
         assert np.mean(surprises >= 1.0) <= 0.2  # 0.1 by the bound, and six deviations of 60 are below this
         assert surprises.max() < 4.0
+
+
+def test_uneven_bits_of_an_odd_modulus_are_expected_and_not_a_surprise() -> None:
+    """Below 0.5625·2^8 the top bit is 1 in one case of nine, whatever the receiver holds: a constant, for example."""
+    modulus = 145
+    for bit in range(8):
+        counted = 1 - 2 * np.mean([number >> bit & 1 for number in range(modulus)])
+        assert mean_sign(bit, modulus) == pytest.approx(counted)
+        assert mean_sign(bit, 2**20) == 0
+    words = np.random.default_rng(5).integers(0, modulus, (4096, PLACES), dtype=np.uint64)
+    secret, own = (np.where(np.arange(4096) // step % 2, 1.0, -1.0) for step in (1, 2))
+    assert judge(Pile(words, modulus, {"constant": np.zeros_like(words)}, secret, own))["pairs"] < LIMIT
 
 
 def test_the_limit_leaves_room_for_all_statistics_of_an_audit() -> None:

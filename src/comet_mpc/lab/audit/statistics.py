@@ -186,16 +186,27 @@ def _joint(pile: Pile, combined: Sequence[Words]) -> float:
     return max((surprise_of_squares(square, freedom, len(squares)) for square, freedom in squares), default=0.0)
 
 
+def _chosen_bits(modulus: int) -> list[int]:
+    width = (modulus - 1).bit_length()
+    return sorted({*range(min(_BITS, width)), *range(max(0, width - _BITS), width)})
+
+
 def _bits(words: Words, modulus: int) -> npt.NDArray[np.float32]:
     """Signs (bits, samples)."""
-    width = (modulus - 1).bit_length()
-    chosen = sorted({*range(min(_BITS, width)), *range(max(0, width - _BITS), width)})
     flat = words.reshape(-1)[:_SAMPLES]
-    return np.stack([1 - 2 * ((flat >> np.uint64(bit)) & np.uint64(1)).astype(np.float32) for bit in chosen])
+    bits = _chosen_bits(modulus)
+    return np.stack([1 - 2 * ((flat >> np.uint64(bit)) & np.uint64(1)).astype(np.float32) for bit in bits])
+
+
+def mean_sign(bit: int, modulus: int) -> float:
+    """Of one bit of a number that is uniform below the modulus: zero only where that is a power of two."""
+    ones = (modulus >> bit + 1 << bit) + max(0, modulus % 2 ** (bit + 1) - 2**bit)
+    return 1 - 2 * ones / modulus
 
 
 def _pairs(pile: Pile) -> float:
-    mine = _bits(pile.words, pile.modulus)
+    expected = np.array([mean_sign(bit, pile.modulus) for bit in _chosen_bits(pile.modulus)], np.float32)
+    mine = _bits(pile.words, pile.modulus) - expected[:, None]
     largest, questions = 0.0, 0
     for other in pile.held.values():
         sums = mine @ _bits(other, pile.modulus).T
