@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.errors import PeerError, WrongSize
+from comet_mpc.models.planning import plan_shape
+from comet_mpc.models.transformer import SHAPES
+from comet_mpc.offline.pair.arrangement import matrix_products
+from comet_mpc.offline.pair.units import units
 from comet_mpc.offline.rlwe import key_proof
 from comet_mpc.offline.rlwe.key_proof import PROOF_BYTES, prove, verify
 from comet_mpc.offline.rlwe.public_key import PublicKey, make_public_key, respond
@@ -25,6 +29,7 @@ from comet_mpc.offline.rlwe.scheme import (
     pack,
     public_polynomial,
 )
+from comet_mpc.offline.sources import find_source
 
 KEY_BYTES = PublicKey.SIZE - PROOF_BYTES
 
@@ -159,3 +164,19 @@ def test_a_large_key_would_write_r_into_the_servers_share_and_is_refused() -> No
     honest = make_public_key(SecretKey(), seed)
     with pytest.raises(PeerError, match="does not hold"):
         PublicKey.decode(pack(pk0, PRIMES).tobytes() + honest[KEY_BYTES:], seed)
+
+
+def test_a_key_that_passes_tips_next_to_no_rounding() -> None:
+    """Whatever small numbers a key is made of: what they add to the server's share is below 2^52 (docs/security.md)."""
+    source = find_source("pair")
+    program = plan_shape(SHAPES["bert-base"], 128, 0, 1, "quadratic", source).correlations
+    schemes = [
+        (products.tiling.answer_scheme, products.batch * products.tiling.response_bytes)
+        for products in matrix_products(program, 1)
+    ]
+    schemes += [(job.scheme, job.response_bytes) for unit in units(program) for job in unit.jobs]
+    assert len(schemes) > 100
+    slack = 2.0**13 * (2.0**37 + 2 * 21 + 21 * 2.0**33)  # r·e'' + 2·e0 + e1·s'', at most
+    assert slack < 2.0**52
+    tipped = [size / s.response_bytes * DEGREE * 2.0 ** (53 - s.log_q + s.plain_bits) for s, size in schemes]
+    assert sum(tipped) < 2.0**-12

@@ -200,7 +200,7 @@ def _bits(words: Words, modulus: int) -> npt.NDArray[np.float32]:
 
 def mean_sign(bit: int, modulus: int) -> float:
     """Of one bit of a number that is uniform below the modulus: zero only where that is a power of two."""
-    ones = (modulus >> bit + 1 << bit) + max(0, modulus % 2 ** (bit + 1) - 2**bit)
+    ones = (modulus >> bit + 1 << bit) + max(0, modulus % (2 << bit) - (1 << bit))
     return 1 - 2 * ones / modulus
 
 
