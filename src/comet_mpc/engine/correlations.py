@@ -9,7 +9,7 @@ modulus that is not 0, that of the odd modulus. What is not uniform by itself (a
 client's part comes from its seed, and the server's part is the *correction*, sent once, `correction_bytes` long.
 
 A kind says all that can be said without knowing who prepares it: its size, the masks it builds on, its corrections,
-what it costs to use, and whether its parts fit together. A new kind is a class here, a name in `_AnyKind`,
+what it costs to use, and whether its parts fit together. A new kind is a class here, a name in `AnyKind`,
 and a branch in each source that can prepare it (`offline.dealer.bundles`, `offline.pair.prepare`).
 """
 
@@ -363,7 +363,7 @@ class TableTransfers(Correlation, frozen=True):
             raise ShapeError(f"a table's columns have {sum(self.sizes)} bytes in all: it must be 1 to {WORD // 8}")
 
 
-_AnyKind = (
+AnyKind = (
     Mask
     | PartyBits
     | ClientMask
@@ -389,7 +389,7 @@ def encode_correlations(correlations: Iterable[Correlation]) -> bytes:
 
 def decode_correlations(data: bytes) -> list[Correlation]:
     """Strict: an unknown kind, field or type, or a number out of range, is a msgspec.ValidationError."""
-    return [*msgspec.json.decode(data, type=list[_AnyKind])]
+    return [*msgspec.json.decode(data, type=list[AnyKind])]
 
 
 def program_digest(correlations: Iterable[Correlation]) -> str:

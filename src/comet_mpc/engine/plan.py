@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from comet_mpc.engine import requests as ask
-from comet_mpc.engine.correlations import Correlation, program_digest
+from comet_mpc.engine.correlations import AnyKind, Correlation, program_digest
 from comet_mpc.engine.demand import DrawingSession, Drawn
 from comet_mpc.engine.requests import Request, Result, Step
 from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
@@ -65,6 +66,27 @@ class Plan:
         """Names the program: its correlations and its terms."""
         digest = program_digest(self.correlations)
         return hashlib.sha256(f"{digest} {self.terms}".encode()).hexdigest() if self.terms else digest
+
+
+class _Fields(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A plan as it is written, its correlations by their kinds."""
+
+    correlations: tuple[AnyKind, ...]
+    parts: tuple[str, ...]
+    schedule: tuple[PlannedRound, ...]
+    ways: Ways
+    forks: tuple[str, ...]
+    terms: str
+
+
+def encode_plan(plan: Plan) -> bytes:
+    return msgspec.msgpack.encode([getattr(plan, name) for name in _Fields.__struct_fields__])
+
+
+def decode_plan(data: bytes) -> Plan:
+    """Strict, as `decode_correlations`: raises msgspec.MsgspecError. A hundred times as fast as planning."""
+    fields = msgspec.msgpack.decode(data, type=_Fields)
+    return Plan(**msgspec.structs.asdict(fields))
 
 
 class PlanSession(DrawingSession):

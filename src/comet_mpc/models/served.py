@@ -267,6 +267,11 @@ class PublicModel:
         )
         return replace(plan, terms=f"answer bits: {self.answer_bits}")
 
+    def planned_from(self) -> bytes:
+        """All of the model that its plans depend on, and the fingerprint."""
+        facts = (self.config, self.value_bounds, self.logit_bound, self.private_embeddings, self.answer_bits)
+        return msgspec.msgpack.encode((self.fingerprint, *facts, self.network))
+
     # Texts -----------------------------------------------------------------------------------------------
 
     @property

@@ -180,12 +180,12 @@ class Conversation:
                     raise ConfigurationError("there is no dealer, so nobody needs masked weights")
                 self._send(pieces)
             case Prepare():
-                plan = self._deployment.plan(message)
+                plan = self._plan(message)
                 self._deployment.check_room(plan, message.count)
                 order = Order(message.bundle_id, message.batch, message.bucket, plan, self._client, message.count)
                 self._deployment.provider.prepare(order, self._deployment.store, self)
             case Run():
-                plan = self._deployment.plan(message)
+                plan = self._plan(message)
                 self._deployment.quota.check(self._client, message.batch)
                 with (
                     self._places.place("run", self.channel),
@@ -193,6 +193,11 @@ class Conversation:
                 ):
                     self._deployment.quota.charge(self._client, message.batch)
                     self._compute(message, bundle, plan.ways)
+
+    def _plan(self, message: Prepare | Run) -> Plan:
+        """Planning takes a core for a second or two: if it must be done, it is done in a place that stands for one."""
+        computes = isinstance(message, Prepare) and self._deployment.provider.computes
+        return self._deployment.plan(message, self._places.place("prepare" if computes else "run", self.channel))
 
     @contextlib.contextmanager
     def reserved(self, seconds: float | None = None) -> Iterator[None]:

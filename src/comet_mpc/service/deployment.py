@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,6 +41,7 @@ _COUNTERS = {
     "offline_bytes_total": "Bytes of preparing randomness: corrections from the dealer, or both ways with clients.",
     "offline_seconds_total": "Seconds spent on that.",
     "bundles_prepared_total": "Bundles of randomness prepared.",
+    "plans_total": "Sizes of batch and bucket that were planned. Each is kept in the state, so once is enough.",
     "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
 }
 
@@ -95,7 +97,7 @@ class Deployment:
         self.counters = counters or server_counters()
         self.source = source
         self.model = replace(model, folded={})  # real numbers are for the plaintext model only
-        self.programs = Programs(self.model, source)
+        self.programs = Programs(self.model, source, Path(state), self._planned)
         self.weights = self.model.weights()
         self.package = model.public().package()
         # bound to the very numbers that are masked: another way to fold or round the same checkpoint gets other masks
@@ -127,11 +129,21 @@ class Deployment:
     def _largest_share(self) -> int:
         return min(self.limits.client_bytes, self.limits.store_bytes)
 
-    def plan(self, message: Prepare | Run) -> Plan:
-        """The program that a client names, which must be the one that it has planned itself."""
+    def _planned(self, batch: int, bucket: int) -> None:
+        self.counters.add(plans_total=1)
+        _log.info("planned a program", extra={"fields": {"batch": batch, "bucket": bucket}})
+
+    def plan(self, message: Prepare | Run, place: AbstractContextManager[None]) -> Plan:
+        """The program that a client names, which must be the one that it has planned itself.
+
+        place: in which it is planned, if nobody has done so before
+        """
         if message.batch > self.limits.batch:
             raise ShapeError(f"a batch of {message.batch} texts: this server takes {self.limits.batch} at a time")
-        plan = self.programs.plan(message.batch, message.bucket)
+        plan = self.programs.known(message.batch, message.bucket)
+        if plan is None:
+            with place:
+                plan = self.programs.plan(message.batch, message.bucket)
         if plan.digest != message.digest:
             raise ProtocolMismatch("the parameters of the program", got=message.digest, expected=plan.digest)
         return plan

@@ -4,6 +4,7 @@
         package     the public package
         weights     D = W - B of all weights, one after the other; if the source of randomness asks for them
         bundles/    the client's prepared randomness (`store.BundleStore`)
+        plans-*/    the plans that this client has made (`kept_plans.KeptPlans`)
         server      the address at which that server was reached last: it may be one of several machines
 
 A file is written beside, checked against the digest that the server told over TLS, and moved into place; on every
@@ -83,7 +84,7 @@ def obtain_model(
     _obtain(package, welcome.package_bytes, welcome.package_digest, channel, lambda: say(channel, GetPackage()), told)
     try:
         model = PublicModel.unpack(package.read_bytes())
-        programs = Programs(model, source)
+        programs = Programs(model, source, directory)
         public = programs.weights()
     except CometError as error:
         raise PeerError(f"the server's public package cannot be used: {error}") from error

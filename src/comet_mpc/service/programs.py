@@ -1,9 +1,11 @@
-"""The programs of one model, by batch and bucket: both sides plan them on their own."""
+"""The programs of one model, by batch and bucket: both sides plan them on their own, once, and keep the plans."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
 
 from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import WeightCorrelation
@@ -11,30 +13,65 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ShapeError
 from comet_mpc.models.served import PublicModel
 from comet_mpc.offline.source import Source
+from comet_mpc.service.kept_plans import KeptPlans
 
-_MOST_KEPT = 64
+_MOST_IN_MEMORY = 64
 
 
 class Programs:
-    """Plans are made when they are asked for; the least recently used are forgotten."""
+    """Plans are made when they are asked for and nobody has made them before; see `KeptPlans`.
 
-    def __init__(self, model: PublicModel, source: Source) -> None:
-        self._model, self._source = model, source
+    home     where they are kept; None: in memory only
+    planned  is told the size when one is made
+    """
+
+    def __init__(
+        self,
+        model: PublicModel,
+        source: Source,
+        home: Path | None = None,
+        planned: Callable[[int, int], None] = lambda batch, bucket: None,
+    ) -> None:
+        self._model, self._source, self._planned = model, source, planned
         self._weights = {name: weight.public() for name, weight in model.weights().items()}
+        self._kept = None if home is None else KeptPlans(home, model, source)
         self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
         self._lock = threading.Lock()
 
+    def known(self, batch: int, bucket: int) -> Plan | None:
+        """The plan, unless it is still to be made."""
+        with self._lock:
+            return self._known(batch, bucket)
+
     def plan(self, batch: int, bucket: int) -> Plan:
         with self._lock:
-            plan = self._plans.get((batch, bucket))
+            plan = self._known(batch, bucket)
             if plan is None:
-                if bucket not in self._model.buckets():
-                    raise ShapeError(f"this model has no bucket of {bucket} tokens: {self._model.buckets()}")
-                plan = self._plans[batch, bucket] = self._model.plan(batch, bucket, self._source)
-                if len(self._plans) > _MOST_KEPT:
-                    self._plans.popitem(last=False)
-            self._plans.move_to_end((batch, bucket))
+                plan = self._make(batch, bucket) if self._kept is None else self._kept.make(batch, bucket, self._make)
+                self._remember((batch, bucket), plan)
             return plan
+
+    def _known(self, batch: int, bucket: int) -> Plan | None:
+        if bucket not in self._model.buckets():
+            raise ShapeError(f"this model has no bucket of {bucket} tokens: {self._model.buckets()}")
+        plan = self._plans.get((batch, bucket))
+        if plan is None and self._kept is not None:
+            plan = self._kept.find(batch, bucket)
+        if plan is not None:
+            self._remember((batch, bucket), plan)
+        return plan
+
+    def _remember(self, size: tuple[int, int], plan: Plan) -> None:
+        """The least recently used are forgotten."""
+        self._plans[size] = plan
+        self._plans.move_to_end(size)
+        if len(self._plans) > _MOST_IN_MEMORY:
+            self._plans.popitem(last=False)
+
+    def _make(self, batch: int, bucket: int) -> Plan:
+        plan = self._model.plan(batch, bucket, self._source)
+        self._planned(batch, bucket)
+        return plan
 
     def weights(self) -> tuple[Weight, ...]:
         """Public part of every weight that has a masked form, in the order of their first use, and of the download."""
