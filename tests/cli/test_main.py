@@ -164,7 +164,8 @@ def test_demo_gives_the_plaintext_answers_at_the_planned_cost(checkpoint: str) -
         assert shown["online_bytes"] == shown["planned_online_bytes"] == shown["client_sent"] + shown["server_sent"]
         assert shown["rounds"] == shown["planned_rounds"]
         assert min(shown[field] for field in ("offline_bytes", "online_seconds", "offline_seconds")) > 0
-        assert shown["text_itself"]["entropy"] < 5 < 7.99 < shown["server_saw"]["entropy"]
+        assert shown["text_itself"]["p_value"] < 1e-3  # the control: a text is not random
+        assert shown["server_saw"]["p_value"] > 1e-9
     assert second["offline_bytes"] == first["offline_bytes"]  # prepared together
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from scipy import stats
 
 from comet_mpc.cli.tables import operations_table, profile_tables
 from comet_mpc.engine import Weight
@@ -39,7 +38,6 @@ from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.offline.store import new_bundle_id
-from comet_mpc.service.clients.seen import glimpse
 from comet_mpc.units import human_bytes, human_seconds
 from support.two_parties import as_parties
 from support.waiting import PATIENCE, eventually
@@ -299,18 +297,6 @@ def test_truncation_never_wraps() -> None:
         assert record.wraps == 0
         assert record.largest_value == 2**61
         assert abs(record.mean_error) < 5 * record.standard_error
-
-
-def test_glimpse_tells_uniform_bytes_from_others() -> None:
-    assert glimpse(os.urandom(1 << 16)).entropy > 7.99
-    assert glimpse(os.urandom(1 << 16)).p_value > 1e-6
-    assert glimpse(b"a text, and no noise" * 100).p_value < 1e-6
-
-
-def test_a_glimpse_is_a_chi_squared_test() -> None:
-    data = np.random.default_rng(1).integers(0, 256, 5000, dtype=np.uint8)
-    expected = stats.chisquare(np.bincount(data, minlength=256)).pvalue
-    assert glimpse(data.tobytes()).p_value == pytest.approx(expected, rel=1e-9)
 
 
 def test_units_are_for_people() -> None:

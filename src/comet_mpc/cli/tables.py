@@ -150,6 +150,12 @@ def rules_table(records: Sequence[RuleRecord]) -> Group:
     )
 
 
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return "too short to tell"
+    return f"{p:.4f}" if p >= 0.0001 else "< 0.0001"
+
+
 def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
     """The answers, what was seen, and what it cost."""
     last = texts[-1]
@@ -169,14 +175,15 @@ def demo_tables(texts: Sequence[TextResult]) -> list[Group | str]:
             ),
         ),
         table(
-            "What the server saw of the last text. Random bytes have 8 bits of entropy each",
-            ("", "first bytes", "size", "entropy"),
+            "What the server saw of the last text, and the text for comparison",
+            ("", "first bytes", "size", "p"),
             (
-                (what, g.first_bytes[:35], human_bytes(g.size), f"{g.entropy:.4f}")
-                for what, g in (("the text itself", last.text_itself), ("all that it received", last.server_saw))
+                (what, g.first_bytes[:35], human_bytes(g.size), _p_value(g.p_value))
+                for what, g in (("all that it received", last.server_saw), ("the text (not sent)", last.text_itself))
             ),
             left=2,
         ),
+        "p: the chance that random numbers look this uneven. 1 run in 100 is below 0.01.\n",
         table(
             "What each text cost" + (". Bytes and rounds are exactly as planned" if agree else ""),
             ("tokens", "client sends", "server sends", "rounds", "time", "offline", "time"),

@@ -23,6 +23,8 @@ from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
 
 Packed = npt.NDArray[np.uint8]
+Sent = Callable[[ask.Message, Packed], None]
+"""Is given each message that a party sends: what it consists of, and its bytes."""
 Leg = tuple[Packed | None, Callable[[memoryview], Result]]
 """One request on its way: what this party sends, and what it makes of the answer."""
 
@@ -71,6 +73,7 @@ class PartySession(DrawingSession):
         *,
         permits_leaks: bool = False,
         ways: Ways = USUAL_WAYS,
+        watch: Sent | None = None,
     ) -> None:
         super().__init__(fused=randomness.fused, permits_leaks=permits_leaks, ways=ways)
         if party not in (CLIENT, SERVER):
@@ -80,6 +83,7 @@ class PartySession(DrawingSession):
         self.party = party
         self.channel = channel
         self._randomness = randomness
+        self._watch = watch
         self._leader = party == CLIENT
         self.measured: dict[str, Measured] = {}
         """By part of the program, the parts within it included."""
@@ -117,6 +121,10 @@ class PartySession(DrawingSession):
         legs = [self._leg(request, entry) for request, entry in zip(requests, drawn, strict=True)]
         expected = [ask.wire_bytes(request)[1 - self.party] for request in requests]
         outgoing = [sent for sent, _ in legs if sent is not None]
+        if self._watch is not None:
+            for request, (sent, _) in zip(requests, legs, strict=True):
+                if sent is not None:
+                    self._watch(ask.messages(request)[self.party], sent)
         answer = memoryview(self.channel.exchange(outgoing, sum(expected)))
         results = []
         place = 0

@@ -297,31 +297,42 @@ class Weigh:
 
 Step = Evaluate | SquareSum | MatMul | Weigh
 
+BIT = Ring(1)
+Message = tuple[tuple[Ring, int], ...]
+"""So many elements of a ring, packed bit by bit; then so many of the next. Each part begins with a whole byte."""
+
 Result = Share | Opened | Given | Chosen | tuple[Share, ...] | Words | None
 """What a request gives."""
 
 
-def wire_bytes(request: Request) -> tuple[int, int]:
-    """Payload bytes of a request: (from the client, from the server)."""
+def messages(request: Request) -> tuple[Message, Message]:
+    """What a request sends: (the client's message, the server's)."""
     share = request.share
-    full = share.ring.wire_bytes(share.count)
+    full: Message = ((share.ring, share.count),)
     match request:
         case TruncateOpen(modulus=modulus, ring=ring) if modulus:
-            both = ring.wire_bytes(share.count) + (share.count + 7) // 8
+            both: Message = ((ring, share.count), (BIT, share.count))
             return both, both
         case Open() | TruncateOpen():
             return full, full
         case Truncate(free=free):
-            packed = 0 if free else (share.count + 7) // 8
-            return packed, packed
+            bits: Message = () if free else ((BIT, share.count),)
+            return bits, bits
         case Give():
-            return full, 0
+            return full, ()
         case Reveal(to=to):
-            return (full if to in (SERVER, BOTH) else 0), (full if to in (CLIENT, BOTH) else 0)
+            return (full if to in (SERVER, BOTH) else ()), (full if to in (CLIENT, BOTH) else ())
         case Choose():
-            return 0, full
+            return (), full
         case Fetch(chosen=chosen):
-            return share.count * chosen.table.entries * sum(chosen.table.sizes), 0
+            entries = share.count * chosen.table.entries
+            return tuple((Ring(8 * size), entries) for size in chosen.table.sizes), ()
+
+
+def wire_bytes(request: Request) -> tuple[int, int]:
+    """Payload bytes of a request: (from the client, from the server)."""
+    client, server = (sum(ring.wire_bytes(count) for ring, count in message) for message in messages(request))
+    return client, server
 
 
 def check_truncation(request: Truncate | TruncateOpen, part: str) -> None:

@@ -57,6 +57,10 @@ _DESCRIPTION = (
     "Private predictions for programs on this machine. The texts are in the clear here, and the server that answers "
     "never sees them: so this gateway runs beside the client, and never beside the server."
 )
+_P_VALUE = (
+    "How often uniform random numbers look at least as uneven as these: below 0.01 once in a hundred answers. Every "
+    "message is compared with the uniform law of its own ring, a text with that of bytes. null: too few to tell."
+)
 
 OneText = Annotated[str, Field(max_length=100_000)]
 Connect = Callable[[Seen], AsyncClient]
@@ -93,17 +97,16 @@ class Texts:
 
 @dataclass
 class Bytes:
-    """Some bytes: how many, the first of them, and how random they look."""
+    """Some bytes: how many, the first of them, and whether what they stand for looks random."""
 
     size: int
     first_bytes: str
-    entropy: Annotated[float, Field(description="Bits a byte. Random bytes have 8.")]
-    p_value: Annotated[float, Field(description="Against uniform bytes; small for numbers modulo T.")]
+    p_value: Annotated[float | None, Field(description=_P_VALUE)]
 
 
 @dataclass
 class Sight:
-    """What the server learned of one run of the program: two numbers and random bytes."""
+    """What the server learned of one run of the program: two numbers, and messages that tell it nothing."""
 
     texts: int
     tokens: Annotated[int, Field(description="That each text was padded to.")]
@@ -113,7 +116,7 @@ class Sight:
 @dataclass(kw_only=True)
 class _Asked:
     server_saw: list[Sight]
-    text_itself: Annotated[Bytes, Field(description="The texts, as bytes: what the server did not see.")]
+    text_itself: Annotated[Bytes, Field(description="The texts, as bytes, for comparison: they were not sent.")]
 
 
 @dataclass(kw_only=True)

@@ -91,7 +91,7 @@ def run_demo(
             ready=0,
             source=source.name,
             progress=progress,
-            wrap=seen.wrap,
+            watch=seen.run,
         ) as client,
     ):
         public = client.connect()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypedDict, TypeVar
 
-from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.party import PartySession, Sent
 from comet_mpc.engine.share import CLIENT, Reals
 from comet_mpc.errors import (
     CometError,
@@ -45,6 +45,8 @@ from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Ta
 
 A = TypeVar("A")
 Told = Callable[[int, A], None]
+Watch = Callable[[int, int], Sent]
+"""Is told how many texts a run has and their bucket; what it returns is given every message of that run."""
 
 _CALLS: dict[Kind, str] = {"label": "classify", "tokens": "tag", "embedding": "embed"}
 
@@ -77,6 +79,7 @@ class ClientOptions(TypedDict, total=False):
     progress: Progress | None
     downloading: Progress | None
     wrap: Wrap
+    watch: Watch | None
 
 
 class Client:
@@ -97,6 +100,7 @@ class Client:
                  dealer, every second
     downloading  is told the same of what is downloaded to set up a model
     wrap         is given every connection to the server and returns what is used instead, for example to record it
+    watch        is told of every run, and given what this client sends in its rounds: see `service.clients.seen`
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Client:
         progress: Progress | None = None,
         downloading: Progress | None = None,
         wrap: Wrap = lambda channel: channel,
+        watch: Watch | None = None,
     ) -> None:
         if (keys is None) == (identity is None):
             raise ConfigurationError("a client needs its certificate: pass either keys=DIRECTORY or identity")
@@ -126,6 +131,7 @@ class Client:
             raise ConfigurationError(f"batch and timeout must be positive, got {batch} and {timeout}")
         self._cache = Path(cache) if cache is not None else default_cache()
         self._ready, self._batch, self._downloading = ready, batch, downloading
+        self._watch = watch
         self._server = f"{address} {model}".strip()
         self._connection = Connection(
             parse_address(address),
@@ -370,7 +376,8 @@ class Client:
                 return None
             before = channel.traffic
             try:
-                logits = _compute(channel, query, model, randomness)
+                sent = self._watch(query.batch, query.bucket) if self._watch is not None else None
+                logits = _compute(channel, query, model, randomness, sent)
             except PeerGaveUp:  # its part of this bundle was damaged
                 if last:
                     raise
@@ -378,10 +385,12 @@ class Client:
             return logits, channel.traffic - before, time.monotonic() - start
 
 
-def _compute(channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle) -> Reals | None:
+def _compute(
+    channel: Channel, query: Query, model: ClientModel, randomness: OpenBundle, sent: Sent | None
+) -> Reals | None:
     try:
         ways = model.programs.plan(query.batch, query.bucket).ways
-        session = PartySession(CLIENT, channel, randomness, ways=ways)
+        session = PartySession(CLIENT, channel, randomness, ways=ways, watch=sent)
         return model.public.answer(query.batch, query.bucket, query)(session, model.weights)
     except BaseException:
         channel.close()  # the other side must not wait for rounds that will not come

@@ -90,7 +90,7 @@ def gateway(
             dealer=dealer,
             model=wanted,
             fingerprint=fingerprint,
-            wrap=seen.wrap,
+            watch=seen.run,
         )
 
     listening = _listening(host, port)

@@ -13,6 +13,11 @@ function bytes(count) {
 
 const seconds = (value) => (value < 0.9995 ? `${Math.round(value * 1000)} ms` : `${value.toPrecision(3)} s`);
 
+function chance(p) {
+  if (p === null) return "too short to tell";
+  return p < 0.0001 ? "< 0.0001" : p.toFixed(4);
+}
+
 function say(text, wrong = false) {
   place("status").textContent = text;
   place("status").classList.toggle("wrong", wrong);
@@ -86,8 +91,8 @@ function show(found) {
   place("cut").hidden = !answer.truncated;
   place("cut").textContent = `Only ${answer.tokens_used} of ${answer.tokens} tokens were read: the text is too long.`;
   place("learned").textContent = `One text of at most ${run.tokens} tokens, when it came, and these bytes:`;
-  const line = (name, seen) => [name, seen.first_bytes, bytes(seen.size), seen.entropy.toFixed(4)];
-  rows("bytes", [line("your text", text), line("it received", run.received)]);
+  const line = (name, seen) => [name, seen.first_bytes, bytes(seen.size), chance(seen.p_value)];
+  rows("bytes", [line("it received", run.received), line("your text, for comparison (not sent)", text)]);
   const cost = answer.cost;
   rows("costs", [
     ["now", bytes(cost.online_bytes), seconds(cost.online_seconds), String(cost.rounds)],
