@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from comet_mpc.engine import Opened, Session, TruncateOpen
 from comet_mpc.engine.polynomial import variables
@@ -84,17 +85,36 @@ def test_numbers_that_are_no_residues_are_refused() -> None:
         ring.unpack(bytes(5), 3)
 
 
-def test_elements_from_seeds_are_spread_evenly() -> None:
-    """χ² of 64 cells; and the same test catches residues of too few bits, which is the control."""
-    ring = RINGS[0]
+@pytest.mark.parametrize("ring", RINGS[:4])
+def test_an_element_takes_two_words_of_a_seed_and_is_uniform_but_for_2_to_the_minus_64(ring: Ring) -> None:
+    """⌊word·T/2^128⌋ of a word of 128 bits. One of 64 bits would not do: 2^64 mod T elements would come more often."""
+    fresh = np.frombuffer(secrets.token_bytes(16 * 1000), np.uint64).copy()
+    fresh[:4], fresh[-4:] = 0, 2**64 - 1
+    assert ring.seed_words == 2
+    wide = [int(low) | int(high) << 64 for low, high in fresh.reshape(-1, 2)]
+    assert ring.from_seed(fresh).tolist() == [word * ring.modulus >> 128 for word in wide]
 
-    def chi_square(elements: Words) -> float:
-        counts = np.histogram(elements.astype(np.float64) / ring.modulus, 64, (0.0, 1.0))[0]
-        return float(((counts - elements.size / 64) ** 2 / (elements.size / 64)).sum())
 
-    fresh = np.frombuffer(secrets.token_bytes(16 * 100_000), np.uint64)
-    assert chi_square(ring.from_seed(fresh)) < 63 + 8 * np.sqrt(2 * 63)
-    assert chi_square((fresh[::2] & np.uint64(2**32 - 1)) % np.uint64(ring.modulus)) > 63 + 8 * np.sqrt(2 * 63)
+def surprising(elements: Words, ring: Ring, below: int) -> bool:
+    """Whether more or fewer elements are below than a fair coin of that weight gives once in 10^10 times."""
+    count = int(np.count_nonzero(elements < np.uint64(below)))
+    coin = binom(elements.size, below / ring.modulus)
+    return float(min(coin.cdf(count), coin.sf(count - 1))) < 1e-10
+
+
+def test_elements_of_the_widest_odd_ring_are_spread_evenly() -> None:
+    """T has 63 bits, so of a word of 64 bits mod T the first 2^64 mod T elements come three times, the others twice.
+
+    These 1.8 % of the elements are counted, and those of either half, beside the control that takes such a word.
+    """
+    ring, count = RINGS[3], 200_000
+    often = 2**64 % ring.modulus
+    assert often < ring.modulus // 50
+    fresh = np.frombuffer(secrets.token_bytes(16 * count), np.uint64)
+    made = ring.from_seed(fresh)
+    assert not surprising(made, ring, often)
+    assert not surprising(made, ring, ring.modulus // 2)
+    assert surprising(fresh[::2] % np.uint64(ring.modulus), ring, often)
 
 
 def largest_converted(source: Ring, target: Ring, shift: int) -> int:

@@ -10,11 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from comet_mpc.engine.plan import plan_program
+from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import CheckpointError, ConfigurationError, RangeError, ShapeError
 from comet_mpc.models.bounds import activation_bounds
 from comet_mpc.models.certify import Weights, certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import PublicModel, Query, ServedModel
+from comet_mpc.models.transformer import public_weights
+from comet_mpc.net.channel import FRAME_HEADER
 from comet_mpc.offline.pair.arrangement import check_weight
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR
@@ -109,6 +113,26 @@ def test_an_answer_has_the_digits_that_the_operator_chose(directory: Path) -> No
     assert np.abs(found[8][1] - found[16][1]).max() <= 2.0**-9 + 2.0**-17
     assert len({plan.digest for plan, _ in found.values()}) == len(found), "both sides must mean the same digits"
     assert len({plan.correlations for plan, _ in found.values()}) == 1, "for which they need no randomness"
+
+
+@pytest.mark.parametrize("bits", [1, 8, 16])
+@pytest.mark.parametrize("source", [DEALER, PAIR])
+def test_an_answer_is_revealed_in_the_narrowest_ring_that_holds_it(directory: Path, bits: int, source: Source) -> None:
+    """Whoever adds a multiple of what it is after to an answer reads as many bits of it as the ring has to spare.
+
+    What is sent is counted in the plan, which is what the wire has: so many bits for every label, in the last round.
+    """
+    model = ServedModel.load(directory, answer_bits=bits)
+    shares = []
+    plan_program(lambda session: shares.append(model.program(2, 16)(session, public_weights(model.shape))))
+    (answer,) = shares
+    largest = answer.bound * 2.0**bits
+    assert answer.fraction == bits
+    assert answer.ring.holds(largest)
+    assert not Ring(answer.width - 1).holds(largest)
+    last = model.plan(2, 16, source).schedule[-1]
+    sent = (answer.count * answer.width + 7) // 8
+    assert (last.part, last.from_client, last.from_server) == ("result", 0, sent + FRAME_HEADER)
 
 
 @pytest.mark.parametrize("bits", [0, 17, -1])

@@ -11,12 +11,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 
 from comet_mpc.engine.correlations import BitProducts, Correlation, Mask, encode_correlations, program_digest
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDamaged, RandomnessError, RandomnessSpent
+from comet_mpc.offline.header import Header
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 
@@ -80,6 +82,56 @@ def test_a_bundle_is_gone_from_the_directory_before_it_is_handed_out(
     store.take(name, DIGEST, PROGRAM)
     assert events
     assert all(is_directory and not exists for is_directory, exists in events)
+
+
+@pytest.fixture
+def on_disk(store: BundleStore, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names that the store's directory is sure to have after a crash: those at its last fsync."""
+    names, fsync = set[str](), os.fsync
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            names.clear()
+            names.update(os.listdir(descriptor))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return names
+
+
+def test_after_every_step_the_disk_has_what_the_directory_has(store: BundleStore, on_disk: set[str]) -> None:
+    """Else a crash brings a name back, `.taken-…` too: a file with a seed and masks that have been sent."""
+    first, second = put(store), put(store)
+    assert on_disk == {f"{first}.bundle", f"{second}.bundle"}
+    store.take(first, DIGEST, PROGRAM)
+    assert on_disk == {f"{second}.bundle"}
+    store.discard(second)
+    assert on_disk == set()
+    (store.directory / f".taken-{first}-0").write_bytes(b"remains")
+    BundleStore(store.directory, SERVER, DEALER)
+    assert on_disk == set()
+    with store.add(new_bundle_id(), DIGEST, SEED) as writer:
+        writer.write(CORRECTIONS)
+        writer.commit()
+        assert len(on_disk) == 1
+        writer.retract()
+    assert on_disk == set()
+
+
+def test_a_bundle_leaves_the_disk_before_its_seed_is_read(
+    store: BundleStore, on_disk: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only then may it be handed out: the header that is looked at before is thrown away."""
+    name = put(store)
+    read, seen = Header.read, list[set[str]]()
+
+    def watched(file: BinaryIO, bundle_id: str) -> Header:
+        seen.append(set(on_disk))
+        return read(file, bundle_id)
+
+    monkeypatch.setattr(Header, "read", staticmethod(watched))
+    store.take(name, DIGEST, PROGRAM)
+    assert seen == [{f"{name}.bundle"}, set()]
 
 
 def test_a_bundle_is_taken_once(store: BundleStore) -> None:

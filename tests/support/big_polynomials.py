@@ -11,7 +11,7 @@ import numpy.typing as npt
 from comet_mpc import _native
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Scheme, SecretKey, basis
 
-__all__ = ["lift", "negacyclic", "noise", "secret_of"]
+__all__ = ["coefficients", "lift", "negacyclic", "noise", "secret_of", "times"]
 
 
 def _join(values: Sequence[int], size: int) -> int:
@@ -46,16 +46,26 @@ def lift(residues: npt.NDArray[np.uint32], primes: Sequence[int]) -> list[int]:
     return [total % modulus for total in totals]
 
 
-def _in_order(transformed: npt.NDArray[np.uint32], primes: tuple[int, ...]) -> list[int]:
+def coefficients(transformed: npt.NDArray[np.uint32], primes: tuple[int, ...]) -> list[int]:
+    """Of a transformed polynomial [prime][8192], below Π primes."""
     out = np.empty(len(primes) * DEGREE, np.uint32)
     _native.lattice_backward(basis(primes), np.ascontiguousarray(transformed).reshape(-1), out, "")
     return lift(out, primes)
 
 
+def times(transformed: npt.NDArray[np.uint32], small: Sequence[int], primes: tuple[int, ...]) -> list[int]:
+    """A transformed polynomial times one of small coefficients, in order. By transforms, so it is quick."""
+    out, moduli = np.empty(len(primes) * DEGREE, np.uint32), np.array(primes, np.int64)[:, None]
+    residues = np.mod(np.array(small, np.int64), moduli).astype(np.uint32)
+    _native.lattice_forward(basis(primes), residues.reshape(-1), out, "")
+    product = transformed.reshape(len(primes), -1).astype(np.uint64) * out.reshape(len(primes), -1)
+    return coefficients((product % moduli.astype(np.uint64)).astype(np.uint32), primes)
+
+
 def secret_of(key: SecretKey) -> list[int]:
     """The ternary polynomial behind a key."""
     prime = PRIMES[0]
-    mont = _in_order(key._secret[:DEGREE], (prime,))
+    mont = coefficients(key._secret[:DEGREE], (prime,))
     values = [value * pow(2**32, -1, prime) % prime for value in mont]
     return [value - prime if value > prime // 2 else value for value in values]
 
@@ -63,7 +73,7 @@ def secret_of(key: SecretKey) -> list[int]:
 def noise(ciphertext: npt.NDArray[np.uint32], secret: list[int], scheme: Scheme, message: list[int]) -> list[int]:
     """c0 + c1·s - round(q·m/2^w) mod q, centred, for a message given times q/2^w."""
     q = math.prod(scheme.primes)
-    c0, c1 = (_in_order(component, scheme.primes) for component in ciphertext)
+    c0, c1 = (coefficients(component, scheme.primes) for component in ciphertext)
     product = negacyclic(c1, secret)
     rest = [(a + b - m) % q for a, b, m in zip(c0, product, message, strict=True)]
     return [value - q if value > q // 2 else value for value in rest]
