@@ -2,8 +2,9 @@
 an error of its own.
 
 Without either of them all results are the same and bytes look as random as ever, so nothing else would notice. Both are
-taken out here, exactly: what the server sends, less what it would send with nothing to hide it, is r·pk1 + e1 for an r
-that no other response has; and c0 + c1·s, less the message, is the error. A chance of less than 10^-9 fails them.
+taken out here, exactly: what the server sends, less what it would send with nothing to hide it, is 2·(r·pk1 + e1) for
+an r that no other response has; and c0 + c1·s, less the message, is the error. They fail by chance less than once in
+10^9 times.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from comet_mpc.offline.rlwe import odd_slots, packing, products, slots
 from comet_mpc.offline.rlwe.odd_slots import OddJob, OddPlan, odd_plan
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, Job, MatrixJob
+from comet_mpc.offline.rlwe.public_key import PublicKey, make_public_key, respond
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
     ERROR_VARIANCE,
     PRIMES,
     Bytes,
-    PublicKey,
     Residues,
     Scheme,
     SecretKey,
@@ -38,7 +39,6 @@ from comet_mpc.offline.rlwe.scheme import (
     choose_scheme,
     public_polynomial,
     read_uploads,
-    respond,
 )
 from comet_mpc.offline.rlwe.slots import choose_plan
 from comet_mpc.offline.rlwe.tiling import Tiling, choose_tiling
@@ -199,7 +199,7 @@ def answered() -> tuple[Noting, PublicKey, dict[str, Twice]]:
 def test_every_response_of_a_connection_is_hidden_by_an_r_of_its_own(
     answered: tuple[Noting, PublicKey, dict[str, Twice]],
 ) -> None:
-    """Response k is what it would be with nothing to hide it, plus r_k·pk1, up to the rounding of what is sent.
+    """Response k is what it would be with nothing to hide it, plus 2·r_k·pk1, up to the rounding of what is sent.
 
     Packed or not, turned or not. Were r missing, C1 would be W·c1 for a c1 that the client knows; were it the same
     twice, so would the difference of two responses.
@@ -212,7 +212,7 @@ def test_every_response_of_a_connection_is_hidden_by_an_r_of_its_own(
         for scheme, sent, unhidden in zip(schemes, twice.sent, twice.unhidden, strict=True):
             r, size = next(fresh, None), 1 << scheme.response_bits
             assert r is not None, f"{name}: fewer r than responses"
-            hiding = as_sent(scheme, times(key.cut(scheme.limbs).reshape(2, -1)[1], r.tolist(), scheme.primes))
+            hiding = as_sent(scheme, times(key.cut(scheme.limbs).reshape(2, -1)[1], (2 * r).tolist(), scheme.primes))
             rows = (numbers(each, scheme.response_bits) for each in (sent, unhidden))
             off = [(a - b - c + 2) % size for a, b, c in zip(*rows, hiding, strict=True)]
             assert max(off) <= 4, f"{name}: a response is not hidden by the r that was drawn for it"
@@ -231,7 +231,7 @@ def test_no_two_responses_share_their_r(answered: tuple[Noting, PublicKey, dict[
 
 @pytest.mark.parametrize("limbs", [2, 4])
 def test_a_response_is_an_encryption_of_zero_with_both_of_its_errors(limbs: int) -> None:
-    """C0 - r·pk0 and C1 - r·pk1 are errors e0 and e1 as they were drawn.
+    """C0 - 2·r·pk0 and C1 - 2·r·pk1 are twice the errors e0 and e1 as they were drawn.
 
     A response sends so few bits of C1 that e1 cannot be seen in it. So this one is of numbers of 117 bits: of these
     191 bits of C1/q are sent, and under a small q C1 is known to the last one.
@@ -239,7 +239,7 @@ def test_a_response_is_an_encryption_of_zero_with_both_of_its_errors(limbs: int)
     scheme, seed, stream, key = Scheme(limbs, 117.0), new_seed(), Noting(), SecretKey()
     q, everywhere = math.prod(scheme.primes), np.arange(DEGREE, dtype=np.uint32)
     assert scheme.response_bits > scheme.log_q + 8
-    public = PublicKey.decode(key.public_key(seed), seed)
+    public = PublicKey.decode(make_public_key(key, seed), seed)
     sent, kept = respond(scheme, np.zeros(2 * limbs * DEGREE, np.uint32), public, everywhere, stream)
     fractions = [sum(int(word) << 64 * place for place, word in enumerate(three)) for three in kept.reshape(-1, 3)]
     c0 = [(value * q + (1 << 191)) >> 192 for value in fractions]
@@ -247,8 +247,10 @@ def test_a_response_is_an_encryption_of_zero_with_both_of_its_errors(limbs: int)
     (r,) = stream.ephemeral
     found = []
     for half, component in zip((c0, c1), public.cut(limbs).reshape(2, -1), strict=True):
-        product = times(component, r.tolist(), scheme.primes)
-        found.append(np.array(centred([a - b for a, b in zip(half, product, strict=True)], q)))
+        product = times(component, (2 * r).tolist(), scheme.primes)
+        twice = np.array(centred([a - b for a, b in zip(half, product, strict=True)], q))
+        assert not (twice % 2).any()
+        found.append(twice // 2)
     for name, error in zip(("e0", "e1"), found, strict=True):
         assert_errors([error], name)
         assert any(np.array_equal(error, drawn) for drawn in stream.drawn), name
@@ -356,16 +358,17 @@ def test_every_upload_has_an_error_of_its_own(kind: str, monkeypatch: pytest.Mon
 
 
 def without_errors(key: SecretKey, primes: tuple[int, ...]) -> Residues:
-    real, key._stream = key._stream, Nothing()
+    """An encryption of zero."""
+    real, key.stream = key.stream, Nothing()
     seed = new_seed()
-    c0 = key._encrypt(np.zeros(len(primes) * DEGREE, np.uint32), seed, 0, primes)
-    key._stream = real
+    c0, _ = key.zero(seed, 0, primes)
+    key.stream = real
     return np.stack([c0, public_polynomial(seed, 0, primes)]).reshape(2, len(primes), DEGREE)
 
 
 def test_the_public_key_has_an_error() -> None:
     key, seed = SecretKey(), new_seed()
-    both = PublicKey.decode(key.public_key(seed), seed).cut(len(PRIMES)).reshape(2, len(PRIMES), DEGREE)
+    both = PublicKey.decode(make_public_key(key, seed), seed).cut(len(PRIMES)).reshape(2, len(PRIMES), DEGREE)
     assert_errors([np.array(centred(phase(both, secret_of(key), PRIMES), math.prod(PRIMES)))], "public key")
 
 
@@ -373,8 +376,9 @@ def test_every_key_for_packing_has_an_error_of_its_own() -> None:
     """Encryptions of p·s(X^g) modulo one prime, and of zero modulo the others: here some of the first two g."""
     key, digits, errors = SecretKey(), len(PRIMES) - 1, []
     steps, secret, q = Packing.MERGES.steps, secret_of(key), math.prod(PRIMES)
-    data = b"".join(packing.packing_keys(key, Packing.MERGES))
-    keys = read_uploads([Scheme(len(PRIMES), 0)] * (len(steps) * digits), data)
+    seed = new_seed()
+    data = b"".join(packing.packing_keys(key, Packing.MERGES, seed))
+    keys = read_uploads([Scheme(len(PRIMES), 0)] * (len(steps) * digits), seed, data)
     for place in (0, 1, digits, 2 * digits - 1):
         digit, step = place % digits, steps[place // digits]
         message = np.zeros((len(PRIMES), DEGREE), np.uint32)
