@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.tasks import TASKS
+from support.documents import ROOT
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
 
 pytestmark = pytest.mark.train
@@ -241,3 +244,25 @@ def test_learnt_alpha_and_mu_cannot_be_certified(glue: Path, tmp_path: Path) -> 
 def test_a_text_that_is_too_long_is_cut_and_said(glue: Path, tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", labels=("0", "1"), positions=6)
     assert "cut to 6 tokens" in comet("eval", model, "--task", "SST-2", "--data", glue)
+
+
+def test_the_script_that_made_the_demo_model_still_makes_one(glue: Path, tmp_path: Path) -> None:
+    """With few rows, from a tiny encoder of random weights; what it makes can be served."""
+    transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
+    encoder, out, record = tmp_path / "encoder", tmp_path / "out", tmp_path / "record.json"
+    settings = transformers.BertConfig(
+        vocab_size=len(toy_tokenizer().get_vocab()), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=128,
+    )  # fmt: skip
+    transformers.BertModel(settings).save_pretrained(encoder)
+    toy_tokenizer().save(str(encoder / "tokenizer.json"))
+    few = {"rows": 48, "dev-rows": 16, "teacher-rows": 24, "teacher-epochs": 1, "epochs": 1, "layers": 1, "hidden": 8}
+    options = [f"--{name}={value}" for name, value in {**few, "heads": 1, "intermediate": 8}.items()]
+    script = ROOT / "scripts" / "train_demo_model.py"
+    command = [sys.executable, script, encoder, glue, tmp_path / "work", "--out", out, "--json", record, *options]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    config, tensors = load_checkpoint(out)
+    check_ranges(config, tensors)
+    assert config.encoder.labels == ("negative", "positive")
+    assert config.scores == json.loads(record.read_text())["scores"]["served"]

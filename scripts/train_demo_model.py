@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the bundled demonstration model: sentiment (SST-2), certified form, small enough for the repository.
 
-    scripts/train_demo_model MINILM_DIR GLUE_DIR WORK_DIR [--out DIR] [--layers 2] [--hidden 128] [--rule quadratic] …
+    scripts/train_demo_model.py MINILM_DIR GLUE_DIR WORK_DIR [--out DIR] [--layers 2] [--rule quadratic] …
 
 1. Fine-tunes MiniLM, unmodified, on the first 30,000 rows of SST-2 (--teacher-rows): the teacher.
 2. The teacher's logits for all training rows.
@@ -24,6 +24,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,10 +49,10 @@ from comet_mpc.models.tasks import find_task
 from comet_mpc.progress import bar
 from comet_mpc.train import (
     Encoded,
+    Mode,
     Recipe,
     UnifiedModel,
     encode,
-    evaluate,
     finetune,
     first_rows,
     hold_out,
@@ -63,10 +64,11 @@ from comet_mpc.train import (
 )
 
 TASK = find_task("SST-2")
+MODES: tuple[Mode, ...] = ("exact", "steps", "served")
 
 
 def teacher(arguments: argparse.Namespace, dev: Encoded, train: Encoded) -> Path:
-    out = arguments.work / "teacher"
+    out: Path = arguments.work / "teacher"
     config, tensors, _ = load_hugging_face(arguments.minilm)
     config, tensors = in_form(
         config, tensors, activation=config.activation, attention=config.attention, pooler="tanh", labels=TASK.labels
@@ -82,12 +84,12 @@ def teacher_logits(arguments: argparse.Namespace, where: Path, train: Encoded) -
     path = arguments.work / "teacher_logits.npy"
     if not path.exists():
         with bar("teacher's logits") as tick:
-            found = predict(load_model(where).use("exact"), train, tick=tick).astype(np.float32)
+            logits = predict(load_model(where).use("exact"), train, tick=tick)
         with atomic_write(path) as file:
-            np.save(file, found)
-    found = np.load(path)
+            np.save(file, logits.astype(np.float32))
+    found: np.ndarray = np.load(path)
     if len(found) != len(train):
-        raise ConfigurationError(f"{path} has {len(found)} rows, wanted are {len(train)}: remove it")
+        raise ConfigurationError(f"{path} has {len(found)} rows, {len(train)} are wanted: remove the file")
     return found
 
 
@@ -139,7 +141,47 @@ def student(arguments: argparse.Namespace, where: Path) -> tuple[CometConfig, di
     return config, {name: np.asarray(value, np.float32) for name, value in tensors.items()}
 
 
-def main() -> None:
+def score(model: UnifiedModel, data: Encoded) -> dict[str, float]:
+    return TASK.score(predict(model, data), data.labels)
+
+
+def trained(arguments: argparse.Namespace, where: Path, train: Encoded) -> tuple[Path, dict[str, Any]]:
+    """The student's checkpoint in WORK_DIR, and how its training went."""
+    train, judge = hold_out(train, min(1000, len(train) // 10))
+    config, tensors = student(arguments, where)
+    recipe = Recipe(
+        epochs=arguments.epochs, batch=64, rate=arguments.rate, seed=arguments.seed, dropout=arguments.dropout,
+        logit_weight=2.0, temperature=2.0, embedding_rate=arguments.embedding_rate,
+        token_dropout=arguments.token_dropout, shape_rate=1.0,
+    )  # fmt: skip
+    folder: Path = arguments.work / arguments.name
+    with bar("student") as tick:
+        return folder, finetune(config, tensors, TASK, train, judge, folder, recipe, tick=tick)
+
+
+def packed(folder: Path, out: Path, words: bytes, train: Encoded, dev: Encoded) -> dict[str, Any]:
+    """Rounds the student, certifies and calibrates what it is then, and writes it with its scores to `out`."""
+    config, tensors = load_checkpoint(folder)
+    config = msgspec.structs.replace(config, encoder=msgspec.structs.replace(config.encoder, labels=TASK.words))
+    save_checkpoint(out, config, tensors, tokenizer=words, half=True, int8=("embeddings.words",))
+    config, tensors = load_checkpoint(out)  # what it is after rounding
+    seen = observe(UnifiedModel.from_tensors(config, tensors).use("exact"), first_rows(train, 1000))
+    save_config(out, calibrated(config, tensors, quantiles(seen)))
+    config, tensors = load_checkpoint(out)
+    check_ranges(config, tensors)
+    model = UnifiedModel.from_tensors(config, tensors)
+    scores = {mode: score(model.use(mode), dev) for mode in MODES}
+    config = msgspec.structs.replace(config, scores=scores["served"])
+    save_config(out, config)
+    return {
+        "model": "demo", "task": TASK.name, "scores": scores,
+        "bytes": sum(path.stat().st_size for path in out.iterdir()),
+        "encoder": msgspec.to_builtins(config.encoder), "rule": config.rule, "minimax_steps": config.steps,
+        "fingerprint": fingerprint(config, tensors, words),
+    }  # fmt: skip
+
+
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("minilm", type=Path)
     parser.add_argument("glue", type=Path)
@@ -161,46 +203,29 @@ def main() -> None:
     parser.add_argument("--embedding-rate", type=float, default=0.1)
     parser.add_argument("--token-dropout", type=float, default=0.1)
     parser.add_argument("--name", default="student", help="folder of this student in WORK_DIR")
-    arguments = parser.parse_args()
-    tokenizer = make_tokenizer(tokenizer_json(arguments.minilm))
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = read_arguments()
+    words = tokenizer_json(arguments.minilm)
+    tokenizer = make_tokenizer(words)
     train, dev = (
         encode(tokenizer, read_split(arguments.glue, TASK, split, rows), TASK.length)
         for split, rows in (("train", arguments.rows), ("dev", arguments.dev_rows))
     )
     where = teacher(arguments, dev, train) if arguments.start is None else arguments.start
     train = replace(train, wanted=teacher_logits(arguments, where, train))
-    train, judge = hold_out(train, min(1000, len(train) // 10))
-    config, tensors = student(arguments, where)
-    recipe = Recipe(
-        epochs=arguments.epochs, batch=64, rate=arguments.rate, seed=arguments.seed, dropout=arguments.dropout,
-        logit_weight=2.0, temperature=2.0, embedding_rate=arguments.embedding_rate,
-        token_dropout=arguments.token_dropout, threshold_rate=1.0,
-    )  # fmt: skip
-    folder = arguments.work / arguments.name
-    with bar("student") as tick:
-        found = finetune(config, tensors, TASK, train, judge, folder, recipe, tick=tick)
-    config, tensors = load_checkpoint(folder)
-    config = msgspec.structs.replace(config, encoder=msgspec.structs.replace(config.encoder, labels=TASK.words))
-    words = tokenizer_json(arguments.minilm)
-    save_checkpoint(arguments.out, config, tensors, tokenizer=words, half=True, int8=("embeddings.words",))
-    config, tensors = load_checkpoint(arguments.out)  # what it is after rounding
-    seen = observe(UnifiedModel.from_tensors(config, tensors).use("exact"), first_rows(train, 1000))
-    save_config(arguments.out, calibrated(config, tensors, quantiles(seen)))
-    config, tensors = load_checkpoint(arguments.out)
-    check_ranges(config, tensors)
-    model = UnifiedModel.from_tensors(config, tensors)
-    scores = {mode: evaluate(model.use(mode), dev, TASK) for mode in ("exact", "steps", "served")}
-    config = msgspec.structs.replace(config, scores=scores["served"])
-    save_config(arguments.out, config)
-    size = sum(path.stat().st_size for path in arguments.out.iterdir())
-    print(f"{arguments.out.name}: {size / 1e6:.2f} MB, served {scores['served']['accuracy']:.2f} % on SST-2 dev")
-    result = {
-        "model": "demo", "task": TASK.name, "scores": scores, "bytes": size, "seconds": found["seconds"],
-        "history": found["history"], "teacher": evaluate(load_model(where).use("exact"), dev, TASK),
+    folder, found = trained(arguments, where, train)
+    result = packed(folder, arguments.out, words, train, dev)
+    print(
+        f"{arguments.out.name}: {result['bytes'] / 1e6:.2f} MB, "
+        f"served {result['scores']['served']['accuracy']:.2f} % on SST-2 dev"
+    )
+    result |= {
+        "seconds": found["seconds"], "history": found["history"], "teacher": score(load_model(where).use("exact"), dev),
         "teacher_rows": arguments.teacher_rows, "rows": len(train), "seed": arguments.seed,
-        "encoder": msgspec.to_builtins(config.encoder), "rule": config.rule, "minimax_steps": config.steps,
-        "fingerprint": fingerprint(config, tensors, tokenizer_json(arguments.minilm)),
-        "command": " ".join(["scripts/train_demo_model", *("DIR" if "/" in a else a for a in sys.argv[1:])]),
+        "command": " ".join(["scripts/train_demo_model.py", *("DIR" if "/" in a else a for a in sys.argv[1:])]),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in ("torch", "numpy", "tokenizers")}},
     }  # fmt: skip
     if arguments.json:
