@@ -84,7 +84,7 @@ peers() {
     goes_on peers/operations "$comet" bench peers --task activation --task attention --task layer_norm \
         --task inverse_sqrt --system comet --system comet-pair --system crypten --system crypten-comet \
         --system crypten-paper --system spu-semi2k
-    again= goes_on peers/operations "$comet" bench peers --task activation --system spu-cheetah
+    again='' goes_on peers/operations "$comet" bench peers --task activation --system spu-cheetah
 }
 
 paper() {
