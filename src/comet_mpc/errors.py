@@ -34,6 +34,8 @@ A message says what was found, what was expected and what to do. It never contai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
@@ -65,7 +67,15 @@ __all__ = [
     "TaskDataError",
     "WrongSize",
     "WrongVersion",
+    "did_you_mean",
 ]
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """For the end of a message about an unknown name: ". Did you mean 'text'?", or nothing if none is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), by_lower, n=1, cutoff=0.6)
+    return f". Did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 class CometError(Exception):

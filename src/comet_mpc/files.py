@@ -1,7 +1,8 @@
-"""Writing a file so that nobody ever sees half of it: beside its place first, then moved into it."""
+"""Files: text that must be UTF-8, and writing so that nobody ever sees half of a file."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import secrets
@@ -10,6 +11,29 @@ from pathlib import Path
 from typing import BinaryIO
 
 from comet_mpc.errors import ConfigurationError
+
+
+def read_utf8(path: Path, error: type[ConfigurationError] = ConfigurationError) -> str:
+    """The text of a file, without a byte order mark. Raises `error`, which says what to do."""
+    try:
+        return as_utf8(path.read_bytes(), str(path), error)
+    except IsADirectoryError as found:
+        raise error(f"{path} is a directory, not a file") from found
+    except FileNotFoundError as found:
+        raise error(f"no such file: {path}") from found
+    except OSError as found:
+        raise error(f"cannot read {path}: {found.strerror}") from found
+
+
+def as_utf8(data: bytes, where: str, error: type[ConfigurationError] = ConfigurationError) -> str:
+    """where: the name of the file, for the message"""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise error(f"{where} is UTF-16. Convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {where}")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as found:
+        line = found.object[: found.start].count(b"\n") + 1
+        raise error(f"{where}, line {line}: not UTF-8. Save the file as UTF-8") from found
 
 
 @contextlib.contextmanager

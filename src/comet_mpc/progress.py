@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 _SOON = 10.0
@@ -28,6 +38,31 @@ def silent(done: int, total: int, note: str = "") -> None:
 
 
 @contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Says on standard error what is being done, before it is: a live line with a clock on a terminal, else a plain
+    line. For what takes long and cannot say how far it is, such as importing torch."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        _plain(what)
+        yield
+        return
+    with _live(console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+def _plain(line: str) -> None:
+    Console(stderr=True, width=200, highlight=False).print(line, markup=False, soft_wrap=True)
+
+
+def _live(console: Console, *columns: ProgressColumn) -> Progress:
+    """Lines that are printed meanwhile appear above it. Where standard output is no terminal, they are data, and go
+    where they should."""
+    shown = sys.stdout.isatty()
+    return Progress(*columns, console=console, transient=True, speed_estimate_period=300.0, redirect_stdout=shown)
+
+
+@contextlib.contextmanager
 def bar(
     what: str, *, every: float = 10.0, shown: Callable[[int], str] = str, say: Callable[[str], None] | None = None
 ) -> Iterator[Tick]:
@@ -39,8 +74,7 @@ def bar(
     """
     console = Console(stderr=True)
     if say is not None or not console.is_terminal:
-        plain = Console(stderr=True, width=200, highlight=False)
-        yield _lines(what, every, shown, say or (lambda line: plain.print(line, markup=False)))
+        yield _lines(what, every, shown, say or _plain)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -50,7 +84,7 @@ def bar(
         TimeElapsedColumn(),
         _TimeLeft(),
     )
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=300.0) as progress:
+    with _live(console, *columns) as progress:
         task = progress.add_task(what, total=None, visible=False, count="", note="")
         last = 0
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import ConfigurationError, did_you_mean
 
 SHARED = ("keys", "cache", "source", "dealer", "server", "timeout")
 """What may stand above all sections."""
@@ -39,8 +39,7 @@ class Settings:
         for name, value in self._content.items():
             known = commands if isinstance(value, dict) else SHARED
             if name not in known:
-                what = f"[{name}] is no command" if isinstance(value, dict) else f"{name} is unknown here"
-                raise ConfigurationError(f"{self.path}: {what}: there are {', '.join(known)}")
+                raise ConfigurationError(f"{self.path}: {_unknown(name, value, known)}")
 
     def of(self, command: str, names: Mapping[str, str]) -> dict[str, Any]:
         """The settings of one command. names: of its options and arguments as they are written, and as it knows them.
@@ -55,8 +54,17 @@ class Settings:
             elif written in names:
                 found[names[written]] = value
             else:
-                raise ConfigurationError(f"{self.path}: [{command}] has no {name}: there are {', '.join(names)}")
+                near = did_you_mean(written, names) or f". Its settings: {', '.join(names)}"
+                raise ConfigurationError(f"{self.path}: [{command}] has no setting {name!r}{near}")
         return found
+
+
+def _unknown(name: str, value: object, known: Collection[str]) -> str:
+    if isinstance(value, dict):
+        near = did_you_mean(name, known) or f". The sections: {', '.join(known)}"
+        return f"[{name}] is not a command{near}"
+    near = did_you_mean(name, known) or f". Settings outside a section: {', '.join(known)}"
+    return f"unknown setting {name!r}{near}"
 
 
 def _own() -> Path:

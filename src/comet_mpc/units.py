@@ -22,6 +22,17 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds * 1000.0:.0f} ms" if seconds < 0.9995 else f"{_three_digits(seconds)} s"
 
 
+def about(seconds: float) -> str:
+    """An estimate, no more exact than it can be: about 40 s, about 12 min, about 2.5 h."""
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 90:
+        return f"about {round(seconds, -1):.0f} s"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.1f} h"
+
+
 def counted(count: int, one: str, many: str | None = None) -> str:
     """1 layer, 12 layers."""
     return f"{count} {one if count == 1 else many or one + 's'}"

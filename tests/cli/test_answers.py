@@ -33,14 +33,14 @@ def test_blank_lines_are_counted_and_numbers_are_those_of_the_file(
     file = tmp_path / "texts"
     file.write_text("good\n\nbad\nlong\n  \n")
     assert read_texts(None, file).by_number == TEXTS
-    assert capsys.readouterr().err == "2 blank lines are left out\n"
+    assert capsys.readouterr().err == "skipped 2 blank lines\n"
 
 
 def test_a_file_in_another_encoding_is_named_with_the_line(tmp_path: Path) -> None:
     file = tmp_path / "texts"
     file.write_bytes("good\n\ncafé\n".encode("latin-1"))
     for lines, table in ((file, None), (None, file)):
-        with pytest.raises(ConfigurationError, match=r"texts, line 3: .* not UTF-8"):
+        with pytest.raises(ConfigurationError, match=r"texts, line 3: not UTF-8"):
             read_texts(None, lines, table, ["good"])
     file.write_bytes(b"\xef\xbb\xbfgood\r\n")  # as some programs write UTF-8
     assert read_texts(None, file).by_number == {1: "good"}
@@ -128,7 +128,7 @@ def test_a_column_is_read_and_blank_rows_are_counted(tmp_path: Path, capsys: pyt
     found = read_texts(None, None, table_in(tmp_path), ["text"])
     assert found.by_number == {1: "good, and\nlong", 3: 'a "bad" one'}
     assert found.rows[1] == ["2", "", "y"]
-    assert capsys.readouterr().err == "1 blank row is left out\n"
+    assert capsys.readouterr().err == "skipped 1 blank row\n"
 
 
 def test_two_columns_are_pairs_and_tabs_are_seen(tmp_path: Path) -> None:
@@ -140,17 +140,55 @@ def test_two_columns_are_pairs_and_tabs_are_seen(tmp_path: Path) -> None:
     ("content", "columns", "said"),
     [
         (TABLE, [], "--column"),
-        (TABLE, ["txt"], "0 columns 'txt': it has id, text, label"),
-        ("a,a\n1,2\n", ["a"], "2 columns 'a'"),
+        (TABLE, ["txt"], r"in.csv has no column 'txt'. Did you mean 'text'\? Its columns: id, text, label$"),
+        (TABLE, ["xyz"], "in.csv has no column 'xyz'. Its columns: id, text, label$"),
+        ("a,a\n1,2\n", ["a"], "2 columns named 'a'"),
         ("a,b\n1,2\n1\n", ["a"], "line 3: 1 field, but the header has 2"),
         ('a,b\n1,"2\n', ["a"], "unexpected end of data"),
-        ("a,b\n", ["a"], "no text"),
-        ("", ["a"], "0 columns"),
+        ("a,b\n", ["a"], "in.csv has no texts: it is empty"),
+        ("a,b\n,x\n", ["a"], "in.csv has no texts: every row is blank"),
+        ("", ["a"], "in.csv is empty: the first line must name the columns"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: str, columns: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         read_texts(None, None, table_in(tmp_path, content), columns)
+
+
+def test_what_is_no_file_of_texts_is_said_in_plain_words(tmp_path: Path) -> None:
+    wide = tmp_path / "wide.csv"
+    wide.write_bytes("id,text\n1,good\n".encode("utf-16"))
+    for path, said in (
+        (tmp_path / "nofile.csv", "no such file: .*nofile.csv"),
+        (tmp_path, "is a directory, not a file"),
+        (wide, "wide.csv is UTF-16. Convert it to UTF-8: iconv"),
+    ):
+        for lines, table in ((path, None), (None, path)):
+            with pytest.raises(ConfigurationError, match=said):
+                read_texts(None, lines, table, ["text"])
+
+
+def test_truncated_texts_are_marked_and_counted_also_those_of_earlier_runs(tmp_path: Path) -> None:
+    texts = Texts({1: "good", 2: "bad", 3: "long"}, ["text"], [["good"], ["bad"], ["long"]])
+    with CsvFile(tmp_path / "out.csv", texts) as file:
+        file.add(1, answer(2.0, 1.0, cut=True))
+    with CsvFile(tmp_path / "out.csv", texts) as file:
+        assert file.truncated == 1
+        file.add(2, answer(2.0, 1.0))
+        file.add(3, answer(2.0, 1.0, cut=True))
+        assert file.truncated == 2
+        file.finish()
+    with (tmp_path / "out.csv").open(newline="") as lines:
+        assert [row["truncated"] for row in csv.DictReader(lines)] == ["true", "false", "true"]
+    assert entry("good", answer(2.0, 1.0, cut=True))["truncated"] is True
+
+
+def test_a_result_without_the_column_for_truncated_texts_is_still_a_result(tmp_path: Path) -> None:
+    """As earlier versions wrote it."""
+    texts = Texts({1: "good"}, ["text"], [["good"]])
+    table_in(tmp_path, "text,label,probability\ngood,no,0.7311\n", "out.csv")
+    with CsvFile(tmp_path / "out.csv", texts) as file:
+        assert file.left == {}
 
 
 def test_rows_come_out_in_their_order_with_their_answers(tmp_path: Path) -> None:
@@ -165,10 +203,10 @@ def test_rows_come_out_in_their_order_with_their_answers(tmp_path: Path) -> None
         file.finish()
     with out.open(newline="") as lines:
         assert list(csv.reader(lines)) == [
-            ["id", "text", "label", "comet_label", "probability"],
-            ["1", "good, and\nlong", "x", "no", "0.7311"],
-            ["2", "", "y", "", ""],
-            ["3", 'a "bad" one', "z", "yes", "0.7311"],
+            ["id", "text", "label", "comet_label", "probability", "truncated"],
+            ["1", "good, and\nlong", "x", "no", "0.7311", "false"],
+            ["2", "", "y", "", "", ""],
+            ["3", 'a "bad" one', "z", "yes", "0.7311", "false"],
         ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
     before = out.read_bytes()
@@ -184,7 +222,9 @@ def test_a_regression_writes_scores(tmp_path: Path) -> None:
     with CsvFile(tmp_path / "out.csv", texts) as file:
         file.add(1, answer(3.25, labels=("similarity",)))
         file.finish()
-    assert (tmp_path / "out.csv").read_text() == "text,label,score\ngood,similarity,3.2500\n"
+    assert (tmp_path / "out.csv").read_text() == (
+        "text,label,score,truncated\ngood,similarity,3.2500,false\n"
+    )
 
 
 @pytest.mark.parametrize("content", ["other\n", "id,text,label,comet_label,probability\n1,x,x,no,0.5\n", "\0", ""])

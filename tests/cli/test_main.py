@@ -215,6 +215,37 @@ def test_bench_model_over_a_network_takes_its_time() -> None:
     assert record["network"] == "100mbit/20ms"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "--shape", "bert-bas"), "unknown shape 'bert-bas'. Did you mean 'bert-base'?"),
+        (("plan", "--shape", "xyz"), "unknown shape 'xyz'. The shapes: minilm,"),
+        (("plan", "--shape", "minilm", "--source", "dealr"), "'dealr'. Did you mean 'dealer'?"),
+        (("plan", "nowhere"), "no such directory: nowhere"),
+        (("querry",), "Did you mean 'query'?"),
+        (("plan", "--shap", "minilm"), "--shape"),
+    ],
+)
+def test_a_misspelt_name_is_met_with_the_nearest_one(arguments: tuple[str, ...], said: str) -> None:
+    shown = comet(*arguments)
+    assert shown.exit_code
+    assert said in shown.stderr
+
+
+def test_what_is_no_comet_checkpoint_says_what_it_is_and_what_to_do(tmp_path: Path) -> None:
+    serve = ("serve", "--keys", str(tmp_path))
+    plain = tmp_path / "my-classifier"
+    plain.mkdir()
+    assert comet(*serve, str(plain)).stderr.endswith(f"{plain} is not a checkpoint: it has no config.json\n")
+    (plain / "config.json").write_text('{"model_type": "bert", "hidden_size": 384}')
+    for command in (serve, ("plan",), ("demo", "--model")):
+        shown = comet(*command, str(plain)).stderr
+        assert f"comet adopt {plain} my-classifier-comet --data ROWS.csv" in shown
+    assert "is a file" in comet(*serve, str(plain / "config.json")).stderr
+    (plain / "config.json").write_text("{}")
+    assert "is not a Comet checkpoint" in comet(*serve, str(plain)).stderr
+
+
 def test_keys_are_made_once(tmp_path: Path) -> None:
     made = comet("keys", "make", str(tmp_path / "keys"), "--host", "dealer.example")
     assert made.exit_code == 0, made.output

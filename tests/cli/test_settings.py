@@ -59,9 +59,11 @@ def test_what_stands_above_is_for_all_and_a_section_goes_first(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[plan]\ntoken = 16\n", r"\[plan\] has no token: there are .*tokens"),
-        ("[plam]\n", r"\[plam\] is no command"),
-        ("tokens = 16\n", "tokens is unknown here: there are keys"),
+        ("[plan]\ntoken = 16\n", r"\[plan\] has no setting 'token'. Did you mean 'tokens'\?"),
+        ("[plan]\nxyzzy = 16\n", r"\[plan\] has no setting 'xyzzy'. Its settings: .*tokens"),
+        ("[plam]\n", r"\[plam\] is not a command. Did you mean 'plan'\?"),
+        ("timeuot = 16\n", r"unknown setting 'timeuot'. Did you mean 'timeout'\?"),
+        ("xyzzy = 16\n", "unknown setting 'xyzzy'. Settings outside a section: keys"),
         ("[plan", "cannot read"),
         ("\0", "cannot read"),
         ("a = " + "[" * 10_000, "cannot read"),

@@ -37,7 +37,7 @@ from comet_mpc.errors import (
     RandomnessSpent,
 )
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
-from comet_mpc.net.logs import JsonFormatter
+from comet_mpc.logs import JsonFormatter
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer

@@ -35,7 +35,7 @@ _DEALER = """
 import sys
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.dealer.process import run_dealer
-from comet_mpc.net.logs import log_as_json
+from comet_mpc.logs import log_as_json
 log_as_json()
 identity = TlsIdentity.find(sys.argv[1], "dealer")
 run_dealer("127.0.0.1", 0, identity, started=lambda address, _: print(address[1], flush=True))
@@ -49,7 +49,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.service.deployment import ServiceLimits
-from comet_mpc.net.logs import log_as_json
+from comet_mpc.logs import log_as_json
 from comet_mpc.service.server import Server
 options = json.loads(sys.argv[1])
 limits = ServiceLimits(**options.pop("limits"))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import ConfigurationError, did_you_mean
 from comet_mpc.models.checkpoint import RuleName
 from comet_mpc.models.transformer import SHAPES, EncoderShape
 from comet_mpc.offline.sources import PAIR, SOURCES
@@ -119,5 +119,6 @@ def wanted_model(value: str) -> tuple[str, str]:
 def find_shape(name: str, layers: int | None) -> EncoderShape:
     """A named shape, perhaps with fewer layers."""
     if name not in SHAPES:
-        raise ConfigurationError(f"unknown shape {name!r}: choose one of {', '.join(SHAPES)}")
+        near = did_you_mean(name, SHAPES) or f". The shapes: {', '.join(SHAPES)}"
+        raise ConfigurationError(f"unknown shape {name!r}{near}")
     return replace(SHAPES[name], layers=layers or SHAPES[name].layers)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from comet_mpc.errors import CometError
-from comet_mpc.net.logs import log_as_json
+from comet_mpc.logs import log_as_json
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import Address
 from comet_mpc.service.blueprint import Blueprint

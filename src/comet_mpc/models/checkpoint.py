@@ -286,11 +286,24 @@ def check_finite(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(_no_checkpoint(path)) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object")
     return content
+
+
+def _no_checkpoint(path: Path) -> str:
+    """What to say of a file of a checkpoint that is not there."""
+    if not path.parent.exists():
+        return f"no such directory: {path.parent}"
+    if not path.parent.is_dir():
+        return f"{path.parent} is a file: a checkpoint is a directory with {path.name}"
+    return f"{path.parent} is not a checkpoint: it has no {path.name}"
 
 
 def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
@@ -319,11 +332,20 @@ def _read_config(directory: Path) -> tuple[dict[str, Any], CometConfig]:
     path = Path(directory) / "config.json"
     content = read_json(path)
     if "comet" not in content:
-        raise CheckpointError(f"{path} has no section `comet`: make a Comet checkpoint of it with `comet unify`")
+        raise CheckpointError(_not_converted(Path(directory), content))
     try:
         return content, msgspec.convert(content["comet"], CometConfig)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path}: section `comet`: {error}") from error
+
+
+def _not_converted(directory: Path, content: Mapping[str, Any]) -> str:
+    if "model_type" not in content:
+        return f"{directory} is not a Comet checkpoint: its config.json has no section `comet`"
+    return (
+        f"{directory} is a Hugging Face model. Convert it for private serving first: "
+        f"comet adopt {directory} {directory.name}-comet --data ROWS.csv"
+    )
 
 
 def read_tokenizer(directory: Path) -> bytes:

@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from comet_mpc.errors import TaskDataError
+from comet_mpc.errors import TaskDataError, did_you_mean
+from comet_mpc.files import read_utf8
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.tasks import Example, Task
+from comet_mpc.units import counted
 
 _DEV = 5
 """One row in so many of a single file is for evaluation."""
@@ -43,9 +45,11 @@ def own_task(
     told = next((name for name in usual if name in header), "") if answer is None else answer
     for name in (*found, *([told] if told else [])):
         if header.count(name) != 1:
-            raise TaskDataError(f"{path} has no column {name!r}: it has {', '.join(header)}")
+            raise TaskDataError(not_one_column(path, name, header))
     if not 1 <= len(found) <= 2:
-        raise TaskDataError(f"{path}: none of the columns {', '.join(header)} is known to hold texts: name it")
+        raise TaskDataError(
+            f"{path}: which column has the texts? Name it with --text. Its columns: {', '.join(header)}"
+        )
     graded = kind == "embedding" or len(labels) == 1
     metric = "cosine" if kind == "embedding" and not told else "pearson_spearman" if graded else "accuracy"
     if kind == "embedding" and len(found) == 1:
@@ -56,7 +60,19 @@ def own_task(
     )  # fmt: skip
 
 
+def not_one_column(path: Path, name: str, header: Sequence[str]) -> str:
+    """What to say of a file that does not have exactly one column of this name."""
+    if not header:
+        return f"{path} is empty: the first line must name the columns"
+    columns = f"Its columns: {', '.join(header)}"
+    if name in header:
+        return f"{path} has {header.count(name)} columns named {name!r}: rename all but one. {columns}"
+    return f"{path} has no column {name!r}{did_you_mean(name, header) or '.'} {columns}"
+
+
 def _header(path: Path) -> list[str]:
+    if not path.exists():
+        raise TaskDataError(f"no such file or directory: {path}")
     if path.is_file():
         return _table(path)[0]
     for split in ("train", "dev"):
@@ -64,23 +80,18 @@ def _header(path: Path) -> list[str]:
         if file.exists():
             return _text(file).partition("\n")[0].rstrip("\r").split("\t")
     raise TaskDataError(
-        f"{path} has neither train.tsv nor dev.tsv: give the directory of a data set, a .csv, .tsv or .txt file, "
-        "or --task for one of GLUE's"
+        f"{path} has neither train.tsv nor dev.tsv. --data takes a directory with both, a .csv, .tsv or .txt file, "
+        "or, together with --task, a directory of GLUE tasks"
     )
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TaskDataError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise TaskDataError(f"{path} is not UTF-8: byte {error.start}") from error
+    return read_utf8(path, TaskDataError)
 
 
 def _table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header of a single file, and its rows with the numbers of their lines."""
-    content = _text(path).removeprefix("\ufeff")
+    content = _text(path)
     if path.suffix not in (".csv", ".tsv"):
         return ["text"], [(at, [line]) for at, line in enumerate(content.splitlines(), start=1) if line.strip()]
     before = csv.field_size_limit(_LONGEST_FIELD)
@@ -106,7 +117,7 @@ def read_split(
     if path.is_file():
         header, rows = _table(path)
         if len(rows) < 2 * _DEV:
-            raise TaskDataError(f"{path}: {len(rows)} rows are too few: there must be at least {2 * _DEV}")
+            raise TaskDataError(f"{path} has {counted(len(rows), 'row')}: at least {2 * _DEV} are needed")
         rows = [row for at, row in enumerate(rows, start=1) if (at % _DEV == 0) == (split == "dev")]
     else:
         path = path / ("" if task.own else task.name) / f"{split}.tsv"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Encoding
 
 from comet_mpc.engine.share import Reals
-from comet_mpc.errors import TaskDataError
+from comet_mpc.errors import TaskDataError, did_you_mean
 from comet_mpc.models.heads import Kind
 
 
@@ -100,7 +100,8 @@ def find_task(name: str) -> Task:
     for task in TASKS.values():
         if task.name.lower().replace("-", "") == wanted:
             return task
-    raise TaskDataError(f"unknown task {name!r}: choose one of {', '.join(TASKS)}")
+    near = did_you_mean(name, TASKS) or f". The tasks: {', '.join(TASKS)}. For your own data, leave out --task"
+    raise TaskDataError(f"unknown task {name!r}{near}")
 
 
 def with_labels(examples: list[Example], task: Task, labels: tuple[str, ...]) -> list[Example]:

@@ -8,6 +8,7 @@ memory, many records per system call: a record has 16 kB, and calls and wake-ups
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -256,7 +257,7 @@ def parse_address(address: str) -> Address:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ConfigurationError(f"{address!r} is not an address: expected HOST:PORT")
+        raise ConfigurationError(f"{address!r} is not an address: expected HOST:PORT, such as server.example:7001")
     return host, int(port)
 
 
@@ -338,7 +339,8 @@ def listen(host: str, port: int, tls: ssl.SSLContext | None = None, backlog: int
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         server = socket.create_server((str(address[0]), int(address[1])), family=family, backlog=backlog)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        named = isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno
+        reason = os.strerror(named) if named else getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(
             f"cannot listen at {_name(host, port)}: {reason}; choose another host or port"
         ) from error
@@ -369,14 +371,17 @@ def connect(
             connection = socket.create_connection((host, port), timeout=connect_timeout)
             break
         except (socket.gaierror, UnicodeError) as error:
-            raise ConfigurationError(f"unknown host {host!r}: {error}") from error
+            raise ConfigurationError(f"unknown host {host!r}: check the name, or use the IP address") from error
         except OverflowError as error:
             raise ConfigurationError(f"no such port: {port}") from error
         except TimeoutError as error:
             raise PeerTimeout(f"{_name(host, port)} did not answer within {connect_timeout:g} s") from error
         except ConnectionRefusedError as error:
             if time.monotonic() >= until:
-                raise PeerClosed(f"nobody listens at {_name(host, port)}: connection refused") from error
+                raise PeerClosed(
+                    f"nobody listens at {_name(host, port)} (connection refused): check the address, and that the "
+                    "server is running"
+                ) from error
         except OSError as error:
             raise PeerError(f"cannot reach {_name(host, port)}: {error.strerror}") from error
         time.sleep(_RETRY_PAUSE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import ConfigurationError, did_you_mean
 from comet_mpc.offline.dealer.source import DealerSource as DealerSource
 from comet_mpc.offline.pair.source import PairSource as PairSource
 from comet_mpc.offline.source import Source
@@ -16,4 +16,5 @@ def find_source(name: str) -> Source:
     try:
         return SOURCES[name]
     except KeyError:
-        raise ConfigurationError(f"unknown source of randomness {name!r}: choose {' or '.join(SOURCES)}") from None
+        near = did_you_mean(name, SOURCES) or f": choose {' or '.join(SOURCES)}"
+        raise ConfigurationError(f"unknown source of randomness {name!r}{near}") from None

@@ -1,4 +1,4 @@
-"""Answers of `comet query` in files: each is on disk as soon as it is there, and a broken run goes on with them."""
+"""Answers of `comet query` in files: each is on disk as soon as it is there, so a run that stopped can be resumed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,18 @@ def entry(text: Text, found: Answer) -> dict[str, Any]:
 
 def _columns(found: Mapping[str, Any]) -> dict[str, str]:
     """What a row of a CSV file gets of an entry."""
+    cut = {_TRUNCATED: json.dumps(found["truncated"])}
     if "vector" in found:
-        return {"embedding": json.dumps(found["vector"])}
+        return {"embedding": json.dumps(found["vector"]), **cut}
     if "entities" in found:
         parts = [{name: part[name] for name in ("text", "label", "start", "end")} for part in found["entities"]]
-        return {"entities": json.dumps(parts, ensure_ascii=False)}
+        return {"entities": json.dumps(parts, ensure_ascii=False), **cut}
     value = "score" if "score" in found else "probability"
-    return {"label": found["label"], value: f"{found[value]:.4f}"}
+    return {"label": found["label"], value: f"{found[value]:.4f}", **cut}
+
+
+_TRUNCATED = "truncated"
+"""Whether the text was longer than the model takes."""
 
 
 class AnswerFile:
@@ -52,6 +57,8 @@ class AnswerFile:
         self._path, self._texts = path, texts
         self.path = path
         """What the user has named."""
+        self.truncated = 0
+        """How many of the answered texts were cut, those of earlier runs included."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -65,6 +72,11 @@ class AnswerFile:
             raise
         self.left = {number: text for number, text in texts.items() if number not in answered}
 
+    @property
+    def kept_in(self) -> Path:
+        """The file that has the answers so far."""
+        return self._path
+
     def _read(self) -> tuple[set[int], int]:
         """The numbers that have an answer, and the bytes of whole lines."""
         answered, whole = set(), 0
@@ -73,16 +85,17 @@ class AnswerFile:
             for line, found in self._lines():
                 text = found["text"]
                 if self._texts.get(found["number"]) != (tuple(text) if isinstance(text, list) else text):
-                    raise ConfigurationError(f"{self._path} has answers to other texts: choose another file")
+                    raise ConfigurationError(f"{self._path} has answers to other texts: choose another --out file")
                 answered.add(found["number"])
+                self.truncated += found["truncated"]
                 whole += len(line)
         except BlockingIOError as error:
-            raise ConfigurationError(f"another process is writing to {self._path}: wait until it has ended") from error
+            raise ConfigurationError(f"another process is writing to {self._path}: wait until it is done") from error
         except OSError as error:
             raise ConfigurationError(f"cannot read the answers of {self._path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigurationError(
-                f"{self._path} is there and has no answers of `comet query`: choose another"
+                f"{self._path} exists, and its content is not from `comet query`: choose another --out file"
             ) from error
         return answered, whole
 
@@ -99,6 +112,7 @@ class AnswerFile:
             self._file.write(line.encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+            self.truncated += found.truncated
         except OSError as error:
             raise ConfigurationError(f"cannot write the answers to {self._path}: {error.strerror}") from error
 
@@ -122,7 +136,7 @@ class CsvFile(AnswerFile):
         self._target, self._source = path, texts
         complete = path.exists() and self._is_complete()
         if path.exists() and not complete:
-            raise ConfigurationError(f"{path} is there and has no answers to these rows: choose another file")
+            raise ConfigurationError(f"{path} exists, and is not the result for these rows: choose another --out file")
         super().__init__(path.with_name(f"{path.name}.part"), texts.by_number)
         self.path = path
         if complete:  # a run may have ended just before it removed the answers
@@ -158,7 +172,7 @@ class CsvFile(AnswerFile):
         except (OSError, ValueError, csv.Error):
             return False
         return (
-            len(header) in (width + 1, width + 2)
+            width < len(header) <= width + 3
             and header[:width] == self._source.header
             and [row[:width] for row in rows] == self._source.rows
             and all(any(rows[number - 1][width:]) for number in self._source.by_number)

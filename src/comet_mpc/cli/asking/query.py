@@ -52,7 +52,7 @@ def _count(value: str) -> int | None:
     if value == "all":
         return None
     if not value.isdecimal():
-        raise typer.BadParameter(f"{value!r} is neither a number nor all")
+        raise typer.BadParameter(f"expected a number or all, got {value!r}", param_hint="--ready")
     return int(value)
 
 
@@ -60,7 +60,7 @@ def _size(value: str) -> tuple[int, int]:
     """8x16: eight texts of sixteen tokens."""
     batch, _, bucket = value.partition("x")
     if not (batch.isdecimal() and bucket.isdecimal() and int(batch) and int(bucket)):
-        raise typer.BadParameter(f"{value!r} is not a size such as 8x16")
+        raise typer.BadParameter(f"expected TEXTSxTOKENS, such as 8x16, got {value!r}", param_hint="--size")
     return int(batch), int(bucket)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import typer
 
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.files import as_utf8, read_utf8
+from comet_mpc.models.own_data import not_one_column
 from comet_mpc.models.runs import Text
 from comet_mpc.units import counted
 
@@ -45,48 +47,43 @@ def read_texts(
     pairs    two texts that are given one after the other belong together, or the two of a line, with a tab between
     """
     if sum((bool(given), file is not None, table is not None)) > 1:
-        raise ConfigurationError("give texts, --file or --csv, and only one of them")
+        raise ConfigurationError("give texts, --file or --csv: only one of the three")
     if table is not None:
-        return _said(_read_table(table, columns), "row")
+        return _said(_read_table(table, columns), "row", str(table))
     if given and list(given) != ["-"]:
         if pairs and len(given) % 2:
-            raise ConfigurationError(f"pairs of texts need an even number of texts, got {len(given)}")
+            raise ConfigurationError(f"--pairs needs an even number of texts, got {len(given)}")
         parts = zip(given[::2], given[1::2], strict=True) if pairs else given
         return Texts(dict(enumerate(parts, start=1)))
     if not given and file is None:
-        raise ConfigurationError("there is no text: give some, or --file FILE (- for standard input), or --csv FILE")
+        raise ConfigurationError("no text was given. Give texts, --file FILE (- for standard input) or --csv FILE")
     lines = _content(file).splitlines()
     texts: dict[int, Text] = {
         number: _pair(line, number) if pairs else line for number, line in enumerate(lines, start=1) if line.strip()
     }
-    return _said(Texts(texts, rows=[[line] for line in lines]), "line")
+    where = "standard input" if file is None or str(file) == "-" else str(file)
+    return _said(Texts(texts, rows=[[line] for line in lines]), "line", where)
 
 
 def _pair(line: str, number: int) -> tuple[str, str]:
     first, *rest = line.split("\t")
     if len(rest) != 1:
-        raise ConfigurationError(f"line {number} is no pair of texts with a tab between them")
+        raise ConfigurationError(f"line {number} is not a pair: expected two texts separated by one tab")
     return first, rest[0]
 
 
 def _content(file: Path | None) -> str:
-    where = "standard input" if file is None or str(file) == "-" else str(file)
-    try:
-        data = sys.stdin.buffer.read() if file is None or str(file) == "-" else file.read_bytes()
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the texts: {where}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigurationError(f"{where}, line {line}: this is not UTF-8; save the file in that encoding") from error
+    if file is None or str(file) == "-":
+        return as_utf8(sys.stdin.buffer.read(), "standard input")
+    return read_utf8(file)
 
 
-def _said(texts: Texts, what: str) -> Texts:
+def _said(texts: Texts, what: str, where: str) -> Texts:
     """Standard error says how many were blank."""
     if not texts.by_number:
-        raise ConfigurationError("there is no text to classify")
+        raise ConfigurationError(f"{where} has no texts: " + (f"every {what} is blank" if texts.rows else "it is empty"))
     if blank := len(texts.rows) - len(texts.by_number):
-        typer.echo(f"{counted(blank, f'blank {what} is', f'blank {what}s are')} left out", err=True)
+        typer.echo(f"skipped {counted(blank, f'blank {what}', f'blank {what}s')}", err=True)
     return texts
 
 
@@ -98,7 +95,7 @@ def delimiter(path: Path) -> str:
 def _read_table(path: Path, columns: Sequence[str]) -> Texts:
     """A file with a header, and the texts of its rows."""
     if not 1 <= len(columns) <= 2:
-        raise ConfigurationError("name the column of the texts with --column; for pairs of texts, name two")
+        raise ConfigurationError("name the column with the texts: --column NAME. For pairs of texts, name two")
     before = csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(io.StringIO(_content(path), newline=""), delimiter=delimiter(path), strict=True)
     try:
@@ -116,9 +113,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> Texts:
         csv.field_size_limit(before)
     for column in columns:
         if header.count(column) != 1:
-            raise ConfigurationError(
-                f"{path} has {counted(header.count(column), 'column')} {column!r}: it has {', '.join(header)}"
-            )
+            raise ConfigurationError(not_one_column(path, column, header))
     places = [header.index(column) for column in columns]
     texts: dict[int, Text] = {}
     for number, row in enumerate(rows, start=1):

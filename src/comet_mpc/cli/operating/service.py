@@ -16,7 +16,7 @@ from comet_mpc.models.hugging_face import need
 from comet_mpc.models.served import MOST_ANSWER_BITS
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.net.logs import log_as_json
+from comet_mpc.logs import log_as_json
 from comet_mpc.net.sockets import Address, parse_address
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.dealer.process import run_dealer
