@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from comet_mpc import progress
-from comet_mpc.progress import Pace, bar
-from comet_mpc.units import counted, human_bytes
+from comet_mpc.progress import Pace, bar, doing
+from comet_mpc.units import about, counted, human_bytes
 
 
 class Clock:
@@ -86,6 +86,40 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: p
         tick(4, 4)
         tick(2, 4)
     assert "measuring" in capsys.readouterr().err
+
+
+def test_data_on_standard_output_is_not_drawn_into_the_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`comet query … >answers` at a terminal: standard error is one, standard output is a file."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with bar("answered") as tick:
+        tick(1, 4)
+        print("an answer")
+    with doing("loading"):
+        print("another")
+    assert capsys.readouterr().out == "an answer\nanother\n"
+
+
+def test_what_is_being_done_is_said_before_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with doing("loading [model]"):
+        shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "loading [model]\n")
+
+
+def test_work_whose_unit_means_nothing_is_shown_in_per_cent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("answered", shown=None) as tick:
+        tick(0, 4000)
+        clock.now += 10.0
+        tick(1000, 4000, "3 of 12 texts")
+    assert capsys.readouterr().err == "answered 25 %, 3 of 12 texts, 0:00:10, 0:00:30 left\n"
+
+
+def test_an_estimate_is_no_more_exact_than_it_can_be() -> None:
+    assert [about(x) for x in (3.2, 42.0, 100.0, 725.0, 9000.0)] == [
+        "a few seconds", "about 40 s", "about 2 min", "about 12 min", "about 2.5 h",
+    ]  # fmt: skip
 
 
 def test_one_is_not_several() -> None:

@@ -64,12 +64,16 @@ def _live(console: Console, *columns: ProgressColumn) -> Progress:
 
 @contextlib.contextmanager
 def bar(
-    what: str, *, every: float = 10.0, shown: Callable[[int], str] = str, say: Callable[[str], None] | None = None
+    what: str,
+    *,
+    every: float = 10.0,
+    shown: Callable[[int], str] | None = str,
+    say: Callable[[str], None] | None = None,
 ) -> Iterator[Tick]:
     """On standard error, since results go to standard output. It may run full and begin again.
 
     every  seconds from line to line, where there is no terminal
-    shown  how an amount is written, such as `human_bytes`
+    shown  how an amount is written, such as `human_bytes`; None: in per cent, since its unit means nothing to people
     say    is given the lines instead, on a terminal too: for a program that writes a log
     """
     console = Console(stderr=True)
@@ -93,7 +97,7 @@ def bar(
             if done < last:
                 progress.reset(task)
             last = done
-            count, going = f"{shown(done)}/{shown(total)}" if total else "", done < total or not total
+            count, going = _count(done, total, shown), done < total or not total
             progress.update(task, completed=done, total=total or None, count=count, note=note, visible=going)
 
         yield tick
@@ -105,7 +109,13 @@ class _TimeLeft(TimeRemainingColumn):
         return Text() if early or task.time_remaining is None else super().render(task) + Text(" left")
 
 
-def _lines(what: str, every: float, shown: Callable[[int], str], say: Callable[[str], None]) -> Tick:
+def _count(done: int, total: int, shown: Callable[[int], str] | None) -> str:
+    if not total:
+        return ""
+    return f"{shown(done)}/{shown(total)}" if shown is not None else f"{100 * done // total} %"
+
+
+def _lines(what: str, every: float, shown: Callable[[int], str] | None, say: Callable[[str], None]) -> Tick:
     """A line after every so many seconds, and one at the end of what took longer."""
     pace, printed = Pace(), 0.0
 
@@ -117,7 +127,7 @@ def _lines(what: str, every: float, shown: Callable[[int], str], say: Callable[[
         if now - printed < every and (done < total or spent < every):
             return
         printed = now
-        parts = [f"{what} {shown(done)}/{shown(total)}" if total else what, *([note] if note else []), _clock(spent)]
+        parts = [f"{what} {_count(done, total, shown)}".rstrip(), *([note] if note else []), _clock(spent)]
         if _EARLY * total <= done < total:
             parts.append(pace.left(done, total))
         say(", ".join(parts))

@@ -118,10 +118,12 @@ def test_a_client_is_told_before_it_prepares_more_than_the_server_keeps(
     service = Deployment(tiny_model, PairSource(), identities["server"], tmp_path / "state", room)
     with LocalClient(service, identities["client"], tmp_path / "cache") as client:
         client.check_room({(1, 16): 2})
-        with pytest.raises(ConfigurationError, match=r"3 prepared queries, .* would drop the oldest"):
+        with pytest.raises(ConfigurationError, match=r"cannot prepare 3 queries .*keeps at most .* prepared queries"):
             client.prepare(3)
-        with pytest.raises(ConfigurationError, match="would drop the oldest"):
+        with pytest.raises(ConfigurationError, match="keeps at most"):
             client.check_room({(1, 16): 2, (2, 16): 1})
+        assert client.fitting({(1, 16): 3, (2, 16): 1}) == {(1, 16): 2}  # as many as are kept, the first ones
+        assert client.fitting({(1, 16): 1}) == {(1, 16): 1}
     assert service.store.count() == 0
 
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from comet_mpc.cli.asking.answers import AnswerFile, CsvFile, entry
-from comet_mpc.cli.asking.query import _answer, _Printed, _Shown
+from comet_mpc.cli.asking.query import _answer, _Printed
+from comet_mpc.cli.asking.ready import fitting
 from comet_mpc.cli.asking.texts import Texts, read_texts
+from comet_mpc.cli.asking.work import FileWork, Shown
 from comet_mpc.errors import ConfigurationError, PeerClosed
-from comet_mpc.service.prediction import Cost, Prediction, prediction
+from comet_mpc.service.bundle_pool import Kept
+from comet_mpc.service.prediction import Prediction
+from support.answers import COST, answer
 
-COST = Cost(
-    texts=1, bucket=16, setup_bytes=0, setup_seconds=0.0, offline_bytes=1, offline_seconds=0.0, online_bytes=1,
-    online_seconds=0.0, rounds=1, source="pair",
-)  # fmt: skip
 TEXTS: dict[int, str | tuple[str, str]] = {1: "good", 3: "bad", 4: "long"}
-
-
-def answer(*logits: float, labels: tuple[str, ...] = ("no", "yes"), cut: bool = False) -> Prediction:
-    return prediction(np.array(logits), labels, truncated=cut, cost=COST, tokens=103, tokens_used=64)
 
 
 def test_blank_lines_are_counted_and_numbers_are_those_of_the_file(
@@ -71,7 +67,7 @@ def test_answers_are_printed_as_they_come(capsys: pytest.CaptureFixture[str]) ->
             raise PeerClosed("gone")
 
     with pytest.raises(PeerClosed):
-        _answer(Client(), Texts(TEXTS), None, None, _Shown())  # type: ignore[arg-type]
+        _answer(Client(), Texts(TEXTS), None, None, Shown())  # type: ignore[arg-type]
     assert [line.split()[0] for lines in shown for line in lines] == ["text", "long", "good"]
     ended = capsys.readouterr()
     assert ended.out.startswith("online: ")
@@ -222,9 +218,7 @@ def test_a_regression_writes_scores(tmp_path: Path) -> None:
     with CsvFile(tmp_path / "out.csv", texts) as file:
         file.add(1, answer(3.25, labels=("similarity",)))
         file.finish()
-    assert (tmp_path / "out.csv").read_text() == (
-        "text,label,score,truncated\ngood,similarity,3.2500,false\n"
-    )
+    assert (tmp_path / "out.csv").read_text() == ("text,label,score,truncated\ngood,similarity,3.2500,false\n")
 
 
 @pytest.mark.parametrize("content", ["other\n", "id,text,label,comet_label,probability\n1,x,x,no,0.5\n", "\0", ""])
@@ -233,3 +227,68 @@ def test_another_file_is_not_overwritten(tmp_path: Path, content: str) -> None:
     with pytest.raises(ConfigurationError, match="choose another"):
         CsvFile(out, read_texts(None, None, table_in(tmp_path), ["text"]))
     assert out.read_text() == content
+
+
+# How far it is
+
+
+def shown_lines(show: Shown) -> list[tuple[int, int, str]]:
+    lines: list[tuple[int, int, str]] = []
+    show.tick = lambda done, total, note="": lines.append((done, total, note))
+    return lines
+
+
+def test_what_is_left_is_left_of_the_file_not_of_one_bundle() -> None:
+    """Two runs of 8 texts of 16 tokens and one of a text of 128: the last has a third of the work."""
+    work, show = FileWork({(8, 16): 2, (1, 128): 1}), Shown()
+    lines = shown_lines(show)
+    show.begin(work.total, work.of_bundle)
+    show.done(0, "0 of 17 texts")
+    show.bytes(500, 1000)
+    assert lines[-1] == (round(0.8 * 64), 384, "0 of 17 texts, preparing 500 B/1.00 kB")
+    slow = replace(COST, texts=8, offline_seconds=3.0, online_seconds=1.0)
+    for _ in range(8):
+        work.answered(slow)
+    show.done(work.done, "8 of 17 texts")
+    show.bytes(1000, 1000)  # three quarters of a run's time were preparation
+    assert [line[0] for line in lines[-2:]] == [128, 128 + 96]
+    for _ in range(8):
+        work.answered(slow)
+    show.done(work.done, "16 of 17 texts")
+    show.bytes(500, 1000)
+    assert lines[-1][:2] == (256 + 48, 384)
+    work.answered(replace(COST, bucket=128))
+    assert work.done == work.total
+
+
+class Supply:
+    """A client of a server that keeps a few prepared queries."""
+
+    kept = Kept(bundles=3, size=10**9)
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def fitting(self, sizes: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+        found, left = {}, self.room
+        for size, count in sizes.items():
+            if min(count, left):
+                found[size] = min(count, left)
+            left -= found.get(size, 0)
+        return found
+
+    def check_room(self, sizes: dict[tuple[int, int], int]) -> None:
+        if sum(sizes.values()) > self.room:
+            raise ConfigurationError("the server keeps too few")
+
+
+def test_ready_all_prepares_what_can_be_kept_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = {(8, 16): 2, (8, 32): 5}
+    assert fitting(Supply(7), wanted) == wanted  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    assert fitting(Supply(3), wanted) == {(8, 16): 2, (8, 32): 1}  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert "preparing 3 of 7 queries: the server keeps at most 3 prepared queries (1.00 GB) per client" in said
+    assert "The rest is prepared while the texts are answered." in said
+    with pytest.raises(ConfigurationError, match="too few"):
+        fitting(Supply(0), wanted)  # type: ignore[arg-type]

@@ -305,7 +305,7 @@ def test_an_interrupt_while_modules_are_imported_ends_in_order(tmp_path: Path) -
     code = "from comet_mpc.cli.start import run; run()"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert (found.returncode, found.stderr) == (130, "")
+    assert (found.returncode, found.stderr) == (130, "stopped before anything was done\n")
 
 
 def test_the_command_begins_before_anything_else_is_imported() -> None:

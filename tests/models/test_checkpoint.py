@@ -154,7 +154,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.pop("comet"), "no section"),
+        (lambda c: c.pop("comet"), "is a Hugging Face model"),
         (lambda c: c["comet"].update(format=2), "format"),
         (lambda c: c["comet"].update(surprise=1), "surprise"),
         (lambda c: c["comet"]["encoder"].update(architecture="gpt2"), "gpt2"),

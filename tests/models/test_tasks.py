@@ -52,11 +52,11 @@ def test_a_malformed_file_names_row_and_reason(tmp_path: Path, task: str, text: 
 
 
 def test_missing_and_undecodable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskDataError, match=r"train\.tsv cannot be read"):
+    with pytest.raises(TaskDataError, match=r"no such file: .*train\.tsv"):
         read_split(tmp_path, TASKS["RTE"], "train")
     write(tmp_path, "CoLA", "")
     (tmp_path / "CoLA" / "dev.tsv").write_bytes(b"sentence1\tlabel\n\xff\t1\n")
-    with pytest.raises(TaskDataError, match="not UTF-8: byte 16"):
+    with pytest.raises(TaskDataError, match="line 2: not UTF-8"):
         read_split(tmp_path, TASKS["CoLA"], "dev")
 
 
@@ -99,7 +99,7 @@ def test_a_data_set_of_ones_own(tmp_path: Path) -> None:
     assert read_split(tmp_path, task, "dev", 1)[0].label == -7.5
     with pytest.raises(TaskDataError, match="row 3: the score is not a number"):
         read_split(tmp_path, task, "dev")
-    with pytest.raises(TaskDataError, match="neither"):
+    with pytest.raises(TaskDataError, match="no such file or directory: .*absent"):
         own_task(tmp_path / "absent", ("a", "b"))
 
 

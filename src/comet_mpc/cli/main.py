@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import signal
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from comet_mpc import __version__
+from comet_mpc.cli.stopping import STOPPED, advice_of
 from comet_mpc.errors import CometError
+from comet_mpc.logs import log_as_json
 from comet_mpc.settings import Settings
 
 _COMMANDS = {
@@ -35,6 +40,12 @@ _COMMANDS = {
     "report": ("report.report_command", "Turn recorded results into one page of tables and drawings."),
 }
 """Name: the function (or group of commands) and its module, and what it does."""
+_LOGGING = ("serve", "deal")
+"""Commands that write a log: they say in it that they are starting."""
+_SLOW = ("adopt", "unify", "calibrate", "finetune", "eval", "gateway")
+"""Commands whose imports alone may take seconds on a slow machine. They say first that they are starting."""
+_MUCH = {"--csv", "--file", "--ready"}
+"""Options that give `comet query` much to do."""
 
 
 class _Lazy(TyperCommand):
@@ -57,7 +68,8 @@ class _Lazy(TyperCommand):
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        command = self.load()
+        with _starting(str(self.name), args):
+            command = self.load()
         if parent is not None and parent.obj is not None:
             settings = parent.obj.of(self.name, _written(command))
             for parameter in command.params:  # one value of many may stand alone
@@ -66,6 +78,28 @@ class _Lazy(TyperCommand):
                     settings |= {parameter.name: [value]} if isinstance(value, str) else {}
             extra.setdefault("default_map", settings)
         return command.make_context(info_name, args, parent, **extra)
+
+
+@contextlib.contextmanager
+def _starting(name: str, args: list[str]) -> Iterator[None]:
+    """Says so before anything heavy is imported: on a terminal, until that is done."""
+    line = f"comet {name}: starting"
+    if {"-h", "--help"} & set(args):
+        yield
+    elif name in _LOGGING:
+        log_as_json()
+        logging.getLogger(__name__).info("starting", extra={"fields": {"command": f"comet {name}"}})
+        yield
+    elif sys.stderr.isatty():
+        print(line, end="", file=sys.stderr, flush=True)
+        try:
+            yield
+        finally:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+    else:
+        if name in _SLOW or (name == "query" and _MUCH & set(args)):
+            typer.echo(line, err=True)
+        yield
 
 
 def _written(command: Any) -> dict[str, str]:
@@ -108,6 +142,9 @@ class _Commands(TyperGroup):
                 raise
             typer.echo(f"comet: {error}", err=True)
             raise typer.Exit(1) from None
+        except KeyboardInterrupt as stop:
+            typer.echo(f"\nstopped. {advice_of(stop)}", err=True)
+            raise typer.Exit(STOPPED) from None
         except OSError as error:  # what nobody could name better, such as too few file descriptors or a full disk
             if ctx.params.get("debug") or error.errno == errno.EPIPE:
                 raise

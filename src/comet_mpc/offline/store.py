@@ -193,6 +193,10 @@ class BundleStore:
         if shutil.disk_usage(self.directory).free < needed + _SPARE:
             raise self.disk_full(needed)
 
+    def room(self) -> int:
+        """Bytes that can still be stored."""
+        return max(0, shutil.disk_usage(self.directory).free - 2 * _SPARE)
+
     def disk_full(self, needed: int) -> ConfigurationError:
         """What to say where so many bytes do not fit."""
         who = "client" if self.party == CLIENT else "server"

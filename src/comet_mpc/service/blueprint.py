@@ -64,6 +64,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             self._check_fine_tuned(Path(directory))
         found = {}
         for name, directory in self.models.items():
+            _log.info("loading a model and proving its ranges", extra={"fields": {"name": name, "from": directory}})
             with bar(f"loading {directory}: layers", say=_log.info) as tick:
                 found[name] = ServedModel.load(
                     Path(directory),

@@ -38,6 +38,9 @@ class Kept(NamedTuple):
     size: int
     """Bytes of its own parts."""
 
+    def __str__(self) -> str:
+        return f"{counted(self.bundles, 'prepared query', 'prepared queries')} ({human_bytes(self.size)}) per client"
+
 
 class BundlePool:
     """Bundles for one model, from one supplier.
@@ -92,10 +95,32 @@ class BundlePool:
             needed += number * (HEADER_BYTES + self._model.source.stored_bytes(SERVER, plan.correlations))
         if count > self._kept.bundles or needed > self._kept.size:
             raise ConfigurationError(
-                f"{counted(count, 'prepared query', 'prepared queries')}, {human_bytes(needed)} at the server: it "
-                f"keeps {self._kept.bundles} for a client, and {human_bytes(self._kept.size)}, and would drop the "
-                "oldest; prepare fewer"
+                f"cannot prepare {counted(count, 'query', 'queries')} ({human_bytes(needed)} at the server): the "
+                f"server keeps at most {self._kept}. Prepare fewer, or ask its operator to raise --client-queries or "
+                "--client-gb"
             )
+
+    def fitting(self, wanted: Mapping[Size, int]) -> dict[Size, int]:
+        """As many of these bundles, the first ones, as the server keeps and the disk here has room for. What is ready
+        counts, and takes no more room here."""
+        bundles, there, here = self._kept.bundles, self._kept.size, self._model.store.room()
+        found = {}
+        for size, number in wanted.items():
+            correlations, source = self._model.programs.plan(*size).correlations, self._model.source
+            theirs, ours = (HEADER_BYTES + source.stored_bytes(party, correlations) for party in (SERVER, CLIENT))
+            ready = min(number, self.count(*size))
+            fits = min(number, bundles, there // theirs, ready + here // ours)
+            if fits:
+                found[size] = fits
+            if fits < number:
+                break
+            bundles, there, here = bundles - fits, there - fits * theirs, here - (fits - ready) * ours
+        return found
+
+    @property
+    def kept(self) -> Kept:
+        """What the server keeps for this client."""
+        return self._kept
 
     def pause(self) -> None:
         """Nothing more is wanted for now."""

@@ -257,6 +257,16 @@ class Client:
         _, pool = self._connected()
         pool.check_room(sizes)
 
+    def fitting(self, sizes: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+        """As many of these queries, by batch and bucket, the first ones, as can be kept ready at once: by the server
+        (`kept`), and on the disk here."""
+        return self._connected()[1].fitting(sizes)
+
+    @property
+    def kept(self) -> Kept:
+        """How many prepared queries, and bytes of them, the server keeps for this client."""
+        return self._connected()[1].kept
+
     def prepared(self, batch: int = 1, bucket: int | None = None) -> int:
         """For how many queries of this size randomness is ready, in memory or on disk."""
         model, pool = self._connected()

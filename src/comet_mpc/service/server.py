@@ -120,7 +120,7 @@ class Server:
             reception=handshakes or ReceptionLimits(),
         )
         self._children: dict[int, _Child] = {}
-        self._stopping = False
+        self._stopping, self._ended_by = False, 0
         self._load, self._reload_wanted, self._generation = reload, False, 0
 
     def _places(self) -> Places:
@@ -142,8 +142,11 @@ class Server:
     def metrics_address(self) -> tuple[str, int] | None:
         return self._lookout.address
 
-    def serve_forever(self, started: Callable[[], None] | None = None) -> None:
-        """Runs in the main thread of a process without other threads. `started` is called once clients are let in."""
+    def serve_forever(self, started: Callable[[], None] | None = None) -> int:
+        """Runs in the main thread of a process without other threads. `started` is called once clients are let in.
+
+        Returns the signal that ended it.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         if self._load is not None:
@@ -162,6 +165,7 @@ class Server:
                     self._reload()
         finally:
             self._shut_down()
+        return self._ended_by
 
     def _models(self) -> dict[str, object]:
         """For the log."""
@@ -203,7 +207,7 @@ class Server:
         _log.info("the models were loaded again", extra={"fields": self._models()})
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
+        self._stopping, self._ended_by = True, number
 
     def _receive(self) -> None:
         desk = FrontDesk(

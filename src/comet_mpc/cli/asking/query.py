@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from comet_mpc.cli.asking.answers import AnswerFile, CsvFile, entry
+from comet_mpc.cli.asking.ready import fitting, prepare
 from comet_mpc.cli.asking.texts import Texts, read_texts
+from comet_mpc.cli.asking.work import FileWork, Shown, Sizes
 from comet_mpc.cli.options import (
     AnySource,
     Cache,
@@ -27,24 +27,22 @@ from comet_mpc.cli.options import (
     WantedModel,
     wanted_model,
 )
-from comet_mpc.cli.tables import table, write_json
-from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import ConfigurationError, ImpossibleAnswer
+from comet_mpc.cli.stopping import if_stopped
+from comet_mpc.cli.tables import write_json
+from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.runs import Text
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
-from comet_mpc.offline.sources import find_source
-from comet_mpc.progress import Pace, Tick, bar
+from comet_mpc.progress import bar, doing
 from comet_mpc.service.client import Asks, Client, ClientOptions
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging
 from comet_mpc.units import counted, human_bytes
 
+_MANY = 1000
+"""Texts that take a moment to tokenize."""
 _LONGEST = 60
 """Characters of a text that a table shows."""
-
-Sizes = Mapping[tuple[int, int], int]
-"""How many runs of each size: batch and bucket."""
 
 
 def _count(value: str) -> int | None:
@@ -80,14 +78,14 @@ def query(
     ] = None,
     pairs: Annotated[
         bool,
-        typer.Option("--pairs", help="Texts go in pairs: two by two, or two on a line of a file, with a tab between."),
+        typer.Option("--pairs", help="Treat inputs as text pairs (tab-separated in files)."),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the answers to a file, and keep each as it comes: the same command goes on with what is there. "
-            "With --csv the rows with further columns, else one JSON object per line.",
+            help="Write the answers to a file, each as soon as it is there. Rerun the command to resume. With --csv: "
+            "the rows with further columns, else one JSON object per line.",
         ),
     ] = None,
     keys: Keys = Path("keys"),
@@ -99,8 +97,8 @@ def query(
         str,
         typer.Option(
             metavar="N|all",
-            help="Prepare randomness, which needs no text. all: for the texts that are given, and ask nothing yet. "
-            "N: for N more queries of each size, after the answers.",
+            help="Prepare randomness, which needs no text. all: for the given texts, as much as the server keeps, "
+            "without sending a query. N: for N more queries of each size, after the answers.",
         ),
     ] = "0",
     size: Annotated[
@@ -155,29 +153,38 @@ def query(
     }
     with contextlib.ExitStack() as stack:
         answers = stack.enter_context(_answer_file(out, texts)) if out is not None else None
-        show = _Shown()
-        with bar("set-up: download", shown=human_bytes) as downloading:
+        show = Shown()
+        left = texts.by_number if answers is None else answers.left
+        if file is not None or csv is not None:
+            before = len(texts.by_number) - len(left)
+            resumed = f", {before} answered before" if before else ""
+            typer.echo(f"{counted(len(texts.by_number), 'text')}{resumed}; connecting to {server}", err=True)
+        with bar(f"connecting to {server}", shown=human_bytes) as downloading:
+            downloading(0, 0)
             here: ClientOptions = {**options, "progress": show.bytes, "downloading": downloading}
             client = stack.enter_context(Client(server, **here))
         asks: Asks = client
         if cluster is not None:
             spread = asking.spread_clients(cluster, clients, client.connect(), asking.Asker, server, options)
             asks = stack.enter_context(spread)
-        show.tick = stack.enter_context(bar("texts"))
-        left = texts.by_number if answers is None else answers.left
+        used: Sizes = {}
+        if left:
+            with doing("tokenizing") if len(left) > _MANY else contextlib.nullcontext():
+                used = client.sizes(list(left.values()))
+        show.tick = stack.enter_context(bar("preparing" if spare is None else "answered", shown=None))
         if spare is None:
-            _prepare(client, client.sizes(list(left.values())) if left else {}, show, str(json) == "-")
+            prepare(client, fitting(client, used), show, str(json) == "-")
             return
-        used = client.sizes(list(left.values())) if left and spare else {}
         impossible: ImpossibleAnswer | None = None
         try:
             if texts.by_number:
-                _answer(asks, texts, answers, json, show)
+                _answer(asks, texts, answers, json, show, used)
         except ImpossibleAnswer as error:  # the server sees what is prepared: it must not depend on this
             impossible = error
         if spare:  # after the answers are printed
             sizes = dict.fromkeys(told or used or {(1, client.connect().buckets()[0])}, spare)
-            _prepare(client, sizes, show, str(json) == "-")
+            client.check_room(sizes)
+            prepare(client, sizes, show, str(json) == "-")
         if impossible is not None:
             raise impossible
 
@@ -199,66 +206,19 @@ def _answer_file(path: Path, texts: Texts) -> AnswerFile:
     return CsvFile(path, texts) if texts.header else AnswerFile(path, texts.by_number)
 
 
-class _Shown:
-    """One bar for all: how many of how many are done, and beside it how far the bundle is that is being prepared."""
+def _answer(
+    client: Asks, texts: Texts, file: AnswerFile | None, json: Path | None, show: Shown, sizes: Sizes | None = None
+) -> None:
+    """Asks, and prints each answer as it comes; after an error, too, those before it are kept.
 
-    def __init__(self) -> None:
-        self.tick: Tick | None = None
-        """Nothing is shown before there is one."""
-        self._done = self._total = 0
-        self._pace = Pace()
-
-    def begin(self, total: int, done: int = 0) -> None:
-        self._total = total
-        self.done(done)
-
-    def done(self, count: int) -> None:
-        self._done = count
-        self._show("")
-
-    def bytes(self, done: int, total: int) -> None:
-        """From whichever thread prepares."""
-        if not total:
-            self._show("waiting for the dealer")
-            return
-        left = f", {self._pace.left(done, total)}" if self._pace.spent(done) >= 1.0 else ""
-        self._show(f"preparing randomness {human_bytes(done)}/{human_bytes(total)}{left}")
-
-    def _show(self, note: str) -> None:
-        if self.tick is not None:
-            self.tick(self._done, self._total, note)
-
-
-def _prepare(client: Client, sizes: Sizes, show: _Shown, quiet: bool) -> None:
-    """Says what is to be prepared and how much that is, and does it."""
-    source, public = find_source(client.source), client.connect()
-    client.check_room(sizes)
-    wanted = {size: max(0, count - client.prepared(*size)) for size, count in sorted(sizes.items())}
-    rows, exchanged, kept = [], 0, 0
-    for (batch, bucket), count in wanted.items():
-        plan = public.plan(batch, bucket, source)
-        sent, stored = source.offline_bytes(plan, count), count * source.stored_bytes(CLIENT, plan.correlations)
-        exchanged, kept = exchanged + sent, kept + stored
-        what = f"{counted(batch, 'text')} of {bucket} tokens"
-        ready = str(sizes[batch, bucket] - count)
-        rows.append((what, ready, str(count), human_bytes(sent), human_bytes(stored)))
-    say = Console(stderr=True)
-    columns = ("queries of", "ready", "to prepare", "at most sent", "on this disk")
-    say.print(table(f"Randomness from the source {source}", columns, rows), highlight=False)
-    total = 0
-    for (batch, bucket), count in sizes.items():
-        show.begin(count, min(count, client.prepared(batch, bucket)))
-        total += client.prepare(count, batch=batch, bucket=bucket, timeout=math.inf, warm=False, told=show.done)
-    typer.echo(f"randomness is ready for {counted(total, 'query', 'queries')} (source: {source})", err=quiet)
-
-
-def _answer(client: Asks, texts: Texts, file: AnswerFile | None, json: Path | None, show: _Shown) -> None:
-    """Asks, and prints each answer as it comes; after an error, too, those before it are kept."""
+    sizes: of the runs, for the time left
+    """
     left = texts.by_number if file is None else file.left
     numbers, answered = list(left), dict[int, Answer]()
-    before = len(texts.by_number) - len(left)
+    count, before, work = len(texts.by_number), len(texts.by_number) - len(left), FileWork(sizes or {})
     printed = _Printed(left.values()) if left and file is None and str(json) != "-" else None
-    show.begin(len(texts.by_number), before)
+    show.begin(work.total, work.of_bundle)
+    show.done(0, f"{before} of {counted(count, 'text')}")
 
     def told(place: int, found: Answer) -> None:
         number = numbers[place]
@@ -267,24 +227,47 @@ def _answer(client: Asks, texts: Texts, file: AnswerFile | None, json: Path | No
             file.add(number, found)
         if printed is not None:
             printed.add(left[number], found)
-        show.done(before + len(answered))
+        work.answered(found.cost)
+        show.done(work.done, f"{before + len(answered)} of {counted(count, 'text')}")
+
+    def advice() -> str:
+        if file is None:
+            return "Answers are kept only in a file: with --out FILE, a run that was stopped can be resumed."
+        return f"Run the same command to resume: {before + len(answered)} of {count} answers are in {file.kept_in}."
 
     try:
-        if left:
-            client.ask(list(left.values()), told=told)
-        if file is not None:
-            file.finish()
+        with if_stopped(advice):
+            if left:
+                client.ask(list(left.values()), told=told)
+            if file is not None:
+                file.finish()
+    except CometError:
+        if file is not None and len(answered) < len(left):
+            typer.echo(advice(), err=True)
+        raise
     finally:
-        found = {number: answered[number] for number in sorted(answered)}
-        if file is not None:
-            typer.echo(f"{file.path}: {counted(len(found), 'new answer')}, {before} from before", err=True)
-        else:
-            write_json(json, [entry(texts.by_number[number], one) for number, one in found.items()])
+        _conclude(texts, answered, file, json, before)
         if printed is not None:
             printed.finish()
-        if len(found) < len(left):
-            again = "; the same command goes on from there" if file is not None else ""
-            typer.echo(f"{len(found)} of {len(left)} texts were answered{again}", err=True)
+
+
+def _conclude(
+    texts: Texts, answered: Mapping[int, Answer], file: AnswerFile | None, json: Path | None, before: int
+) -> None:
+    """How many answers there are, and of how many texts the end was not read."""
+    found = {number: answered[number] for number in sorted(answered)}
+    count = len(texts.by_number)
+    if file is None:
+        write_json(json, [entry(texts.by_number[number], one) for number, one in found.items()])
+    elif before + len(found) == count:
+        typer.echo(f"{file.path}: {counted(len(found), 'new answer')}, {before} from before", err=True)
+    if file is None and len(found) < count:
+        typer.echo(f"{len(found)} of {counted(count, 'text')} were answered", err=True)
+    cut = file.truncated if file is not None else sum(one.truncated for one in found.values())
+    if cut:
+        longest = max((one.tokens_used for one in found.values() if one.truncated), default=0)
+        to = f" to {longest} tokens" if longest else ""
+        typer.echo(f"{cut} of {counted(count, 'text')} were longer than the model takes: truncated{to}", err=True)
 
 
 def _shown(text: Text) -> str:
@@ -302,6 +285,11 @@ def _columns(found: Answer) -> dict[str, str]:
         return {"entities": ", ".join(f"{part.text} ({part.label})" for part in found.entities) or "none"}
     assert isinstance(found, Embedding)
     return {"embedding (--json has all of it)": " ".join(f"{value:.3f}" for value in found.vector[:4]) + " …"}
+
+
+def _connected(cost: Cost) -> str:
+    model = f"model downloaded, {human_bytes(cost.setup_bytes)}" if cost.setup_bytes else "model cached"
+    return f"connected in {cost.setup_seconds:.2f} s ({model})"
 
 
 class _Printed:
@@ -332,6 +320,6 @@ class _Printed:
         )
         typer.echo(
             f"online: {online}, {sum(run.rounds for run in runs)} rounds\noffline: {offline}\n"
-            f"set-up: {human_bytes(runs[0].setup_bytes)}, {runs[0].setup_seconds:.2f} s\n"
+            f"{_connected(runs[0])}\n"
             f"source of randomness: {runs[0].source}"
         )

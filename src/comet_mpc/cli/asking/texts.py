@@ -81,7 +81,9 @@ def _content(file: Path | None) -> str:
 def _said(texts: Texts, what: str, where: str) -> Texts:
     """Standard error says how many were blank."""
     if not texts.by_number:
-        raise ConfigurationError(f"{where} has no texts: " + (f"every {what} is blank" if texts.rows else "it is empty"))
+        raise ConfigurationError(
+            f"{where} has no texts: " + (f"every {what} is blank" if texts.rows else "it is empty")
+        )
     if blank := len(texts.rows) - len(texts.by_number):
         typer.echo(f"skipped {counted(blank, f'blank {what}', f'blank {what}s')}", err=True)
     return texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +11,13 @@ from typing import Annotated
 import typer
 
 from comet_mpc.cli.options import DEALER_WARNING, AnySource, Keys, LinkName
+from comet_mpc.cli.stopping import STOPPED
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.served import MOST_ANSWER_BITS
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.logs import log_as_json
 from comet_mpc.net.sockets import Address, parse_address
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.dealer.process import run_dealer
@@ -185,7 +186,6 @@ def serve(
             preparations=preparations,
         ),
     )
-    log_as_json()
     if dealer is not None:
         _log.warning(DEALER_WARNING)
     where, publish = parse_address(listen), parse_address(metrics) if metrics is not None else None
@@ -196,8 +196,15 @@ def serve(
             lambda address, figures: _tell(address, figures, blueprint.source().name)
         )
         return
-    server = blueprint.build(where, state, publish)
-    server.serve_forever(lambda: _tell(server.address, server.metrics_address, server.source))
+    try:
+        server = blueprint.build(where, state, publish)
+        ended_by = server.serve_forever(lambda: _tell(server.address, server.metrics_address, server.source))
+    except KeyboardInterrupt:  # while it was loading
+        ended_by = signal.SIGINT
+    if ended_by == signal.SIGINT:
+        kept = {"state": str(state), "kept": "prepared randomness and quotas"}
+        _log.info("stopped by Ctrl-C: run the same command to serve again", extra={"fields": kept})
+        raise typer.Exit(STOPPED)
 
 
 def _tell(address: Address, metrics: Address | None, source: str) -> None:
@@ -220,7 +227,6 @@ def deal(
     A dealer never sees an input or a weight, but it knows every mask. So it must be run by somebody who operates
     neither the server nor the client: a dealer run by the server's operator gives no privacy.
     """
-    log_as_json()
 
     def started(address: Address, pages: Address | None) -> None:
         typer.echo("dealing at {}:{}".format(*address))
