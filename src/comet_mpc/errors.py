@@ -67,7 +67,6 @@ __all__ = [
     "TaskDataError",
     "WrongSize",
     "WrongVersion",
-    "did_you_mean",
 ]
 
 

@@ -43,7 +43,7 @@ def test_rows_of_a_limit_can_come_from_all_over_the_file(tmp_path: Path) -> None
 
 def test_columns_with_other_names_are_named(tmp_path: Path) -> None:
     path = csv_file(tmp_path / "mail.csv", header="number,body,kind")
-    with pytest.raises(TaskDataError, match="which column has the texts.*Its columns: number, body, kind"):
+    with pytest.raises(TaskDataError, match=r"which column has the texts.*Its columns: number, body, kind"):
         own_task(path, LABELS)
     task = own_task(path, LABELS, texts=("body",), answer="kind")
     assert read_split(path, task, "dev")[1] == Example("text, 9", None, 1.0)

@@ -99,7 +99,7 @@ def test_a_data_set_of_ones_own(tmp_path: Path) -> None:
     assert read_split(tmp_path, task, "dev", 1)[0].label == -7.5
     with pytest.raises(TaskDataError, match="row 3: the score is not a number"):
         read_split(tmp_path, task, "dev")
-    with pytest.raises(TaskDataError, match="no such file or directory: .*absent"):
+    with pytest.raises(TaskDataError, match=r"no such file or directory: .*absent"):
         own_task(tmp_path / "absent", ("a", "b"))
 
 

@@ -36,8 +36,8 @@ from comet_mpc.errors import (
     RandomnessError,
     RandomnessSpent,
 )
-from comet_mpc.net.channel import Channel, Traffic, memory_pair
 from comet_mpc.logs import JsonFormatter
+from comet_mpc.net.channel import Channel, Traffic, memory_pair
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer

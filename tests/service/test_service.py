@@ -273,7 +273,7 @@ def test_what_a_file_needs_is_prepared_before_it_is_asked(world: World, tmp_path
         assert client.prepared(4, 16) == client.prepared(1, 32) == 1
     found = CliRunner().invoke(app, command)
     assert "8 new answers, 0 from before" in found.stderr, found.output
-    assert [line.rsplit(",", 2)[0] for line in out.read_text().splitlines()] == ["text", *texts]
+    assert [line.rsplit(",", 3)[0] for line in out.read_text().splitlines()] == ["text", *texts]
     with world.client(tmp_path / "cache") as client:
         assert client.prepared(4, 16) == client.prepared(1, 32) == 0  # nothing else was prepared for it
     told = [*command[:2], *command[-4:], "--ready", "2", "--size", "2x16"]
