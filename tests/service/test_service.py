@@ -31,6 +31,8 @@ from support.processes import World, running_world, send_raw, server_process
 from support.toy_model import WORDS, make_checkpoint, some_texts
 from support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.service
+
 PLAIN_BOUND = 0.05
 """Logits of the protocol and of the same rules in real numbers."""
 
@@ -184,7 +186,6 @@ import os, sys
 from comet_mpc.service.client import Client
 from support.clients import after_rounds
 
-pytestmark = pytest.mark.service
 with Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=0) as client:
     after_rounds(client, 20, lambda: os._exit(9))
     client.classify(["the film is good"])
