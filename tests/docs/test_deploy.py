@@ -73,7 +73,7 @@ def started(unit: str, directory: Path, keys: Path, **more: str) -> tuple[subpro
     service = parser["Service"]
     program, *words = shlex.split(service["ExecStart"])
     assert program == "/usr/local/bin/comet"
-    name, _, value = service["Environment"].partition("=")
+    name, _, value = service.get("Environment", f"COMET_KEYS={keys}").partition("=")
     environment = {**os.environ, name: value.replace("%d", str(keys)), "PYTHONUNBUFFERED": "1", **more}
     words = [word.replace("/etc/comet", str(directory)) for word in words]
     command = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()", *words]
