@@ -122,10 +122,17 @@ class _SocketChannel(Channel):
         try:
             self._pump(sending, receiving, deadline)
         except ssl.SSLError as error:
-            raise tls_failure(error, "transfer") from error
+            raise self._tls_failure(error) from error
         except OSError as error:
+            self._hear_why()
             raise PeerClosed(f"the connection broke ({error.strerror}): {_state(sending, receiving)}") from error
         return memoryview(b"") if receiving is None else receiving.finish()
+
+    def _tls_failure(self, error: ssl.SSLError) -> PeerError:
+        return tls_failure(error, "transfer", self.peer_role or "peer")
+
+    def _hear_why(self) -> None:
+        """After the line broke while this side was sending: raises what the other side has said before, if it did."""
 
     def _pump(self, sending: _Outgoing | None, receiving: _Incoming | None, deadline: float) -> None:
         # Each direction works until the socket refuses, then waits for its event. Bytes that TLS has decrypted
@@ -232,6 +239,18 @@ class TlsChannel(_SocketChannel):
                 return False
             self.tls.feed(self._buffer[:arrived])
         return True
+
+    def _hear_why(self) -> None:
+        scratch = memoryview(bytearray(RECORD))
+        try:
+            while arrived := self._socket.recv_into(self._buffer):
+                self.tls.feed(self._buffer[:arrived])
+                while self.tls.open(scratch):
+                    pass
+        except ssl.SSLError as error:
+            raise self._tls_failure(error) from error
+        except OSError:
+            return
 
 
 def _record(pieces: deque[memoryview]) -> bytearray | memoryview:
@@ -355,8 +374,9 @@ def connect(
     retry_seconds: float = 0.0,
     *,
     connect_timeout: float = HANDSHAKE_TIMEOUT,
+    whom: str = "server",
 ) -> Channel:
-    """A channel to host:port, whose stall timeout is `timeout`.
+    """A channel to host:port, whose stall timeout is `timeout`. whom: what is there, for messages.
 
     While nobody listens there, tries again for `retry_seconds`. With `tls`, the certificate of the peer must
     be valid for `host`. In TLS 1.3 the client finishes first: if the server refuses the client's certificate,
@@ -387,7 +407,7 @@ def connect(
         time.sleep(_RETRY_PAUSE)
     if tls is None:
         return TcpChannel(connection, timeout)
-    return TlsChannel(connection, secure(connection, tls, host, connect_timeout), timeout)
+    return TlsChannel(connection, secure(connection, tls, host, connect_timeout, whom), timeout)
 
 
 def _name(host: str, port: int) -> str:

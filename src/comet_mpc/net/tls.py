@@ -60,20 +60,62 @@ class Tls:
         return int(certificate["serialNumber"], 16) if certificate else None
 
 
-def tls_failure(error: ssl.SSLError, during: str) -> PeerError:
-    """`NotAuthenticated` if it is about a certificate, else `PeerError`; either with OpenSSL's reason."""
+def tls_failure(error: ssl.SSLError, during: str, whom: str = "peer", host: str | None = None) -> PeerError:
+    """`NotAuthenticated` if it is about a certificate, else `PeerError`, in words of people who run servers.
+
+    whom: what the other side is. host: the name under which it was called.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return NotAuthenticated(f"the peer's certificate was refused: {error.verify_message}")
+        return NotAuthenticated(f"the {whom}'s certificate {_fault(error, host)}")
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return PeerClosed(f"the peer closed the connection during the TLS {during}")
-    reason = (error.reason or str(error)).replace("_", " ").lower()
-    if "certificate" in reason or "unknown ca" in reason:
-        return NotAuthenticated(f"TLS {during} failed over a certificate: {reason}")
-    return PeerError(f"TLS {during} failed: {reason}")
+        return PeerClosed(f"the {whom} closed the connection during the TLS {during}")
+    reason = (error.reason or str(error)).upper()
+    for alert, words in _ALERTS.items():
+        if alert in reason:
+            return NotAuthenticated(f"the {whom} refused your certificate: {words}")
+    if "CERTIFICATE_REQUIRED" in reason:
+        return NotAuthenticated(f"the {whom} requires a certificate, and this side has shown none")
+    if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
+        return NotAuthenticated(f"the {whom} has shown no certificate")
+    return PeerError(f"TLS {during} failed: {reason.replace('_', ' ').lower()}")
 
 
-def secure(plain: socket.socket, context: ssl.SSLContext, host: str | None, seconds: float) -> Tls:
-    """The handshake, within `seconds` in all. The socket is closed if it fails."""
+_OTHER_AUTHORITY = "was issued by another authority"
+_FAULTS = {
+    7: f"{_OTHER_AUTHORITY} of the same name: give both sides the same authority.pem, and renew it there",
+    9: "is not valid yet: check the clocks of both machines",
+    10: "has expired: have it renewed (`comet keys renew`)",
+    18: f"{_OTHER_AUTHORITY}: give both sides the same authority.pem",
+    19: f"{_OTHER_AUTHORITY}: give both sides the same authority.pem",
+    20: f"{_OTHER_AUTHORITY}: give both sides the same authority.pem",
+    23: "is revoked",
+    26: "is not one for this role: have one issued with the role that it is used in (`comet keys issue --role`)",
+}
+"""By OpenSSL's codes (X509_V_ERR_…)."""
+_MISNAMED = (62, 64)
+_ALERTS = {
+    "CERTIFICATE_REVOKED": "it is revoked; ask whoever issued it for a new one",
+    "CERTIFICATE_EXPIRED": "it has expired; have it renewed (`comet keys renew`), or check the clocks of both machines",
+    "UNKNOWN_CA": f"it {_OTHER_AUTHORITY}; have one issued by the authority that it trusts",
+    "DECRYPT_ERROR": f"it {_OTHER_AUTHORITY}; have one issued by the authority that it trusts",
+    "UNSUPPORTED_CERTIFICATE": "it is not one for this role",
+    "BAD_CERTIFICATE": "it is not valid",
+    "CERTIFICATE_UNKNOWN": "it is not valid",
+}
+"""What the other side says before it ends the connection (RFC 8446, 6.2), as OpenSSL spells it."""
+
+
+def _fault(error: ssl.SSLCertVerificationError, host: str | None) -> str:
+    if error.verify_code in _MISNAMED:
+        return (
+            f"is not valid for {host}: call it by a name that it was issued for, or have it issued again with "
+            f"`--host {host}`"
+        )
+    return _FAULTS.get(error.verify_code, f"was refused: {error.verify_message}")
+
+
+def secure(plain: socket.socket, context: ssl.SSLContext, host: str | None, seconds: float, whom: str = "peer") -> Tls:
+    """The handshake, within `seconds` in all. The socket is closed if it fails. whom: as of `tls_failure`."""
     until = time.monotonic() + seconds
     tls = Tls(context, host)
     try:
@@ -81,16 +123,16 @@ def secure(plain: socket.socket, context: ssl.SSLContext, host: str | None, seco
             plain.settimeout(max(1e-3, until - time.monotonic()))
             data = plain.recv(RECORD)
             if not data:
-                raise PeerClosed("the peer closed the connection during the TLS handshake")
+                raise PeerClosed(f"the {whom} closed the connection during the TLS handshake")
             tls.feed(data)
     except (OSError, PeerClosed) as error:
         _part(plain)
         if isinstance(error, ssl.SSLError):
-            raise tls_failure(error, "handshake") from error
+            raise tls_failure(error, "handshake", whom, host) from error
         if isinstance(error, TimeoutError):
             raise PeerTimeout(f"the TLS handshake did not finish within {seconds:g} s") from error
         if isinstance(error, OSError):
-            raise PeerClosed(f"the peer broke off the TLS handshake ({error.strerror})") from error
+            raise PeerClosed(f"the {whom} broke off the TLS handshake ({error.strerror})") from error
         raise
     return tls
 

@@ -169,7 +169,7 @@ class Connection:
         self._tls_routed.set_alpn_protocols([ROUTE + state[:STATE_DIGITS]] if state else [])
 
     def dial(self, address: Address) -> Channel:
-        return connect(*address, self._tls, self.timeout, connect_timeout=self.timeout)
+        return connect(*address, self._tls, self.timeout, connect_timeout=self.timeout, whom="dealer")
 
     def reach(self) -> Channel:
         """A new connection to the server, not greeted yet."""

@@ -208,6 +208,7 @@ class _Provider(Provider):
                 limits.stall_seconds,
                 limits.dealer_seconds,
                 connect_timeout=limits.dealer_seconds,
+                whom="dealer",
             )
         except CometError as error:
             fields = {"dealer": "{}:{}".format(*self._address), "error": type(error).__name__}
