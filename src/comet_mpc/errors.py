@@ -7,6 +7,7 @@
     ├── RuleError             an approximation cannot be built as requested         (also a ValueError)
     ├── LeakError             a protocol that is known to leak was requested where privacy is promised
     ├── ConfigurationError    your own set-up is wrong: a file, an address, an option, an argument
+    │   ├── StateInUse            another server works with this state directory
     │   ├── CheckpointError       a checkpoint is incomplete, damaged, not certified, or not a Comet checkpoint
     │   └── TaskDataError         a data set is missing, empty or malformed
     ├── NotFinite             training reached a number that is not finite, and stopped
@@ -64,6 +65,7 @@ __all__ = [
     "ScaleError",
     "ServerBusy",
     "ShapeError",
+    "StateInUse",
     "TaskDataError",
     "WrongSize",
     "WrongVersion",
@@ -113,6 +115,10 @@ class LeakError(CometError):
 
 class ConfigurationError(CometError):
     """Your own set-up is wrong: a file, an address, an option or an argument."""
+
+
+class StateInUse(ConfigurationError):
+    """Another server works with this state directory. A state directory is one server's."""
 
 
 class CheckpointError(ConfigurationError):

@@ -257,6 +257,34 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
     assert comet("keys", "make", str(tmp_path / "keys"), "--force").exit_code == 0
 
 
+def test_keys_say_what_to_do_with_a_name_that_was_used(tmp_path: Path) -> None:
+    keys = str(tmp_path / "keys")
+    assert comet("keys", "make", keys).exit_code == 0
+    assert comet("keys", "issue", keys, "alice").exit_code == 0
+    for state in ("valid until", "revoked"):
+        again = comet("keys", "issue", keys, "alice")
+        assert again.exit_code == 1
+        assert f"'alice' has had a certificate ({state}" in again.stderr
+        for remedy in (f"comet keys renew {keys} alice", f"comet keys revoke {keys} alice", "another name"):
+            assert remedy in again.stderr
+        comet("keys", "revoke", keys, "alice")
+    assert comet("keys", "renew", keys, "alice").exit_code == 0
+
+
+def test_keys_list_knows_an_old_authority(tmp_path: Path) -> None:
+    keys = str(tmp_path / "keys")
+    assert comet("keys", "make", keys).exit_code == 0
+    assert comet("keys", "issue", keys, "alice").exit_code == 0
+    assert comet("keys", "make", keys, "--force").exit_code == 0
+    listed = comet("keys", "list", keys)
+    assert "alice: issued by an authority that was replaced, so nobody accepts it" in " ".join(listed.stdout.split())
+    states = [(one["name"], one["state"]) for one in json.loads(comet("keys", "list", keys, "--json", "-").stdout)]
+    roles = ("client", "server", "dealer")
+    assert states == [(name, "old authority") for name in (*roles, "alice")] + [(name, "valid") for name in roles]
+    assert comet("keys", "renew", keys, "alice").exit_code == 0
+    assert "replaced" not in comet("keys", "list", keys).stdout
+
+
 @pytest.mark.service
 def test_dealer_starts_and_stops(tmp_path: Path) -> None:
     assert comet("keys", "make", str(tmp_path)).exit_code == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import ssl
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.net.authority import issue, make_authority, make_test_set
-from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.authority import _next_number, issue, issued, make_authority, make_test_set, renew, revoke
+from comet_mpc.net.identity import TlsIdentity, check_private
+from comet_mpc.net.revocation import RevocationList
 
 
 @pytest.fixture
@@ -171,3 +174,92 @@ def test_a_damaged_file_is_fine_or_refused_by_name(tmp_path: Path, name: str) ->
             (tmp_path / "x.key").unlink(missing_ok=True)
     assert len(refusals) > 50
     assert all(str(tmp_path) in refusal for refusal in refusals)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "fine"),
+    [
+        (1, 0o600, True),
+        (1, 0o400, True),
+        (1, 0o640, False),
+        (1, 0o604, False),
+        (1, 0o660, False),
+        (0, 0o640, True),  # root's, for the group of a service
+        (0, 0o440, True),
+        (0, 0o644, False),
+        (0, 0o660, False),
+    ],
+)
+def test_a_private_key_that_others_can_read_is_refused_with_the_remedy(
+    identity: TlsIdentity, owner: int, mode: int, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity.key.chmod(mode)
+    stat_of = Path.stat
+
+    def owned(path: Path, **options: bool) -> os.stat_result:
+        found = list(stat_of(path, **options))
+        found[stat.ST_UID] = owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "stat", owned)
+    if fine:
+        check_private(identity.key)
+        return
+    with pytest.raises(ConfigurationError, match=rf"alice\.key is a private key that others .*\(mode {mode:04o}\)"):
+        check_private(identity.key)
+    with pytest.raises(ConfigurationError, match=r"run `chmod 6[04]0 .*alice\.key`"):
+        identity.client_context()
+    with pytest.raises(ConfigurationError, match=r"run `chmod 6[04]0 .*alice\.key`"):
+        identity.server_context(require_client=True)
+
+
+def test_an_authority_whose_key_others_can_read_issues_nothing(identity: TlsIdentity, tmp_path: Path) -> None:
+    (tmp_path / "authority.key").chmod(0o604)
+    with pytest.raises(ConfigurationError, match=r"chmod 6[04]0 .*authority\.key"):
+        issue(tmp_path, "bob", "client")
+
+
+def test_lists_of_revoked_certificates_have_growing_numbers(tmp_path: Path) -> None:
+    """Also if the last list was lost, and if the clock was put back."""
+    make_authority(tmp_path, "authority of this test")
+    numbers = []
+    for name in ("alice", "bob", "carol"):
+        issue(tmp_path, name, "client")
+        revoke(tmp_path, name)
+        found = RevocationList.read(tmp_path / "revoked.pem")
+        assert found is not None
+        numbers.append(found.number)
+        if name == "bob":
+            (tmp_path / "revoked.pem").rename(tmp_path / "lost")
+    assert numbers[0] < numbers[1] < numbers[2]
+    ahead = datetime.now(UTC) + timedelta(days=400)
+    assert _next_number(tmp_path, ahead) > _next_number(tmp_path, ahead - timedelta(days=500)) == numbers[2] + 1
+
+
+def test_certificates_of_an_authority_that_was_replaced_are_known_as_such(tmp_path: Path) -> None:
+    make_authority(tmp_path, "authority of this test")
+    issue(tmp_path, "alice", "client")
+    issue(tmp_path, "bob", "server", ["bob.example"])
+    revoke(tmp_path, "alice")
+    make_authority(tmp_path, "authority of this test", force=True)
+    assert [(entry.name, entry.state()) for entry in issued(tmp_path)] == [
+        ("alice", "old authority"),
+        ("bob", "old authority"),
+    ]
+    renewed = renew(tmp_path, "bob")
+    assert [entry.state() for entry in issued(tmp_path)] == ["old authority", "old authority", "valid"]
+    certificate = x509.load_pem_x509_certificate(renewed.certificate.read_bytes())
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(renewed.authority.read_bytes()))
+    with pytest.raises(ConfigurationError, match="no certificate 'alice' that could be revoked"):
+        revoke(tmp_path, "alice")
+    (tmp_path / "issued.json").unlink()  # a version without an index: only files tell
+    (tmp_path / "bob.pem").rename(tmp_path / "new.pem")
+    assert [(entry.name, entry.state()) for entry in issued(tmp_path)] == [("alice", "old authority"), ("bob", "valid")]
+
+
+def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
+    make_authority(tmp_path, "authority of this test", days=3)
+    issue(tmp_path, "alice", "client", days=100)
+    (entry,) = issued(tmp_path)
+    assert entry.ends == x509.load_pem_x509_certificate((tmp_path / "authority.pem").read_bytes()).not_valid_after_utc
+    assert entry.state(datetime.now(UTC) + timedelta(days=4)) == "expired"

@@ -14,6 +14,7 @@ from comet_mpc.net.messages import Mismatch, Refusal, raise_refusal, refusal
 
 TOLD_AS = {
     "CheckpointError": "ConfigurationError",
+    "StateInUse": "ConfigurationError",
     "CometError": "PeerError",
     "ConfigurationError": "ConfigurationError",
     "ForeignRandomness": "ForeignRandomness",

@@ -16,7 +16,8 @@ import pytest
 
 from comet_mpc.errors import ConfigurationError, NotAuthenticated, PeerClosed, PeerError
 from comet_mpc.net.authority import issue, issued, make_authority, renew, revoke
-from comet_mpc.net.identity import LiveContext, TlsIdentity
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.live import LiveContext
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import TlsChannel, connect, listen
 from support.certificates import Identities
@@ -65,7 +66,7 @@ def hall(identity: TlsIdentity, **limits: float) -> Iterator[Hall]:
                 for key, events in selector.select(0.02):
                     key.data(events)
                 reception.tick()
-                context.changed()
+                context.look()
             reception.close()
 
         thread = threading.Thread(target=work, daemon=True)

@@ -38,6 +38,15 @@ def test_a_client_that_prepares_a_lot_pushes_out_nobody_elses() -> None:
     assert shelf.outgoing(stored, 20, BOB)[0].startswith(("alice", "new"))
 
 
+def test_when_the_whole_store_is_full_the_largest_clients_oldest_bundle_is_evicted() -> None:
+    """Whoever is preparing, as docs/serving.md says: also if nobody has more than its share."""
+    shelf = Shelf(most_bytes=100, bytes_per_owner=80, per_owner=100)
+    stored = [*kept(BOB, 10, 10), *kept(ALICE, 40, 40, first=2)]  # Bob's are the oldest
+    assert shelf.outgoing(stored, 10, BOB) == ["alice-0"]
+    assert shelf.outgoing(stored, 10, b"carol") == ["alice-0"]
+    assert shelf.outgoing([*kept(BOB, 50), *kept(ALICE, 50, first=1)], 10, b"carol") == ["bob-0"]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([ALICE, BOB, b"carol"]), st.integers(1, 50)), max_size=12),
     st.integers(1, 60),

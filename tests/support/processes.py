@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import TlsChannel, connect
+from comet_mpc.net.tls import RECORD, Tls
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.service.client import Client
 from comet_mpc.service.messages import Welcome, expect, introduce
@@ -25,24 +28,37 @@ from comet_mpc.service.programs import Programs
 from support.toy_model import twin_logits
 from support.waiting import PATIENCE, eventually
 
-__all__ = ["TWIN_BOUND", "ServerProcess", "World", "dealer_process", "running_world", "send_raw", "server_process"]
+__all__ = [
+    "TWIN_BOUND",
+    "PendingHandshake",
+    "ServerProcess",
+    "World",
+    "dealer_process",
+    "running_world",
+    "send_raw",
+    "server_process",
+]
 
 TWIN_BOUND = 0.02 + 2.0**-7
 """Logits of the protocol and of its twin: rounding of 7 row steps, carried through two layers; and in the end the
 protocol is off by less than 1.5 units of 2^-8, the twin by at most half a unit."""
 
 _DEALER = """
-import sys
+import json, sys
+from comet_mpc.net import live
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.dealer.process import run_dealer
 from comet_mpc.logs import log_as_json
+options = json.loads(sys.argv[1])
+live._LOOK_SECONDS = options["look_seconds"]
 log_as_json()
-identity = TlsIdentity.find(sys.argv[1], "dealer")
+identity = TlsIdentity.find(options["keys"], "dealer")
 run_dealer("127.0.0.1", 0, identity, started=lambda address, _: print(address[1], flush=True))
 """
 
 _SERVER = """
 import json, sys
+from comet_mpc.net import live
 from comet_mpc.net.reception import ReceptionLimits
 from pathlib import Path
 from comet_mpc.models.served import ServedModel
@@ -52,6 +68,7 @@ from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.logs import log_as_json
 from comet_mpc.service.server import Server
 options = json.loads(sys.argv[1])
+live._LOOK_SECONDS = options.pop("look_seconds", live._LOOK_SECONDS)
 limits = ServiceLimits(**options.pop("limits"))
 dealer = options.pop("dealer")
 handshakes = ReceptionLimits(**options.pop("handshakes", {}))
@@ -84,9 +101,9 @@ def _process(program: str, argument: str, **pipes: Any) -> Iterator[subprocess.P
 
 
 @contextlib.contextmanager
-def dealer_process(keys: Path) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
-    """A dealer with its usual limits, and where it listens."""
-    with _process(_DEALER, str(keys)) as process:
+def dealer_process(keys: Path, *, look_seconds: float = 1.0) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
+    """A dealer with its usual limits, and where it listens. look_seconds: how often it looks at its certificates."""
+    with _process(_DEALER, json.dumps({"keys": str(keys), "look_seconds": look_seconds})) as process:
         assert process.stdout is not None
         yield process, ("127.0.0.1", int(process.stdout.readline()))
 
@@ -178,9 +195,9 @@ class World:
         context = TlsIdentity.find(self.keys, name).client_context()
         return connect("127.0.0.1", (server or self.server).port, context, PATIENCE)
 
-    def welcomed(self, server: ServerProcess | None = None) -> Channel:
+    def welcomed(self, server: ServerProcess | None = None, name: str = "client") -> Channel:
         """A connection after the greeting, for requests that no client would make."""
-        channel = self.dial(server)
+        channel = self.dial(server, name)
         introduce(channel, "client")
         expect(channel, Welcome)
         return channel
@@ -203,9 +220,29 @@ def running_world(
 ) -> Iterator[World]:
     model = ServedModel.load(checkpoint)
     with contextlib.ExitStack() as stack:
-        dealer = stack.enter_context(dealer_process(keys))[1][1] if with_dealer else None
+        looks = {"look_seconds": more["look_seconds"]} if "look_seconds" in more else {}
+        dealer = stack.enter_context(dealer_process(keys, **looks))[1][1] if with_dealer else None
         server = stack.enter_context(server_process(keys, checkpoint, dealer, state, limits=limits, **more))
         yield World(keys, checkpoint, model, Programs(model, DEALER if with_dealer else PAIR), state, dealer, server)
+
+
+class PendingHandshake:
+    """A connection whose handshake the client has not finished: the certificate and its proof are still here."""
+
+    def __init__(self, address: tuple[str, int], identity: TlsIdentity) -> None:
+        self._socket = socket.create_connection(address, PATIENCE)
+        self._tls = Tls(identity.client_context(), address[0])
+        while True:
+            try:
+                self._tls.session.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                self._socket.sendall(self._tls.collect())
+                self._tls.feed(self._socket.recv(RECORD))
+
+    def finish(self) -> TlsChannel:
+        self._socket.sendall(self._tls.collect())
+        return TlsChannel(self._socket, self._tls, PATIENCE)
 
 
 def send_raw(channel: Channel, data: bytes) -> None:

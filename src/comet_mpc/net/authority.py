@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,11 +22,13 @@ import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
 from comet_mpc.net.identity import AUTHORITY, REVOKED, Role, TlsIdentity, check_dates, read_certificate, read_key
+from comet_mpc.net.revocation import RevocationList
 
 _AUTHORITY_DAYS = 3650
 _DAYS = 365
@@ -46,9 +48,15 @@ class Issued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ends: datetime
     hosts: tuple[str, ...] = ()
     revoked: datetime | None = None
+    authority: str = ""
+    """Identifier of the key that has signed it, in hexadecimal digits."""
+    old_authority: bool = False
+    """Another authority has taken the place of the one that issued it: nobody accepts it any more."""
 
     def state(self, now: datetime | None = None) -> str:
-        """In a word."""
+        """In a word or two."""
+        if self.old_authority:
+            return "old authority"
         if self.revoked is not None:
             return "revoked"
         return "expired" if (now or datetime.now(UTC)) > self.ends else "valid"
@@ -59,7 +67,8 @@ def make_authority(directory: Path, name: str, *, days: int = _AUTHORITY_DAYS, f
 
     Returns the path of the certificate.
     """
-    certificate, key = _targets(directory, AUTHORITY, force)
+    remedy = "choose another directory, or --force to replace the authority, whose certificates nobody accepts then"
+    certificate, key = _targets(directory, AUTHORITY, force, remedy)
     secret = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(name)
     builder = (
@@ -69,8 +78,7 @@ def make_authority(directory: Path, name: str, *, days: int = _AUTHORITY_DAYS, f
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), critical=False)
     )
     _write_pair(certificate, key, builder.sign(secret, hashes.SHA256()), secret)
-    for old in (_INDEX, REVOKED):  # of another authority
-        (directory / old).unlink(missing_ok=True)
+    (directory / REVOKED).unlink(missing_ok=True)  # of another authority, whose certificates count no more
     return certificate
 
 
@@ -93,14 +101,14 @@ def issue(
         raise ConfigurationError(f"unknown role {role!r}: use one of {', '.join(get_args(Role))}")
     authority = directory / f"{AUTHORITY}.pem"
     issuer, signing_key = _authority(directory)
-    certificate, key = _targets(directory, name, force)
+    certificate, key = _targets(directory, name, force, f"run {_renewal(directory, name)}, or choose another name")
 
     secret = ec.generate_private_key(ec.SECP256R1())
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if role != "client":
         uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
     builder = (
-        _builder(_subject(name, role), issuer.subject, secret.public_key(), days)
+        _builder(_subject(name, role), issuer.subject, secret.public_key(), days, issuer.not_valid_after_utc)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -113,6 +121,24 @@ def issue(
     _remember(directory, [*issued(directory), _facts(signed)])  # first: no certificate is ever forgotten
     _write_pair(certificate, key, signed, secret)
     return TlsIdentity(certificate, key, authority)
+
+
+def check_name_free(directory: Path, name: str) -> None:
+    """Raises if a party of that name has had a certificate: quotas, bundles and logs go by the name."""
+    before = [entry for entry in issued(directory) if entry.name == name]
+    if not before:
+        return
+    last = before[-1]
+    state = f"valid until {last.ends:%Y-%m-%d}" if last.state() == "valid" else last.state()
+    raise ConfigurationError(
+        f"{name!r} has had a certificate ({state}): run {_renewal(directory, name)} to give the same party a new one, "
+        f"with --revoke-old if its key was lost; `comet keys revoke {directory} {name}` to shut it out; or choose "
+        "another name for another party"
+    )
+
+
+def _renewal(directory: Path, name: str) -> str:
+    return f"`comet keys renew {directory} {name}`"
 
 
 def renew(directory: Path, name: str, *, days: int = _DAYS) -> TlsIdentity:
@@ -146,9 +172,10 @@ def revoke(directory: Path, name: str, *, but_last: bool = False) -> list[Issued
         .issuer_name(issuer.subject)
         .last_update(now - _CLOCK_SKEW)
         .next_update(issuer.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(_next_number(directory, datetime.now(UTC))), critical=False)
     )
     for entry in entries:
-        if entry.revoked is not None:
+        if entry.revoked is not None and not entry.old_authority:
             one = x509.RevokedCertificateBuilder().serial_number(int(entry.serial, 16)).revocation_date(entry.revoked)
             builder = builder.add_revoked_certificate(one.build())
     signed = builder.sign(signing_key, hashes.SHA256())
@@ -158,8 +185,17 @@ def revoke(directory: Path, name: str, *, but_last: bool = False) -> list[Issued
     return found
 
 
+def _next_number(directory: Path, now: datetime) -> int:
+    """Greater than that of every list before, also if the last one was lost, or the clock put back."""
+    before = RevocationList.read(directory / REVOKED)
+    return max(int(now.timestamp() * 1e6), 0 if before is None else before.number + 1)
+
+
 def issued(directory: Path) -> list[Issued]:
-    """Every certificate that this authority has issued, oldest first, also those that only lie in the directory."""
+    """Every certificate that was issued in this directory, oldest first, also those that only lie in it.
+
+    Those of an authority that another one has replaced are marked.
+    """
     path = directory / _INDEX
     entries: list[Issued] = []
     try:
@@ -170,18 +206,31 @@ def issued(directory: Path) -> list[Issued]:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{path} is damaged: restore it, since it names the certificates to revoke") from error
-    known = {entry.serial for entry in entries}
-    issuer = read_certificate(directory / f"{AUTHORITY}.pem").subject
-    others = []
+    issuer = read_certificate(directory / f"{AUTHORITY}.pem")
+    found: dict[str, Issued] = {}
     for file in sorted(directory.glob("*.pem")):
         if file.name in (f"{AUTHORITY}.pem", REVOKED):
             continue
         with contextlib.suppress(ConfigurationError, ValueError):  # a damaged file is nothing that could be revoked
-            found = read_certificate(file)
-            facts = _facts(found)
-            if found.issuer == issuer and facts.serial not in known:
-                others.append(facts)
-    return sorted(others, key=lambda entry: entry.begins) + entries
+            certificate = read_certificate(file)
+            if certificate.issuer == issuer.subject:
+                facts = _facts(certificate)
+                found[facts.serial] = facts
+    known = {entry.serial for entry in entries}
+    others = sorted((one for one in found.values() if one.serial not in known), key=lambda entry: entry.begins)
+    return [_judged(one, found, issuer) for one in (*others, *entries)]
+
+
+def _judged(entry: Issued, found: Mapping[str, Issued], issuer: x509.Certificate) -> Issued:
+    """With the authority that has signed it, which the index of earlier versions does not name, and ends with."""
+    now = _key_identifier(issuer.public_key())
+    signer = entry.authority or (found[entry.serial].authority if entry.serial in found else now)
+    ends = min(entry.ends, issuer.not_valid_after_utc) if signer == now else entry.ends
+    return msgspec.structs.replace(entry, authority=signer, old_authority=signer != now, ends=ends)
+
+
+def _key_identifier(key: CertificatePublicKeyTypes) -> str:
+    return x509.SubjectKeyIdentifier.from_public_key(key).digest.hex()
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -200,9 +249,12 @@ def _facts(certificate: x509.Certificate) -> Issued:
         return next((str(entry.value) for entry in certificate.subject.get_attributes_for_oid(kind)), "")
 
     hosts: tuple[str, ...] = ()
+    signer = ""
     for extension in certificate.extensions:
         if isinstance(extension.value, x509.SubjectAlternativeName):
             hosts = tuple(str(name.value) for name in extension.value)
+        if isinstance(extension.value, x509.AuthorityKeyIdentifier):
+            signer = (extension.value.key_identifier or b"").hex()
     return Issued(
         name=subject(NameOID.COMMON_NAME),
         role=subject(NameOID.ORGANIZATIONAL_UNIT_NAME),
@@ -210,6 +262,7 @@ def _facts(certificate: x509.Certificate) -> Issued:
         begins=certificate.not_valid_before_utc,
         ends=certificate.not_valid_after_utc,
         hosts=hosts,
+        authority=signer,
     )
 
 
@@ -240,9 +293,14 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    latest: datetime | None = None,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
+    ends = now + timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -250,7 +308,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(ends if latest is None else min(ends, latest))
     )
 
 
@@ -268,11 +326,11 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _targets(directory: Path, name: str, force: bool) -> tuple[Path, Path]:
+def _targets(directory: Path, name: str, force: bool, remedy: str) -> tuple[Path, Path]:
     paths = directory / f"{name}.pem", directory / f"{name}.key"
     for path in paths:
         if path.exists() and not force:
-            raise ConfigurationError(f"{path} exists: choose another directory or name, or force overwriting")
+            raise ConfigurationError(f"{path} exists: {remedy}")
     return paths
 
 

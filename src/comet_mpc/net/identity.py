@@ -7,9 +7,8 @@ there is a list of revoked certificates beside authority.pem, those are refused 
 
 from __future__ import annotations
 
-import logging
 import ssl
-import time
+import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,14 +19,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from comet_mpc.errors import ConfigurationError
-
-_log = logging.getLogger(__name__)
+from comet_mpc.net.revocation import RevocationList
 
 Role = Literal["client", "server", "dealer"]
 
 AUTHORITY = "authority"
 REVOKED = "revoked.pem"
-_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,9 @@ class TlsIdentity:
     certificate: Path
     key: Path
     authority: Path
+    kept_list: Path | None = None
+    """Where this party keeps the newest list of revoked certificates that it has seen, if it keeps one: an older list
+    beside authority.pem, or none, does not bring anybody back then."""
 
     @classmethod
     def find(cls, directory: Path | str, name: str) -> Self:
@@ -44,21 +44,25 @@ class TlsIdentity:
         directory = Path(directory)
         return cls(directory / f"{name}.pem", directory / f"{name}.key", directory / f"{AUTHORITY}.pem")
 
-    def server_context(self, require_client: bool) -> ssl.SSLContext:
-        """For `listen`. Clients are asked for a certificate; without `require_client` they may have none."""
+    def server_context(self, require_client: bool, known: RevocationList | None = None) -> ssl.SSLContext:
+        """For `listen`. Clients are asked for a certificate; without `require_client` they may have none.
+
+        known: a list of revoked certificates that counts unless there is a newer one.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL
         context.num_tickets = 0  # sessions are not resumed: every connection proves its identity anew
-        return self._load(context)
+        return self._load(context, known)
 
     def client_context(self) -> ssl.SSLContext:
         """For `connect`. The server's certificate must come from the authority and be for the host asked."""
         return self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
-    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+    def _load(self, context: ssl.SSLContext, known: RevocationList | None = None) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         for path in (self.certificate, self.authority):
             check_dates(path, read_certificate(path))
+        check_private(self.key)
         _read(self.key)
         try:
             context.load_verify_locations(self.authority)
@@ -76,10 +80,9 @@ class TlsIdentity:
             ) from error
         except OSError as error:
             raise ConfigurationError(f"{self.key} cannot be used: {_reason(error)}") from error
-        if self.revocations.exists():
-            self.revoked()  # it must be whole, and the authority's
-            context.load_verify_locations(self.revocations)
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        listed = self.revocation_list(known)
+        if listed is not None:
+            listed.install(context)
         return context
 
     @property
@@ -87,71 +90,18 @@ class TlsIdentity:
         """The list of revoked certificates, if there is one: beside the authority's certificate."""
         return self.authority.with_name(REVOKED)
 
-    def revoked(self) -> frozenset[int]:
-        """Serial numbers of the certificates that the authority has revoked."""
-        try:
-            found = x509.load_pem_x509_crl(self.revocations.read_bytes())
-            issuer = read_certificate(self.authority).public_key()
-            assert isinstance(issuer, ec.EllipticCurvePublicKey)
-            signed = found.is_signature_valid(issuer)
-            numbers = frozenset(entry.serial_number for entry in found)
-        except FileNotFoundError:
-            return frozenset()
-        except Exception as error:  # a damaged one raises many kinds
-            raise ConfigurationError(f"{self.revocations} is no list of revoked certificates: copy it again") from error
-        if not signed:
+    def revocation_list(self, known: RevocationList | None = None) -> RevocationList | None:
+        """The newest list of the authority: the one beside its certificate, the one kept, or one that is known."""
+        authority = read_certificate(self.authority)
+        beside = RevocationList.read(self.revocations)
+        if beside is not None and not beside.signed_by(authority):
             raise ConfigurationError(f"{self.revocations} is not signed by {self.authority}: copy both again")
-        return numbers
+        kept = None if self.kept_list is None else RevocationList.read(self.kept_list)
+        found = [one for one in (known, kept, beside) if one is not None and one.signed_by(authority)]
+        return max(found, key=lambda one: one.rank, default=None)
 
     def _refuse_password(self) -> Never:
         raise ConfigurationError(f"{self.key} is encrypted: store it decrypted, readable by this user only")
-
-
-class LiveContext:
-    """A listener's TLS context that follows its files: what is renewed or revoked counts without a restart.
-
-    Files that cannot be used are logged, once, and what was read before them stays.
-    """
-
-    def __init__(self, identity: TlsIdentity, *, require_client: bool) -> None:
-        self._identity, self._require_client = identity, require_client
-        self._files = (identity.certificate, identity.key, identity.authority, identity.revocations)
-        self._seen = self._stamps()
-        self._looked = time.monotonic()
-        self.current = identity.server_context(require_client)
-        self.revoked = identity.revoked()
-
-    def changed(self) -> bool:
-        """Looks at the files, once a second at most; True if something new counts from now on."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
-            return False
-        self._looked = now
-        stamps = self._stamps()
-        if stamps == self._seen:
-            return False
-        self._seen = stamps
-        try:
-            revoked = self._identity.revoked()
-            self.current, self.revoked = self._identity.server_context(self._require_client), revoked
-        except ConfigurationError as error:
-            _log.error(
-                "new certificates cannot be used: those from before stay", extra={"fields": {"reason": str(error)}}
-            )
-            return False
-        _log.info("read the certificates again", extra={"fields": {"revoked": len(revoked)}})
-        return True
-
-    def _stamps(self) -> tuple[tuple[int, int] | None, ...]:
-        return tuple(_stamp(path) for path in self._files)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino
 
 
 def _read(path: Path) -> bytes:
@@ -178,7 +128,24 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ConfigurationError(f"{path} is not a certificate in PEM form: issue it again or copy it again") from error
 
 
+def check_private(key: Path) -> None:
+    """Refuses a private key that others can read. A group may read one that belongs to root: a service's, say."""
+    try:
+        found = key.stat()
+    except OSError:
+        return  # whoever reads it says why it cannot be read
+    allowed = 0o740 if found.st_uid == 0 else 0o700
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & ~allowed:
+        remedy = f"chmod {mode & 0o640 if found.st_uid == 0 and mode & 0o040 else 0o600:o} {key}"
+        raise ConfigurationError(
+            f"{key} is a private key that others than its owner can use (mode {mode:04o}): run `{remedy}`, and have a "
+            "new one issued if others had access to this one"
+        )
+
+
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    check_private(path)
     data = _read(path)
     try:
         key = serialization.load_pem_private_key(data, password=None)

@@ -92,6 +92,8 @@ class Conversation:
             except CometError as error:
                 self._counters.error(error)
                 self._log_error("a client was not served to the end", error, midway=self._reserved)
+                if isinstance(error, NotAuthenticated):
+                    self.abandon()
                 self._part(error)
             except Exception as error:
                 self._counters.error(error)
@@ -144,7 +146,7 @@ class Conversation:
                 with _own_troubles_named():
                     self._handle(message)
             except CometError as error:
-                if self._reserved or self.channel.closed:
+                if self._reserved or self.channel.closed or isinstance(error, NotAuthenticated):
                     raise
                 self._refused = True
                 self._counters.error(error)
@@ -180,13 +182,14 @@ class Conversation:
                     raise ConfigurationError("there is no dealer, so nobody needs masked weights")
                 self._send(pieces)
             case Prepare():
+                self._deployment.quota.check(self._client, message.batch)
                 plan = self._plan(message)
                 self._deployment.check_room(plan, message.count)
                 order = Order(message.bundle_id, message.batch, message.bucket, plan, self._client, message.count)
                 self._deployment.provider.prepare(order, self._deployment.store, self)
             case Run():
-                plan = self._plan(message)
                 self._deployment.quota.check(self._client, message.batch)
+                plan = self._plan(message)
                 with (
                     self._places.place("run", self.channel),
                     contextlib.closing(self._take(message, plan)) as bundle,

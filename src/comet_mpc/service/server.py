@@ -18,7 +18,8 @@ from types import FrameType
 
 from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.models.served import ServedModel
-from comet_mpc.net.identity import LiveContext, TlsIdentity
+from comet_mpc.net.identity import REVOKED, TlsIdentity
+from comet_mpc.net.live import LiveContext
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import listen
 from comet_mpc.offline.source import Source
@@ -28,6 +29,7 @@ from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.turns import Places
+from comet_mpc.service.state import claim
 from comet_mpc.threads import cores
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,8 @@ class Server:
     source          where this server and its clients get their randomness: `PairSource()`, between themselves, or
                     `DealerSource(address)`. Run by the server's operator a dealer gives no privacy: the two together
                     could read the texts
-    state           directory for the secret of the weight masks and prepared randomness. Do not copy it
+    state           directory for the secret of the weight masks, prepared randomness, and the newest list of revoked
+                    certificates. No other server may use it (`StateInUse`). Do not copy it
     workers         requests that are worked on at a time, runs and preparations together; 0: as many as there are
                     cores, and two at least
     require_client  refuse clients without a certificate (the dealer refuses them always)
@@ -98,6 +101,8 @@ class Server:
         self._workers = workers = workers or max(2, cores())
         self._require_client = require_client
         self._stop_seconds = stop_seconds
+        self._lock = claim(Path(state))
+        identity = replace(identity, kept_list=Path(state) / REVOKED)
         self._counters = server_counters(_FIRST + 2 * connections)
         self._context = LiveContext(identity, require_client=require_client)
         self._listener = listen(*listen_at, self._context.current, backlog=1024)
@@ -233,6 +238,7 @@ class Server:
     def _fork(self, target: Callable[[], None], name: str, row: int) -> None:
         def run() -> None:
             self._children.clear()
+            self._lock.close()
             for number in (signal.SIGINT, signal.SIGHUP):  # what a terminal sends is the parent's business
                 signal.signal(number, signal.SIG_IGN)
             self._counters.own(row)
@@ -267,4 +273,5 @@ class Server:
             if not self._children:
                 break
         self._lookout.close()
+        self._lock.close()
         _log.info("stopped")

@@ -10,8 +10,7 @@ import typer
 
 from comet_mpc.cli.options import JsonFile, group
 from comet_mpc.cli.tables import report, table
-from comet_mpc.errors import ConfigurationError
-from comet_mpc.net.authority import Issued, issue, issued, make_authority, renew, revoke
+from comet_mpc.net.authority import Issued, check_name_free, issue, issued, make_authority, renew, revoke
 from comet_mpc.net.identity import REVOKED, Role
 from comet_mpc.units import counted
 
@@ -57,8 +56,7 @@ def issue_key(
 
     Quotas, bundles and logs go by the name, so give every client one of its own.
     """
-    if any(entry.name == name and entry.state() == "valid" for entry in issued(directory)):
-        raise ConfigurationError(f"{name!r} has a certificate already: renew it, or choose another name")
+    check_name_free(directory, name)
     made = issue(directory, name, role, () if role == "client" else host or _LOCAL, days=days)
     typer.echo(f"for {name}: {made.certificate}, {made.key} and {made.authority}")
 
@@ -91,7 +89,10 @@ def revoke_key(directory: Directory, name: Name) -> None:
 
 @keys.command("list")
 def list_keys(directory: Directory, json: JsonFile = None) -> None:
-    """List every certificate that was issued: name, role, validity."""
+    """List every certificate that was issued: name, role, validity.
+
+    Those of an authority that another one has replaced are marked: nobody accepts them.
+    """
     entries = issued(directory)
     records = [{**msgspec.to_builtins(entry), "state": entry.state()} for entry in entries]
     rows = [
@@ -100,6 +101,12 @@ def list_keys(directory: Directory, json: JsonFile = None) -> None:
     ]
     columns = ("name", "role", "state", "from", "until", "serial")
     report(records, json, table("The certificates", columns, rows, left=3))
+    old = {one.name for one in entries if one.old_authority} - {one.name for one in entries if not one.old_authority}
+    if old and str(json) != "-":
+        typer.echo(
+            f"{', '.join(sorted(old))}: issued by an authority that was replaced, so nobody accepts it; "
+            "`comet keys renew` issues a new one"
+        )
 
 
 def _tell(directory: Path, revoked: list[Issued]) -> None:

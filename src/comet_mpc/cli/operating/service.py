@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.served import MOST_ANSWER_BITS
 from comet_mpc.models.transformer import ANSWER_BITS
-from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.identity import REVOKED, TlsIdentity
 from comet_mpc.net.sockets import Address, parse_address
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.dealer.process import run_dealer
@@ -104,13 +105,18 @@ def serve(
         ),
     ] = None,
     store_gb: Annotated[
-        float, typer.Option(min=0.001, help="Disk for prepared randomness, in GB; the oldest of whoever has most goes.")
+        float,
+        typer.Option(
+            min=0.001,
+            help="Disk for each model's prepared randomness, in GB. When full, the largest client's oldest bundle is "
+            "evicted.",
+        ),
     ] = 16.0,
     client_gb: Annotated[
-        float, typer.Option(min=0.001, help="Of it, for one client's certificate; then its own oldest goes.")
+        float, typer.Option(min=0.001, help="Per-client limit within --store-gb; beyond it, its own oldest is evicted.")
     ] = 4.0,
     client_queries: Annotated[
-        int, typer.Option(min=1, help="Queries that are prepared for one client's certificate; then its oldest goes.")
+        int, typer.Option(min=1, help="The same in prepared queries, of all sizes together.")
     ] = 128,
     preparations: Annotated[
         int, typer.Option(min=0, help="Places to prepare randomness with clients in. 0: one less than the workers.")
@@ -218,6 +224,13 @@ def deal(
     ] = "127.0.0.1:7000",
     keys: Keys = Path("keys"),
     name: Annotated[str, typer.Option(help="This dealer's certificate in the directory of keys.")] = "dealer",
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="For the newest list of revoked certificates: a restart beside an older one does not forget it.",
+        ),
+    ] = None,
     metrics: Metrics = None,
 ) -> None:
     """Run a dealer, which prepares randomness for clients and servers, until SIGINT or SIGTERM.
@@ -232,9 +245,10 @@ def deal(
         typer.echo("dealing at {}:{}".format(*address))
         _say_metrics(pages)
 
+    identity = TlsIdentity.find(keys, name)
     run_dealer(
         *parse_address(listen),
-        TlsIdentity.find(keys, name),
+        identity if state is None else replace(identity, kept_list=state / REVOKED),
         metrics=parse_address(metrics) if metrics is not None else None,
         started=started,
     )

@@ -34,7 +34,8 @@ from comet_mpc.errors import (
     ServerBusy,
 )
 from comet_mpc.net.channel import Channel, greet
-from comet_mpc.net.identity import LiveContext, TlsIdentity
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.live import LiveContext
 from comet_mpc.net.messages import refusal
 from comet_mpc.net.metrics import Counters, refusal_reason
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
@@ -116,10 +117,13 @@ class Dealer:
         self.counters = Counters(_COUNTERS)
         self.counters.beat()
         self._context = LiveContext(identity, require_client=True)
+        self._certificates = self._context.version
         self._listener = listen(host, port, self._context.current, backlog=1024)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._channels: set[TlsChannel] = set()
+        self._asked: set[TlsChannel] = set()
+        """Of them, those whose certificate was looked up; the others will be told if theirs is revoked."""
         self._threads: set[threading.Thread] = set()
         self._slots = Slots(self.limits.bundles)
         self._meetings = Meetings(self.limits.remembered)
@@ -151,8 +155,8 @@ class Dealer:
                         _log.exception("an error while a connection came in")
                         self.counters.refused("other")
                 reception.tick()
-                if self._context.changed():
-                    self._close_revoked()
+                self._context.look()
+                self._close_revoked()
         finally:
             reception.close()
             selector.close()
@@ -199,11 +203,15 @@ class Dealer:
     def _forget(self, channel: TlsChannel, thread: threading.Thread) -> None:
         with self._lock:
             self._channels.discard(channel)
+            self._asked.discard(channel)
             self._threads.discard(thread)
 
     def _close_revoked(self) -> None:
+        if self._certificates == self._context.version:
+            return
+        self._certificates = self._context.version
         with self._lock:
-            revoked = [channel for channel in self._channels if channel.peer_serial in self._context.revoked]
+            revoked = [channel for channel in self._asked if channel.peer_serial in self._context.revoked]
         for channel in revoked:
             _log.warning("a certificate was revoked: its connection is closed", extra={"fields": _fields(channel)})
             channel.close()
@@ -216,7 +224,7 @@ class Dealer:
         finally:
             self._forget(channel, threading.current_thread())
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: TlsChannel) -> None:
         try:
             if not self._stopping.is_set():
                 self._check_crowd(channel)
@@ -251,11 +259,14 @@ class Dealer:
             # Closing now could discard the refusal along with what the party has sent and we have not read.
             channel.receive(MESSAGE_LIMIT)
 
-    def _converse(self, channel: Channel) -> None:
+    def _converse(self, channel: TlsChannel) -> None:
         with _deadline(channel, self.limits.ask_seconds):
             claimed = greet(channel, {"role": "dealer"}).get("role")
             ask = decode_from_party(channel.receive(MESSAGE_LIMIT), Ask)
         role = _authenticated(channel, claimed)
+        self._context.check(channel.peer_serial)  # the list may have changed since the handshake began
+        with self._lock:
+            self._asked.add(channel)
         check_bundle_id(ask.bundle_id)
         check_digest(ask.digest)
         if len(ask.key) != (SEED_BYTES if role == "server" else 0):
@@ -284,7 +295,7 @@ class Dealer:
 
     # One bundle ----------------------------------------------------------------------------------------
 
-    def _serve_server(self, channel: Channel, ask: Ask, meeting: Meeting) -> None:
+    def _serve_server(self, channel: TlsChannel, ask: Ask, meeting: Meeting) -> None:
         with _deadline(channel, self.limits.ask_seconds):
             meeting.check("server")
             _say(channel, Proceed())
@@ -293,6 +304,7 @@ class Dealer:
         if digest != ask.digest:
             raise ProtocolMismatch("the digest of the program", got=digest, expected=ask.digest)
         self._await_partner(channel, "server", meeting)
+        self._context.check(channel.peer_serial)
         with _deadline(channel, self.limits.deal_seconds):
             _say(channel, Seed(dealing.server_seed, dealing.correction_bytes))
             for frame in _frames(dealing.corrections()):
@@ -307,11 +319,12 @@ class Dealer:
         self._await(channel, "server", meeting, lambda: meeting.confirmed, 2 * self.limits.stall_seconds)
         _say(channel, Done())
 
-    def _serve_client(self, channel: Channel, meeting: Meeting) -> None:
+    def _serve_client(self, channel: TlsChannel, meeting: Meeting) -> None:
         self._await_partner(channel, "client", meeting)
         limit = self.limits.ask_seconds + self.limits.deal_seconds
         self._await(channel, "client", meeting, lambda: meeting.client_seed is not None, limit)
         assert meeting.client_seed is not None
+        self._context.check(channel.peer_serial)
         with _deadline(channel, self.limits.stall_seconds):
             _say(channel, Seed(meeting.client_seed, 0))
             decode_from_party(channel.receive(MESSAGE_LIMIT), Received)

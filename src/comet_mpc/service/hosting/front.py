@@ -25,8 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from comet_mpc.errors import CometError, PeerError, ServerBusy
-from comet_mpc.net.identity import LiveContext
+from comet_mpc.errors import CometError, NotAuthenticated, PeerError, ServerBusy
+from comet_mpc.net.live import REVOKED, LiveContext
 from comet_mpc.net.messages import refusal
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import Listener, TlsChannel
@@ -126,11 +126,13 @@ class FrontDesk:
             channel_timeout=offer.limits.stall_seconds,
         )
         self._succeeded = False
+        self._certificates = context.version
 
     def run(self) -> None:
         """Until it is to stop; then what was begun is finished, for as long as there is time."""
         gc.collect()
         gc.freeze()  # what is there now is shared with all processes to come
+        self._look(at_once=True)  # what was read before the fork may be old
         while not self._stopping():
             self._turn()
             self._admit()
@@ -191,8 +193,7 @@ class FrontDesk:
         self._reception.tick()
         self._reap()
         self._give_places()
-        if self._context.changed():
-            self._check_revoked()
+        self._look()
 
     # Who comes in ------------------------------------------------------------------------------------------
 
@@ -204,9 +205,13 @@ class FrontDesk:
 
     def _arrived(self, visitor: Visitor) -> None:
         channel = visitor.channel
+        if self._revoked(channel.peer_serial):
+            self._refuse(channel, "certificate", NotAuthenticated(REVOKED))
+            return
         client = channel.peer_name or f"[{visitor.address}]"
         if sum(guest.client == client for guest in self._guests) >= self._limits.waiting:
-            self._refuse(channel, "connections", "this client has too many connections; end some, or try again later")
+            text = "this client has too many connections; end some, or try again later"
+            self._refuse(channel, "connections", ServerBusy(text))
             return
         self._guests.append(_Guest(channel, client, time.monotonic()))
 
@@ -222,7 +227,8 @@ class FrontDesk:
             self._hand_over(guest)
         for guest in [guest for guest in self._guests if now - guest.since >= self._limits.queue_seconds]:
             self._guests.remove(guest)
-            self._refuse(guest.channel, "busy", "the server has as many connections as it can serve; try again later")
+            text = "the server has as many connections as it can serve; try again later"
+            self._refuse(guest.channel, "busy", ServerBusy(text))
         for guest in self._guests:
             self._make_room(guest.client, now)
 
@@ -250,33 +256,45 @@ class FrontDesk:
         with contextlib.suppress(OSError):
             worker.line.say(what, number)
 
-    def _refuse(self, channel: TlsChannel, reason: str, text: str) -> None:
+    def _refuse(self, channel: TlsChannel, reason: str, error: PeerError) -> None:
         """A greeting and the reason, in place of a conversation: what is sent fits into the socket's buffer."""
         self._counters.refused(reason)
-        fields = {"client": channel.peer_name, "reason": text}
+        fields = {"client": channel.peer_name, "reason": str(error)}
         _log.warning("refused a client", extra={"fields": fields})
         try:
             channel.send(greeting("server", self._offer.greeted, self._offer.source))
-            say(channel, refusal(ServerBusy(text)))
+            say(channel, refusal(error))
         except CometError:
             return
         self._reception.dismiss(channel)
 
-    def _check_revoked(self) -> None:
+    def _look(self, *, at_once: bool = False, asks: _Worker | None = None) -> None:
+        """Ends what goes on with certificates that were revoked. asks: one that will be told in its own words."""
+        self._context.look(at_once=at_once)
+        if self._certificates == self._context.version:
+            return
+        self._certificates = self._context.version
         for worker in self._workers.values():
-            if worker.serial in self._context.revoked:
+            if worker.serial in self._context.revoked and worker is not asks:
                 fields = {"client": worker.client}
                 _log.warning("a certificate was revoked: its connection is closed", extra={"fields": fields})
                 self._say(worker, Said.ABORT)
         for guest in [guest for guest in self._guests if guest.channel.peer_serial in self._context.revoked]:
             self._guests.remove(guest)
-            self._counters.refused("certificate")
-            guest.channel.close()
+            self._refuse(guest.channel, "certificate", NotAuthenticated(REVOKED))
+
+    def _revoked(self, serial: int | None, asks: _Worker | None = None) -> bool:
+        """At this moment: the list may have changed since the handshake began, or since the last request."""
+        self._look(at_once=True, asks=asks)
+        return serial in self._context.revoked
 
     # Processes ---------------------------------------------------------------------------------------------
 
     def _hand_over(self, guest: _Guest) -> None:
         """A process for a connection. It has the connection from now on, and nobody else."""
+        if self._revoked(guest.channel.peer_serial):
+            self._refuse(guest.channel, "certificate", NotAuthenticated(REVOKED))
+            return
         row, self._numbers = self._rows.pop(), self._numbers + 1
         with contextlib.ExitStack() as undone:
             undone.callback(self._rows.append, row)
@@ -288,7 +306,7 @@ class FrontDesk:
             except OSError as error:  # no more descriptors or processes
                 _log.error("no process for a client", extra={"fields": {"reason": error.strerror}})
                 text = "the server cannot start another process; try again later"
-                self._refuse(guest.channel, "out_of_processes", text)
+                self._refuse(guest.channel, "out_of_processes", ServerBusy(text))
                 return
             undone.pop_all()
         there.close()
@@ -323,7 +341,10 @@ class FrontDesk:
         ticket = worker.number, number
         match what:
             case Said.WANT_RUN | Said.WANT_PREPARE | Said.WANT_DOWNLOAD:
-                self._turns.ask(ticket, worker.client, _WANTED[what], now)
+                if self._revoked(worker.serial, worker):
+                    self._say(worker, Said.REVOKED, number)
+                else:
+                    self._turns.ask(ticket, worker.client, _WANTED[what], now)
             case Said.DONE:
                 self._turns.done(ticket, now)
             case Said.REST | Said.RESUME:

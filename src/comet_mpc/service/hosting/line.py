@@ -28,6 +28,8 @@ class Said(IntEnum):
     GO = 16
     FULL = 17
     """There was no place in time."""
+    REVOKED = 20
+    """There is none for this client: its certificate counts no more."""
     LEAVE = 18
     """As soon as it is idle: others wait, or the server stops."""
     ABORT = 19

@@ -15,8 +15,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from comet_mpc.errors import PeerClosed, ServerBusy
+from comet_mpc.errors import NotAuthenticated, PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel
+from comet_mpc.net.live import REVOKED
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.hosting.line import Line, Said
@@ -78,8 +79,11 @@ class _Places:
                 self._changed.wait(0.5)
                 if channel.lost:
                     raise PeerClosed("the client did not wait for its turn")
-            if self._answers.pop(number) is Said.FULL:
-                raise ServerBusy(_FULL[kind])
+            answer = self._answers.pop(number)
+        if answer is Said.REVOKED:
+            raise NotAuthenticated(REVOKED)
+        if answer is Said.FULL:
+            raise ServerBusy(_FULL[kind])
 
 
 def work(offer: Catalogue, channel: Channel, line: Line, *, require_client: bool) -> None:
@@ -103,7 +107,7 @@ def _watch(conversation: Conversation, places: _Places, line: Line) -> None:
                 conversation.channel.close()
                 return
             what, number = heard
-            if what in (Said.GO, Said.FULL):
+            if what in (Said.GO, Said.FULL, Said.REVOKED):
                 places.answer(what, number)
                 load.reset()
             elif what is Said.LEAVE:
