@@ -120,6 +120,7 @@ def started(unit: str, root: Path, authority: Path, checkpoint: Path) -> Iterato
     assert process.returncode == 0
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("unit", ["server", "dealer"])
 def test_what_a_unit_starts_sees_who_is_revoked_and_what_is_renewed(
     unit: str, keys: Path, tiny_checkpoint: Path, tmp_path: Path

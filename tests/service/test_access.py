@@ -39,6 +39,8 @@ from support.faulty_channel import hung_up
 from support.processes import PendingHandshake, ServerProcess, World, running_world, server_process
 from support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.service
+
 REVOKED = "certificate is revoked"
 NEVER = 1e9
 

@@ -107,7 +107,7 @@ def test_a_server_holds_each_certificate_to_its_queries(keys: Path, tiny_checkpo
             ask(server.address, alice, 1)
         assert ask(server.address, bob, 1) == 1
         event = server.logged("a request was refused", error="QuotaExceeded")
-        assert event["request"] == "Run"
+        assert event["request"] == "Prepare"  # before anything is prepared for it
         text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
         assert 'comet_refusals_total{reason="quota"} 1' in text
         assert 'comet_errors_total{class="QuotaExceeded"} 1' in text

@@ -74,6 +74,8 @@ class Channel(ABC):
         """Common name in the verified certificate of the peer; None if it has not shown one."""
         self.peer_role: str | None = None
         """Role (client, server, dealer) in the verified certificate of the peer; None if it has none."""
+        self.peer_serial: int | None = None
+        """Serial number of the peer's certificate; None if it has shown none."""
         self._traffic = Traffic()
         self._closed = False
 
@@ -189,7 +191,7 @@ class Around(Channel):
     def __init__(self, inner: Channel) -> None:
         super().__init__(inner.timeout)
         self._inner = inner
-        self.peer_name, self.peer_role = inner.peer_name, inner.peer_role
+        self.peer_name, self.peer_role, self.peer_serial = inner.peer_name, inner.peer_role, inner.peer_serial
 
     @property
     def lost(self) -> bool:

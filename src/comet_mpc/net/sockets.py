@@ -203,7 +203,6 @@ class TlsChannel(_SocketChannel):
         self.peer_name = tls.peer("commonName")
         self.peer_role = tls.peer("organizationalUnitName")
         self.peer_serial = tls.peer_serial
-        """Serial number of the peer's certificate; None if it has shown none."""
 
     def fileno(self) -> int:
         return self._socket.fileno()

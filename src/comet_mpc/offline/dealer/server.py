@@ -122,7 +122,7 @@ class Dealer:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._channels: set[TlsChannel] = set()
-        self._asked: set[TlsChannel] = set()
+        self._asked: set[Channel] = set()
         """Of them, those whose certificate was looked up; the others will be told if theirs is revoked."""
         self._threads: set[threading.Thread] = set()
         self._slots = Slots(self.limits.bundles)
@@ -224,7 +224,7 @@ class Dealer:
         finally:
             self._forget(channel, threading.current_thread())
 
-    def _serve(self, channel: TlsChannel) -> None:
+    def _serve(self, channel: Channel) -> None:
         try:
             if not self._stopping.is_set():
                 self._check_crowd(channel)
@@ -259,7 +259,7 @@ class Dealer:
             # Closing now could discard the refusal along with what the party has sent and we have not read.
             channel.receive(MESSAGE_LIMIT)
 
-    def _converse(self, channel: TlsChannel) -> None:
+    def _converse(self, channel: Channel) -> None:
         with _deadline(channel, self.limits.ask_seconds):
             claimed = greet(channel, {"role": "dealer"}).get("role")
             ask = decode_from_party(channel.receive(MESSAGE_LIMIT), Ask)
@@ -295,7 +295,7 @@ class Dealer:
 
     # One bundle ----------------------------------------------------------------------------------------
 
-    def _serve_server(self, channel: TlsChannel, ask: Ask, meeting: Meeting) -> None:
+    def _serve_server(self, channel: Channel, ask: Ask, meeting: Meeting) -> None:
         with _deadline(channel, self.limits.ask_seconds):
             meeting.check("server")
             _say(channel, Proceed())
@@ -319,7 +319,7 @@ class Dealer:
         self._await(channel, "server", meeting, lambda: meeting.confirmed, 2 * self.limits.stall_seconds)
         _say(channel, Done())
 
-    def _serve_client(self, channel: TlsChannel, meeting: Meeting) -> None:
+    def _serve_client(self, channel: Channel, meeting: Meeting) -> None:
         self._await_partner(channel, "client", meeting)
         limit = self.limits.ask_seconds + self.limits.deal_seconds
         self._await(channel, "client", meeting, lambda: meeting.client_seed is not None, limit)
