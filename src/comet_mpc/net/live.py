@@ -70,9 +70,9 @@ class LiveContext:
 
     def _read(self) -> None:
         """All files, or none of them."""
+        context = self._identity.server_context(self._require_client, self._list)
         newest = self._identity.revocation_list(self._list)
-        self.current = self._identity.server_context(self._require_client, newest)
-        self._list = newest
+        self.current, self._list = context, newest
         self.version += 1
         if newest is not None:
             self._compare(newest)

@@ -7,6 +7,7 @@ watches for the dealer (`hosting.lookout`). All of them end with the parent, how
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -28,8 +29,8 @@ from comet_mpc.service.deployment import Deployment, ServiceLimits, server_count
 from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.lookout import Lookout
+from comet_mpc.service.hosting.state import claim
 from comet_mpc.service.hosting.turns import Places
-from comet_mpc.service.state import claim
 from comet_mpc.threads import cores
 
 _log = logging.getLogger(__name__)
@@ -101,11 +102,8 @@ class Server:
         self._workers = workers = workers or max(2, cores())
         self._require_client = require_client
         self._stop_seconds = stop_seconds
-        self._lock = claim(Path(state))
         identity = replace(identity, kept_list=Path(state) / REVOKED)
         self._counters = server_counters(_FIRST + 2 * connections)
-        self._context = LiveContext(identity, require_client=require_client)
-        self._listener = listen(*listen_at, self._context.current, backlog=1024)
         limits = limits or ServiceLimits()
         limits = replace(limits, preparations=limits.preparations or max(1, workers - 1))
 
@@ -114,8 +112,13 @@ class Server:
 
         self._deploy = deploy
         named = model if isinstance(model, Mapping) else {_ONLY: model}
-        self._offer = Catalogue({check_name(name): self._deploy(one) for name, one in named.items()})
-        self._lookout = Lookout(self._offer, metrics, desk_row=_DESK, workers=workers)
+        with contextlib.ExitStack() as undone:
+            self._lock = undone.enter_context(claim(Path(state)))
+            self._context = LiveContext(identity, require_client=require_client)
+            self._listener = undone.enter_context(listen(*listen_at, self._context.current, backlog=1024))
+            self._offer = Catalogue({check_name(name): self._deploy(one) for name, one in named.items()})
+            self._lookout = Lookout(self._offer, metrics, desk_row=_DESK, workers=workers)
+            undone.pop_all()
         self._front = FrontLimits(
             self._places(),
             connections=connections,
