@@ -1,13 +1,18 @@
-"""Work on all cores of a process: native kernels let other threads run meanwhile."""
+"""Work on all cores of a process: native kernels let other threads run meanwhile. Small matrices take one thread."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from threadpoolctl import threadpool_limits
+
+from comet_mpc.processors import blas_threads_chosen, cores
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -28,9 +33,15 @@ def _enter() -> None:
     _here.busy = True
 
 
-def cores() -> int:
-    """Those that this process may run on."""
-    return len(os.sched_getaffinity(0))
+@contextlib.contextmanager
+def small_matrices() -> Iterator[None]:
+    """Within it numpy multiplies with one thread, unless the environment says otherwise.
+
+    Several wait for each other after every product, by spinning: for matrices of a few hundred rows that takes longer
+    than the product, and on a busy machine many times as long.
+    """
+    with threadpool_limits(None if blas_threads_chosen(os.environ) else 1, user_api="blas"):
+        yield
 
 
 def in_order(function: Callable[[Item], Made], items: Sequence[Item], threads: int | None = None) -> Iterator[Made]:

@@ -23,7 +23,7 @@ from comet_mpc.engine.correlations import (
 from comet_mpc.engine.ring import ODD_MODULI
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
 from comet_mpc.offline.dealer.bundles import CHUNK, Dealing
-from comet_mpc.threads import cores
+from comet_mpc.processors import cores
 
 ODD = min(ODD_MODULI)
 PROGRAM: dict[Correlation, str] = {

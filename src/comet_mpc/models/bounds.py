@@ -50,6 +50,17 @@ def _sigma(matrix: Reals) -> float:
     return math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-9)
 
 
+def _sigma_of_product(left: Reals, right: Reals) -> float:
+    """The same of left·right, which has many more rows and columns than there are in between.
+
+    With left = Q·R and rightᵀ = Q'·R', both Q orthonormal, it is that of R·R'ᵀ.
+    """
+    if left.shape[1] >= min(left.shape[0], right.shape[1]):
+        return _sigma(left @ right)
+    first, second = (np.asarray(np.linalg.qr(each, mode="r")) for each in (left, right.T))
+    return _sigma(first @ second.T)
+
+
 def head_bounds(w: Reals, b: Reals, gamma: Reals, beta: Reals, heads: int) -> Reals:
     """‖q‖ per head: σ(W_h·diag(γ)·C)·√d·(1 + SLACK) + ‖W_h·β + b_h‖. Shape (heads,). The same for keys and values."""
     if w.shape[0] % heads:
@@ -91,7 +102,9 @@ def attention_norm_top(
     real = _sigma(_centred(_centred(np.diag(gamma), 0), 1)) * size + float(np.linalg.norm(_centred(beta + o_shift, 0)))
     spread = max(real, float(np.linalg.norm(_centred(beta + o_shift - gamma, 0))))
     for o_h, v_h, shift in zip(np.split(o, heads, axis=1), np.split(v, heads), np.split(v_shift, heads), strict=True):
-        head = _sigma(o_h @ _centred(v_h * gamma, 1)) * size + float(np.linalg.norm(o_h @ (v_h @ beta + shift)))
+        head = _sigma_of_product(o_h, _centred(v_h * gamma, 1)) * size + float(
+            np.linalg.norm(o_h @ (v_h @ beta + shift))
+        )
         spread += (1.0 + weight_error) * head
     return spread**2 / d
 

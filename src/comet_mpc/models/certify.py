@@ -56,6 +56,7 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.heads import Head, Pooler
+from comet_mpc.threads import small_matrices
 
 Told = Callable[[int, int], None]
 Tensors = Mapping[str, npt.NDArray[np.float32]]
@@ -219,6 +220,7 @@ def _check_form(config: CometConfig) -> None:
         raise CheckpointError("the certified form has power 2 and fixed α and μ")
 
 
+@small_matrices()
 def certify(
     config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None, precision: int = PRECISION
 ) -> CometConfig:

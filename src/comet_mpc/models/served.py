@@ -50,6 +50,7 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
+from comet_mpc.threads import small_matrices
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Public lengths that texts are padded to; the server learns the bucket, not the length."""
@@ -366,6 +367,7 @@ class ServedModel(PublicModel):
     fixed: Mapping[str, Weight]
 
     @staticmethod
+    @small_matrices()
     def load(
         directory: Path,
         *,

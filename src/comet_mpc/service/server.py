@@ -24,6 +24,7 @@ from comet_mpc.net.live import LiveContext
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import listen
 from comet_mpc.offline.source import Source
+from comet_mpc.processors import cores
 from comet_mpc.service.catalogue import Catalogue, check_name
 from comet_mpc.service.deployment import Deployment, ServiceLimits, server_counters
 from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
@@ -31,7 +32,6 @@ from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.state import claim
 from comet_mpc.service.hosting.turns import Places
-from comet_mpc.threads import cores
 
 _log = logging.getLogger(__name__)
 

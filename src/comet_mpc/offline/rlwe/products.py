@@ -34,7 +34,8 @@ from comet_mpc.offline.rlwe.scheme import (
     round_words,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
-from comet_mpc.threads import Item, Made, cores, in_order
+from comet_mpc.processors import cores
+from comet_mpc.threads import Item, Made, in_order
 
 _MESSAGE = 1 << 21
 """Bytes of small uploads that travel together: a round for each would take longer than they do."""
