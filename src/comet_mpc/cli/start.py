@@ -1,7 +1,7 @@
 """Where the command begins: before anything heavy is imported, so that Ctrl-C meanwhile ends it in order.
 
-Numeric libraries choose their threads when they are imported, so that is settled here too.
-Words that a user sees before the rest of the program is there.
+Words that a user sees before the rest of the program is there. Numeric libraries choose their threads when they are
+imported, so that is settled here too.
 """
 
 from __future__ import annotations
