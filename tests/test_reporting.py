@@ -59,3 +59,10 @@ def test_a_file_that_is_skipped_as_a_whole_counts(pytester: pytest.Pytester) -> 
 def test_an_unknown_name_of_skips_is_an_error() -> None:
     with pytest.raises(pytest.UsageError, match="trian"):
         unexpected(iter(()), "trian")
+
+
+def test_the_costliest_tests_are_shown(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_cheap():\n    pass\n\ndef test_dear():\n    sum(range(3_000_000))")
+    said = pytester.runpytest_inprocess("-p", "support.reporting", "--cpu", "1").stdout.str()
+    assert "test_dear" in said
+    assert "test_cheap" not in said

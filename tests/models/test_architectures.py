@@ -244,58 +244,59 @@ def test_biases_made_for_a_softmax_are_shrunk_head_by_head() -> None:
 # Any input -----------------------------------------------------------------------------------------------
 
 TOKENS = 16
-CANDIDATES = 13
-"""A number that no other axis has."""
+PARTS = (
+    *("layer 0/linear", "layer 0/attention/scores", "layer 0/attention/activation", "layer 0/attention/division"),
+    *("layer 1/layer_norm", "layer 1/activation", "head"),
+)
+SEARCHERS = 13
+CANDIDATES = len(PARTS) * SEARCHERS
+"""Of all parts, in one batch. A number that no other axis has."""
 
 
 class _Watching(TwinSession):
-    """Notes how much of its bound every candidate uses in one part of the program. (A twin also raises beyond it.)"""
+    """Notes how much of its bound every candidate uses in its part of the program. (A twin also raises beyond it.)"""
 
-    def __init__(self, part: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.part_watched = part
-        self.used = np.zeros(CANDIDATES)
+        self.used = np.zeros((len(PARTS), SEARCHERS))
 
     def _check(self, share: Share) -> None:
         super()._check(share)
-        if self.here.startswith(self.part_watched) and CANDIDATES in share.shape and share.bound:
-            values = np.abs(decode(share.flat(), share.fraction, share.width)).reshape(share.shape)
-            values = np.moveaxis(values, share.shape.index(CANDIDATES), 0).reshape(CANDIDATES, -1)
-            self.used = np.maximum(self.used, values.max(axis=1) / share.bound)
+        for number, part in enumerate(PARTS):
+            if self.here.startswith(part) and CANDIDATES in share.shape and share.bound:
+                values = np.abs(decode(share.flat(), share.fraction, share.width)).reshape(share.shape)
+                values = np.moveaxis(values, share.shape.index(CANDIDATES), 0).reshape(*self.used.shape, -1)
+                self.used[number] = np.maximum(self.used[number], values[number].max(axis=1) / share.bound)
 
 
-def used(model: ServedModel, ids: npt.NDArray[np.int64], mask: Reals, part: str) -> Reals:
-    session = _Watching(part)
-    query = Query(model.embed(ids, np.zeros_like(ids)), mask, (False,) * len(ids))
-    model.program(len(ids), TOKENS, query)(session, model.weights())
+def used(model: ServedModel, ids: npt.NDArray[np.int64], mask: Reals) -> Reals:
+    """By part and candidate, of ids and masks [part][candidate][token]."""
+    session, flat = _Watching(), ids.reshape(CANDIDATES, TOKENS)
+    query = Query(model.embed(flat, np.zeros_like(flat)), mask.reshape(flat.shape), (False,) * CANDIDATES)
+    model.program(CANDIDATES, TOKENS, query)(session, model.weights())
     return session.used
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "part",
-    [
-        *("layer 0/linear", "layer 0/attention/scores", "layer 0/attention/activation", "layer 0/attention/division"),
-        *("layer 1/layer_norm", "layer 1/activation", "head"),
-    ],
-)
-def test_a_search_for_the_largest_value_finds_none_beyond_its_bound(model: ServedModel, part: str) -> None:
+def test_a_search_for_the_largest_value_finds_none_beyond_its_bound(model: ServedModel) -> None:
+    """A search for every part of the program, all of them at once."""
     generator = np.random.default_rng(3)
     vocabulary = model.config.encoder.vocabulary
-    ids = generator.integers(0, vocabulary, (CANDIDATES, TOKENS))
-    ids[1], ids[2] = 5, int(np.abs(model.embeddings["words"]).max(axis=1).argmax())  # one token repeated
+    ids = generator.integers(0, vocabulary, (len(PARTS), SEARCHERS, TOKENS))
+    ids[:, 1], ids[:, 2] = 5, int(np.abs(model.embeddings["words"]).max(axis=1).argmax())  # one token repeated
     mask = np.ones(ids.shape)
-    mask[3:6, 1:] = 0.0
-    first = found = used(model, ids, mask, part)
-    assert first.max() > 0.0
+    mask[:, 3:6, 1:] = 0.0
+    first = found = used(model, ids, mask)
+    assert first.max(axis=1).all()
+    every = np.arange(len(PARTS))
     for _ in range(8):
-        best = int(found.argmax())
+        best = found.argmax(axis=1)
         changed = generator.random(ids.shape) < 0.15
-        changed[0] = False
-        ids = np.where(changed, generator.integers(0, vocabulary, ids.shape), ids[best])
-        mask = np.broadcast_to(mask[best], ids.shape).copy()
-        found = used(model, ids, mask, part)
-    assert first.max() <= found.max() <= 1.0 + 1e-9
+        changed[:, 0] = False
+        ids = np.where(changed, generator.integers(0, vocabulary, ids.shape), ids[every, best, None])
+        mask = np.broadcast_to(mask[every, best, None], ids.shape).copy()
+        found = used(model, ids, mask)
+    assert (first.max(axis=1) <= found.max(axis=1)).all()
+    assert (found <= 1.0 + 1e-9).all()
 
 
 def test_answers_to_any_ids_stay_near_real_arithmetic(model: ServedModel) -> None:

@@ -14,36 +14,41 @@ from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Scheme, SecretKey, bas
 __all__ = ["coefficients", "lift", "negacyclic", "noise", "secret_of", "times"]
 
 
-def _join(values: Sequence[int], size: int) -> int:
-    return int.from_bytes(b"".join(value.to_bytes(size, "little") for value in values), "little")
+_DIGIT = 12
+"""Bits. A product of two rows of such digits is below 2^37, some of them added below 2^42: exact in a double's FFT."""
+
+
+def _digits(values: Sequence[int]) -> npt.NDArray[np.int64]:
+    """[digit][place] of numbers of either sign, the lowest digits first."""
+    rest = np.array(values, object)
+    signs = np.where(rest < 0, -1, 1)
+    rest, rows = abs(rest), []
+    while not rows or rest.any():
+        rows.append((rest & (2**_DIGIT - 1)).astype(np.int64) * signs)
+        rest = rest >> _DIGIT
+    return np.array(rows, np.int64)
 
 
 def negacyclic(x: Sequence[int], y: Sequence[int]) -> list[int]:
-    """x·y mod X^8192 + 1 over the integers: one big product, its coefficients far enough apart (Kronecker)."""
-    shift = max(abs(value) for value in x)
-    left = [value + shift for value in x]  # not negative; the shift is taken off again below
-    positive, negative = [max(value, 0) for value in y], [max(-value, 0) for value in y]
-    size = (max(left).bit_length() + max(abs(value) for value in y).bit_length() + 14 + 7) // 8 + 1
-    sums = []
-    for right in (positive, negative):
-        product = (_join(left, size) * _join(right, size)).to_bytes(2 * DEGREE * size + size, "little")
-        parts = [int.from_bytes(product[i * size : (i + 1) * size], "little") for i in range(2 * DEGREE)]
-        sums.append([parts[i] - parts[i + DEGREE] for i in range(DEGREE)])
-    ones, total = [], -sum(y)  # (Σ X^i)·y: coefficient k is Σ_{j<=k} y_j - Σ_{j>k} y_j
-    for value in y:
-        total += 2 * value
-        ones.append(total)
-    return [a - b - shift * one for a, b, one in zip(*sums, ones, strict=True)]
+    """x·y mod X^8192 + 1 over the integers: by digits, whose products a Fourier transform finds exactly."""
+    left, right = (np.fft.rfft(_digits(each), 2 * DEGREE) for each in (x, y))
+    total = np.zeros(DEGREE, object)
+    for place in range(len(left) + len(right) - 1):
+        pairs = [(i, place - i) for i in range(len(left)) if 0 <= place - i < len(right)]
+        found = np.fft.irfft(np.sum([left[i] * right[j] for i, j in pairs], axis=0), 2 * DEGREE)
+        assert np.abs(found - np.rint(found)).max() < 0.1
+        whole = np.rint(found).astype(np.int64)
+        total += (whole[:DEGREE] - whole[DEGREE:]).astype(object) << (_DIGIT * place)
+    return list(total)
 
 
 def lift(residues: npt.NDArray[np.uint32], primes: Sequence[int]) -> list[int]:
     """The integers below Π primes with these residues, [prime][count]."""
     modulus = math.prod(primes)
-    totals = [0] * (residues.size // len(primes))
+    totals = np.zeros(residues.size // len(primes), object)
     for row, prime in zip(residues.reshape(len(primes), -1), primes, strict=True):
-        factor = modulus // prime * pow(modulus // prime, -1, prime)
-        totals = [total + int(value) * factor for total, value in zip(totals, row, strict=True)]
-    return [total % modulus for total in totals]
+        totals += row.astype(object) * (modulus // prime * pow(modulus // prime, -1, prime))
+    return list(totals % modulus)
 
 
 def coefficients(transformed: npt.NDArray[np.uint32], primes: tuple[int, ...]) -> list[int]:

@@ -111,8 +111,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _say_costs(terminal: Any, config: pytest.Config) -> None:
     """A service that several tests share is counted where it ends."""
-    reports = [report for each in terminal.stats.values() for report in each if hasattr(report, "user_properties")]
-    costs = {report.nodeid: dict(report.user_properties).get("cpu", 0.0) for report in reports}
+    reports = (
+        report for each in terminal.stats.values() for report in each if getattr(report, "when", "") == "teardown"
+    )
+    costs = {report.nodeid: dict(report.user_properties)["cpu"] for report in reports}
     shown = sorted(costs, key=lambda test: -costs[test])[: config.getoption("cpu")]
     if shown:
         terminal.section(f"processor time: {sum(costs.values()):.0f} s")
