@@ -154,13 +154,10 @@ def test_a_fault_in_a_message_ends_in_an_error_or_a_new_attempt(inference: Infer
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_a_stall_at_a_message_costs_a_timeout_and_nothing_else(inference: Inference, side: Side) -> None:
-    state = inference.directory / f"impatient-{side}"
-    impatient = RecordingService(inference.model, inference.identity, state, IMPATIENT)
+    timeouts = inference.service.counters.total("PeerTimeout")
 
     def attempt(where: dict[str, Any]) -> Outcome:
-        if side == "client":
-            return inference.attempt(impatient, fault="stall", **where)
-        return inference.attempt(timeout=IMPATIENT, fault="stall", **where)
+        return inference.attempt(fault="stall", hurried=True, **where)
 
     with ThreadPoolExecutor(16) as pool:
         results = list(pool.map(attempt, inference.faults(side, SIDES.index(side))))
@@ -168,7 +165,7 @@ def test_a_stall_at_a_message_costs_a_timeout_and_nothing_else(inference: Infere
     assert len(failed) > inference.rounds / 8
     assert all(isinstance(error, PeerError | RandomnessSpent) for error in failed)
     if side == "client":
-        assert impatient.counters.total("PeerTimeout") > inference.rounds / 16
+        assert inference.service.counters.total("PeerTimeout") - timeouts > inference.rounds / 16
     else:
         assert sum(isinstance(error, PeerTimeout) for error in failed) > inference.rounds / 16
     assert not isinstance(inference.attempt(), CometError)

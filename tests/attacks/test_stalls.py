@@ -23,6 +23,8 @@ from support.two_parties import outcome
 from support.waiting import PATIENCE
 
 TEXT = "the film is good"
+TIMEOUT = PATIENCE + 7.0
+"""Of a client that stalls are tried on: so many seconds as nobody else waits."""
 
 
 @contextlib.contextmanager
@@ -81,14 +83,14 @@ def test_a_server_that_stalls_before_it_has_said_anything(
 def test_a_server_that_stalls_in_any_later_phase(
     identities: Identities, tiny_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time the server is silent for longer than its client has patience, and would then go on."""
+    """Each time the server is silent until its client gives up, which does not wait for the whole timeout here."""
     share_base_transfers(monkeypatch)
     service = local_service(tiny_model, PAIR, identities["server"], tmp_path / "state")
 
     def ask(cache: str, at: int = -1, connection: int = 0) -> tuple[object, LocalClient]:
         client = LocalClient(
             service, identities["client"], tmp_path / cache, fault="stall", side="server", at=at, connection=connection,
-            timeout=PATIENCE if at < 0 else IMPATIENT,
+            hurried=at >= 0, timeout=TIMEOUT,
         )  # fmt: skip
         return client.try_to_classify(TEXT), client
 
@@ -105,6 +107,10 @@ def test_a_server_that_stalls_in_any_later_phase(
         "rounds": (asked // 2, 0),
         "the last round": (asked - 2, 0),
     }
-    ends = {phase: ask(phase.replace(" ", "-"), *place)[0] for phase, place in places.items()}
+    asked_again = {phase: ask(phase.replace(" ", "-"), *place) for phase, place in places.items()}
+    ends = {phase: end for phase, (end, _) in asked_again.items()}
     assert {phase: type(end) for phase, end in ends.items()} == dict.fromkeys(places, PeerTimeout), ends
+    for phase, (_, connection) in places.items():
+        (waited,) = {*asked_again[phase][1].near[connection].patience}
+        assert waited == TIMEOUT, phase
     assert "workers may all be busy" in str(ends["waiting for a place to prepare"])

@@ -38,13 +38,15 @@ from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.certificates import Identities
 from support.dealer_service import (
-    IMPATIENT,
     KEY,
+    LIMITS,
+    LONELY,
     SMALL,
     dial,
     fetch,
     fetch_both,
     fetched,
+    hasty,
     running_dealer,
     waiting_parties,
 )
@@ -52,7 +54,7 @@ from support.processes import dealer_process
 from support.two_parties import both, masked, opened, outcome
 from support.waiting import PATIENCE, eventually
 
-LONELY = replace(IMPATIENT, partner_seconds=0.3)
+ALONE = replace(LIMITS, partner_seconds=LONELY)
 """Limits of a dealer to whom only one party comes."""
 
 # A program with a bit of everything.
@@ -158,7 +160,7 @@ def test_a_bundle_is_dealt_once(identities: Identities) -> None:
 
 def test_a_second_client_cannot_join_a_bundle(identities: Identities) -> None:
     name = new_bundle_id()
-    with running_dealer(identities, LONELY) as dealer:
+    with running_dealer(identities, ALONE) as dealer:
         found = both(*[lambda: outcome(lambda: fetch(dealer.address, identities, CLIENT, name))] * 2)
     assert {type(each) for each in found} == {RandomnessSpent, PeerTimeout}
 
@@ -179,7 +181,7 @@ def test_parties_of_different_programs_are_both_told(identities: Identities) -> 
 @pytest.mark.parametrize("party", [CLIENT, SERVER])
 def test_a_party_whose_peer_never_comes_is_told_and_the_id_is_spent(identities: Identities, party: int) -> None:
     name = new_bundle_id()
-    with running_dealer(identities, LONELY) as dealer:
+    with running_dealer(identities, ALONE) as dealer:
         with pytest.raises(PeerTimeout, match="nothing was dealt"):
             fetch(dealer.address, identities, party, name)
         with pytest.raises(RandomnessSpent):
@@ -249,7 +251,7 @@ def test_messages_and_logs_show_no_secret(identities: Identities, caplog: pytest
     caplog.set_level(logging.DEBUG)
     with running_dealer(identities) as dealer:
         client, server = fetch_both(dealer.address, identities)
-    with running_dealer(identities, LONELY) as dealer:
+    with running_dealer(identities, ALONE) as dealer:
         outcome(lambda: fetch(dealer.address, identities, CLIENT, "f" * 32))
     logged = caplog.text + str([getattr(record, "fields", {}) for record in caplog.records])
     assert "'party': 'client'" in logged
@@ -312,7 +314,7 @@ def test_a_client_that_waits_hears_how_far_the_dealer_is(identities: Identities)
         key = KEY if party == SERVER else None
         fetch_bundle(channel, party, name, program, lambda seed: _Waiting(seed, heard), key=key, waiting=waiting)
 
-    with running_dealer(identities, replace(IMPATIENT, stall_seconds=PATIENCE)) as dealer:
+    with running_dealer(identities, LIMITS) as dealer:
         both(lambda: run(CLIENT), lambda: run(SERVER))
     assert told == sorted(told)
     assert 0 < told[-1] <= program[0].correction_bytes
@@ -345,7 +347,7 @@ class _Desk:
 def test_a_client_does_not_wait_at_the_dealer_for_a_server_that_is_gone(identities: Identities, tmp_path: Path) -> None:
     plan = plan_program(lambda session: session.open(session.private(CLIENT, (4,), 12, 1.0)))
     store = BundleStore(tmp_path, CLIENT, DEALER)
-    with running_dealer(identities, replace(IMPATIENT, partner_seconds=3600.0)) as dealer:
+    with running_dealer(identities, replace(LIMITS, partner_seconds=3600.0)) as dealer:
         desk = _Desk(dealer.address, identities["client"])
         with pytest.raises(PeerClosed, match="did not go to the dealer"):
             DEALER.supplier(desk).prepare(Order(new_bundle_id(), 1, 16, plan), store)
@@ -355,13 +357,14 @@ def test_a_client_does_not_wait_at_the_dealer_for_a_server_that_is_gone(identiti
 
 
 def test_refusals_are_counted_by_reason_and_looking_in_is_none(identities: Identities) -> None:
-    with running_dealer(identities, LONELY) as dealer:
+    with running_dealer(identities) as dealer:
         eventually(lambda: dealer.counters.heartbeat(0))
         dial(dealer.address, identities["server"]).close()  # as a server does to see whether its dealer is there
         fetch_both(dealer.address, identities)
         name = new_bundle_id()
-        for _ in range(2):
-            outcome(lambda: fetch(dealer.address, identities, CLIENT, name))
+        with hasty(dealer, partner_seconds=LONELY):
+            for _ in range(2):
+                outcome(lambda: fetch(dealer.address, identities, CLIENT, name))
         outcome(lambda: fetched(dial(dealer.address, identities["dealer"]), CLIENT, new_bundle_id()))
         eventually(lambda: dealer.counters.refusals("role"))
         counted = {
@@ -374,12 +377,14 @@ def test_refusals_are_counted_by_reason_and_looking_in_is_none(identities: Ident
 
 
 def test_a_dealer_without_room_says_so(identities: Identities) -> None:
-    with running_dealer(identities, replace(IMPATIENT, bundles=1)) as dealer:
+    with running_dealer(identities, replace(LIMITS, bundles=1)) as dealer:
         assert list(dealer.troubles()) == []
 
         def look() -> list[str]:
             eventually(lambda: waiting_parties(dealer))
-            return list(dealer.troubles())
+            found = list(dealer.troubles())
+            dealer.close()
+            return found
 
         _, troubles = both(lambda: outcome(lambda: fetch(dealer.address, identities, CLIENT, new_bundle_id())), look)
     assert troubles == ["1 bundles are under way, as many as there may be"]

@@ -95,7 +95,10 @@ class Pair:
 
         def one(end: Channel, party: int) -> object:
             preparer = Preparer(end, party, PROGRAM, WEIGHTS if party == SERVER else None, threads=1)
-            return outcome(lambda: work(preparer, self.stores[party]))
+            found = outcome(lambda: work(preparer, self.stores[party]))
+            if faults[party] == "hurry":  # whoever stalls waits for that
+                end.close()
+            return found
 
         return as_parties(one, ends), ends
 

@@ -171,8 +171,8 @@ class NamedChannel(FaultyChannel):
 class RecordingService(Deployment):
     """Notes which bundles were consumed, and deals them itself."""
 
-    def __init__(self, model: ServedModel, identity: TlsIdentity, state: Path, stall: float = PATIENCE) -> None:
-        super().__init__(model, DealerSource(("127.0.0.1", 1)), identity, state, ServiceLimits(stall_seconds=stall))
+    def __init__(self, model: ServedModel, identity: TlsIdentity, state: Path) -> None:
+        super().__init__(model, DealerSource(("127.0.0.1", 1)), identity, state, ServiceLimits(stall_seconds=PATIENCE))
         self.consumed: list[str] = []
         self._dealt: tuple[bytes, bytes, bytes] | None = None
         take = self.store.take
@@ -215,7 +215,7 @@ class LocalClient(Client):
 
     fault, side, at   who strikes in which message of the connection
     connection        the number of the faulty connection
-    hurried           the other side gives up soon in that message
+    hurried           the other side gives up soon, from that message on
     """
 
     def __init__(

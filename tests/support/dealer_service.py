@@ -1,10 +1,11 @@
-"""A dealer to test against, in a thread with short limits, and parties that fetch from it."""
+"""A dealer to test against, in a thread, patient unless a test says otherwise, and parties that fetch from it."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from comet_mpc.engine.correlations import BitProducts, Correlation, program_dige
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import connect
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.admission import ProgramLimits
@@ -29,15 +31,37 @@ Address = tuple[str, int]
 KEY = bytes(range(16))
 SMALL: tuple[Correlation, ...] = (BitProducts(40, 64),)
 
-IMPATIENT = DealerLimits(
+LIMITS = DealerLimits(
     bundles=4,
+    handshakes=ReceptionLimits(seconds=PATIENCE),
     program=ProgramLimits(program_bytes=1 << 16, correction_bytes=1 << 28, held_words=1 << 20),
-    ask_seconds=1.0,
-    partner_seconds=1.5,
-    stall_seconds=0.8,
-    deal_seconds=20.0,
+    ask_seconds=PATIENCE,
+    partner_seconds=PATIENCE,
+    stall_seconds=PATIENCE,
+    deal_seconds=PATIENCE,
     heartbeat_seconds=0.1,
 )
+LONELY = 0.3
+"""Seconds that a dealer waits for a party that a test never sends, or that has stopped."""
+
+
+class PatientDealer(Dealer):
+    """Its patience can change while it runs: conversations that begin later have the new one."""
+
+    def _serve(self, channel: Channel) -> None:
+        channel.timeout = self.limits.stall_seconds
+        super()._serve(channel)
+
+
+@contextlib.contextmanager
+def hasty(dealer: Dealer, **seconds: float) -> Iterator[None]:
+    """The dealer with less patience, for something that goes wrong in here."""
+    usual = dealer.limits
+    dealer.limits = replace(usual, **seconds)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        dealer.limits = usual
 
 
 @contextlib.contextmanager
@@ -54,10 +78,8 @@ def running(made: Dealer) -> Iterator[Dealer]:
             assert not thread.is_alive()
 
 
-def running_dealer(
-    identities: Identities, limits: DealerLimits = IMPATIENT
-) -> contextlib.AbstractContextManager[Dealer]:
-    return running(Dealer("127.0.0.1", 0, identities["dealer"], limits))
+def running_dealer(identities: Identities, limits: DealerLimits = LIMITS) -> contextlib.AbstractContextManager[Dealer]:
+    return running(PatientDealer("127.0.0.1", 0, identities["dealer"], limits))
 
 
 def waiting_parties(dealer: Dealer) -> int:

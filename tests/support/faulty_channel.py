@@ -10,7 +10,7 @@ from typing import Literal
 from comet_mpc.errors import PeerClosed
 from comet_mpc.net.channel import Around, Channel, _MemoryChannel
 from comet_mpc.net.sockets import _SocketChannel
-from support.waiting import within
+from support.waiting import PATIENCE, within
 
 __all__ = ["IMPATIENT", "Fault", "FaultyChannel", "hung_up"]
 
@@ -20,7 +20,7 @@ stall    nothing is sent until the peer has given up
 length   a byte more
 garbage  nine bytes of rubbish
 noise    rubbish of the right size
-hurry    no fault: this side gives up soon, where the other one stalls"""
+hurry    no fault: from that message on this side gives up soon, because the other one stalls"""
 
 IMPATIENT = 0.3
 """Seconds that the other side waits, where a stall is to end in a timeout."""
@@ -51,7 +51,7 @@ class FaultyChannel(Around):
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         self._inner.timeout = self.timeout
-        if self._fault == "hurry" and sizes is not None and self.at <= self.messages <= self.at + 1:
+        if self._fault == "hurry" and sizes is not None and self.messages >= self.at:
             self.patience.append(self.timeout)
             deadline = min(deadline, time.monotonic() + IMPATIENT)
         elif self.messages == self.at:
@@ -64,7 +64,7 @@ class FaultyChannel(Around):
             case "cut":
                 raise PeerClosed("the line was cut")
             case "stall":
-                within(2.5 * IMPATIENT, lambda: hung_up(self._inner))
+                within(PATIENCE, lambda: hung_up(self._inner))
             case "length":
                 return [*(outgoing or []), memoryview(b"!")]
             case "garbage":

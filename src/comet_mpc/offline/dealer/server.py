@@ -329,6 +329,7 @@ class Dealer:
             _say(channel, Seed(meeting.client_seed, 0))
             decode_from_party(channel.receive(MESSAGE_LIMIT), Received)
         meeting.advance(confirmed=True)
+        meeting.check("client")  # the server may have been given up meanwhile: then nobody is to keep anything
         _say(channel, Done())
 
     def _await_partner(self, channel: Channel, role: PartyRole, meeting: Meeting) -> None:
