@@ -8,6 +8,7 @@ import time
 import pytest
 
 from comet_mpc.threads import in_order
+from support.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -21,7 +22,7 @@ def test_results_come_in_order_whatever_takes_longest(threads: int) -> None:
 
 
 def test_two_threads_work_at_once() -> None:
-    meeting = threading.Barrier(2, timeout=10.0)
+    meeting = threading.Barrier(2, timeout=PATIENCE)
     assert sorted(in_order(lambda _: meeting.wait(), range(2), 2)) == [0, 1]
 
 

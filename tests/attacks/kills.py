@@ -75,7 +75,7 @@ class _Field:
     def start_server(self, port: int = 0) -> ServerProcess:
         self._server.close()
         begun = time.monotonic()
-        state, limits = self.directory / "state", {"dealer_seconds": 1.0, "stall_seconds": 5.0}
+        state, limits = self.directory / "state", {"dealer_seconds": 1.0, "stall_seconds": 60.0}
         made = server_process(self.keys, self.checkpoint, self.dealer_port, state, port=port, limits=limits, workers=2)
         server = self._server.enter_context(made)
         self.restarts.append(time.monotonic() - begun)
@@ -137,7 +137,7 @@ def kills(kills: int, seed: int, seconds: int = 3600) -> Outcome:
         try:
             while done.total() < kills and time.monotonic() < until:
                 seen, target = answers(), dice.choice(_TARGETS)
-                within(30.0, lambda seen=seen: answers() > seen)  # type: ignore[misc]
+                within(PATIENCE, lambda seen=seen: answers() > seen)  # type: ignore[misc]
                 time.sleep(dice.uniform(0.0, 0.5))
                 victim = _victim(target, field.server.process.pid, field.dealer.pid, field.client.pid)
                 if victim is None:
@@ -147,7 +147,7 @@ def kills(kills: int, seed: int, seconds: int = 3600) -> Outcome:
                 done[target] += 1
                 field.restart(target)
             seen = answers()
-            alive = bool(within(60.0, lambda: answers() > seen))
+            alive = bool(within(PATIENCE, lambda: answers() > seen))
             notes = field.notes()
         finally:
             field.close()

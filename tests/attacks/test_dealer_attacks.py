@@ -366,7 +366,10 @@ def test_a_server_that_leaves_leaves_no_seed_with_the_client(
     dealer: Dealer, identities: Identities, leave: Leaving
 ) -> None:
     name = new_bundle_id()
-    patience = {vanish_before_asking: {"partner_seconds": LONELY}, stall_in_the_corrections: {"stall_seconds": STALLED}}
+    patience: dict[Leaving, dict[str, float]] = {
+        vanish_before_asking: {"partner_seconds": LONELY},
+        stall_in_the_corrections: {"stall_seconds": STALLED},
+    }
     with hasty(dealer, **patience.get(leave, {})):
         found, _ = both(
             lambda: outcome(lambda: fetch(dealer.address, identities, CLIENT, name, LARGE)),

@@ -256,9 +256,9 @@ def test_a_secret_half_made_by_a_crash_is_in_nobodys_way(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, keys: Path, tiny_checkpoint: Path) -> Iterator[World]:
-    state, limits = tmp_path_factory.mktemp("strangers"), {"stall_seconds": 2.0, "batch": 2}
+    state, limits = tmp_path_factory.mktemp("strangers"), {"stall_seconds": PATIENCE, "batch": 2}
     with running_world(
-        keys, tiny_checkpoint, state, with_dealer=True, limits=limits, workers=2, handshakes={"seconds": 1.0}
+        keys, tiny_checkpoint, state, with_dealer=True, limits=limits, workers=2, handshakes={"seconds": 3.0}
     ) as running:
         yield running
 

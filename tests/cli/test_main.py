@@ -24,6 +24,7 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.certify import in_form
 from comet_mpc.models.checkpoint import CometConfig, read_config, save_config, tensor_shapes
 from support.toy_model import make_checkpoint
+from support.waiting import PATIENCE
 
 FIELDS = {
     "operation", "method", "elements", "shape", "steps", "online_bytes", "offline_bytes", "planned_online_bytes",
@@ -296,7 +297,7 @@ def test_dealer_starts_and_stops(tmp_path: Path) -> None:
         assert dealer.stdout.readline().startswith("dealing at 127.0.0.1:")
         metrics = dealer.stdout.readline().removeprefix("metrics at ").strip()
         for page, text in (("healthz", "ok"), ("readyz", "ok"), ("metrics", "comet_bundles_dealt_total 0")):
-            with urllib.request.urlopen(metrics.replace("metrics", page), timeout=20) as reply:
+            with urllib.request.urlopen(metrics.replace("metrics", page), timeout=PATIENCE) as reply:
                 assert text in reply.read().decode()
         dealer.send_signal(signal.SIGINT)
         assert dealer.wait(20) == 0

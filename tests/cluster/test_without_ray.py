@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import comet_mpc
+from support.waiting import PATIENCE
 
 SOURCE = Path(comet_mpc.__file__).parent
 
@@ -29,7 +30,7 @@ sys.modules.pop("ray", None)
 def without_ray(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A program in an environment that has no ray."""
     command = [sys.executable, "-c", _REFUSING + program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def imported(path: Path) -> set[str]:

@@ -16,6 +16,7 @@ import pytest
 from comet_mpc import Client, ServedModel
 from support.documents import ROOT, Service
 from support.toy_model import twin_logits
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.service
 
@@ -24,7 +25,7 @@ EXAMPLES = ROOT / "examples"
 
 def run(name: str, *arguments: object, directory: Path = EXAMPLES) -> str:
     command = [sys.executable, str(directory / f"{name}.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

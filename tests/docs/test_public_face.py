@@ -11,6 +11,7 @@ import pytest
 import comet_mpc
 from comet_mpc import errors
 from support.documents import ROOT, page_of
+from support.waiting import PATIENCE
 
 API = page_of(ROOT / "docs" / "api.md")
 
@@ -51,7 +52,7 @@ def test_the_import_is_light_and_names_are_loaded_when_they_are_used() -> None:
         "from comet_mpc import *\n"
         "assert Client is comet_mpc.Client and 'numpy' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:

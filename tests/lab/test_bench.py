@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -40,7 +39,7 @@ from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.units import human_bytes, human_seconds
 from support.two_parties import as_parties
-from support.waiting import PATIENCE, eventually
+from support.waiting import PATIENCE, Clock, eventually
 
 ALL = [(operation, method) for operation, methods in OPERATIONS.items() for method in methods]
 
@@ -174,8 +173,10 @@ def test_cases_in_turn_are_run_as_often_as_asked_for_and_times_are_medians(
     assert first.online_bytes == given.online_bytes
 
 
-def test_a_party_does_not_count_what_the_other_does_between_runs() -> None:
-    built = build(Case("truncation", "exact", tokens=1))
+def test_a_party_does_not_count_what_the_other_does_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes by while the client pauses, and never else."""
+    built, clock = build(Case("truncation", "exact", tokens=1)), Clock()
+    monkeypatch.setattr(sys.modules[Runs.__module__], "time", clock)
     plan, pause = plan_case(built, PAIR), 1.0
     values = built.draw(np.random.default_rng(1))
 
@@ -185,12 +186,12 @@ def test_a_party_does_not_count_what_the_other_does_between_runs() -> None:
         for _ in range(2):
             run, _, _ = runs.run(new_bundle_id(), lambda s: partial(built.program, s, built.share(s, given), {}))
             made.append(run)
-            time.sleep(pause if party == CLIENT else 0.0)
+            clock.now += pause if party == CLIENT else 0.0
         return runs.keys, made
 
     both = as_parties(party)
     for keys, (first, second) in both:
-        assert second.offline.seconds < pause
+        assert first.offline.seconds == second.offline.seconds == 0.0
         assert first.offline.bytes == second.offline.bytes  # keys are set up once
         assert keys.bytes > 0
     assert sum(keys.bytes + runs[0].offline.bytes for keys, runs in both) == PAIR.offline_bytes(plan)

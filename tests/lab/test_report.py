@@ -30,6 +30,7 @@ from comet_mpc.lab.report.published_models import accuracy_grids
 from comet_mpc.lab.report.records import Results, read_results
 from comet_mpc.lab.report.trade_off import trade_offs
 from support.documents import ROOT
+from support.waiting import PATIENCE
 
 RECORDED = ROOT / "benchmarks" / "results"
 
@@ -503,7 +504,7 @@ def test_a_browser_shows_the_page(width: int, tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(
         [browser, *options, "--dump-dom", (tmp_path / "probe.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     said = re.search(r"FOUND(.*?)END", done.stdout)
     assert said is not None, done.stderr[-2000:]

@@ -22,6 +22,7 @@ from comet_mpc.models.own_data import read_split
 from comet_mpc.models.served import PublicModel, ServedModel
 from comet_mpc.models.tasks import TASKS, Example
 from comet_mpc.offline.sources import PAIR
+from support.waiting import PATIENCE
 
 DIRECTORY = Path(str(files("comet_mpc") / "data" / "demo_model"))
 REVIEWS = {
@@ -82,7 +83,7 @@ print(run_demo(demo_model(), ["an absolute delight from start to finish"], DEALE
 """
     search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command, environment = [sys.executable, "-c", program], os.environ | {"PYTHONPATH": search}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert result.stdout.split() == ["positive"], result.stderr
 
 

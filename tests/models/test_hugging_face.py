@@ -19,6 +19,7 @@ from comet_mpc.models.heads import Head
 from comet_mpc.models.hugging_face import _USUAL, _foreign_name, _labels, fetch, load_hugging_face, need, tokenizer_json
 from support.small_models import UNMODIFIED, small_model
 from support.toy_model import toy_tokenizer
+from support.waiting import PATIENCE
 
 SIZES = {
     "vocab_size": 50,
@@ -332,7 +333,7 @@ def unify(cache: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     code = "from comet_mpc.cli.main import app; app()"
     environment = os.environ | {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code, "unify", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.train

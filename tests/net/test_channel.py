@@ -38,7 +38,7 @@ from comet_mpc.net.sockets import TcpChannel, TlsChannel, connect, listen
 from comet_mpc.net.tls import secure
 from support.certificates import Identities
 from support.two_parties import both
-from support.waiting import Clock, eventually, once_blocked_in
+from support.waiting import PATIENCE, Clock, eventually, once_blocked_in
 
 SHORT = 0.1
 LARGE = 32 << 20
@@ -48,14 +48,14 @@ def header(length: int) -> bytes:
     return length.to_bytes(FRAME_HEADER, "little")
 
 
-def open_pair(kind: str, identities: Identities, timeout: float = 20.0) -> tuple[Channel, Channel]:
+def open_pair(kind: str, identities: Identities, timeout: float = PATIENCE) -> tuple[Channel, Channel]:
     if kind == "memory":
         return memory_pair(timeout)
     inward = identities["server"].server_context(require_client=True) if kind == "tls" else None
     outward = identities["client"].client_context() if kind == "tls" else None
     with listen("127.0.0.1", 0, inward) as listener:
         return both(
-            lambda: listener.accept(20, channel_timeout=timeout),
+            lambda: listener.accept(PATIENCE, channel_timeout=timeout),
             lambda: connect(*listener.address, outward, timeout),
         )
 
@@ -299,7 +299,7 @@ def test_greeting_tells_each_side_about_the_other(pair: tuple[Channel, Channel])
     here, there = pair
     client: dict[str, str | int] = {"role": "client", "program": "abc", "width": 64}
     server: dict[str, str | int] = {"role": "server", "program": "abc", "width": 32}
-    at_client, at_server = both(lambda: greet(here, client, 10), lambda: greet(there, server, 10))
+    at_client, at_server = both(lambda: greet(here, client, PATIENCE), lambda: greet(there, server, PATIENCE))
     assert at_client == server
     assert at_server == client
     assert here.traffic.rounds == 1
@@ -325,7 +325,7 @@ def test_garbage_is_not_a_comet_peer(channel_and_socket: tuple[Channel, socket.s
     channel, peer = channel_and_socket
     peer.sendall(garbage)
     with pytest.raises(PeerError, match="not a Comet peer"):
-        greet(channel, {}, 10)
+        greet(channel, {}, PATIENCE)
     assert channel.closed
 
 
@@ -333,7 +333,7 @@ def test_another_wire_version_is_refused_whatever_follows(pair: tuple[Channel, C
     here, there = pair
     there.send(b"COMET\x00", (WIRE_VERSION + 1).to_bytes(2, "little"), b"\xff not JSON")
     with pytest.raises(WrongVersion, match=f"got {WIRE_VERSION + 1}, expected {WIRE_VERSION}"):
-        greet(here, {}, 10)
+        greet(here, {}, PATIENCE)
     assert here.closed
 
 
@@ -344,7 +344,7 @@ def test_a_malformed_mapping_is_the_peers_fault(pair: tuple[Channel, Channel], t
     here, there = pair
     there.send(b"COMET\x00", WIRE_VERSION.to_bytes(2, "little"), text)
     with pytest.raises(PeerError, match="not a mapping"):
-        greet(here, {}, 10)
+        greet(here, {}, PATIENCE)
     assert here.closed
 
 

@@ -26,7 +26,7 @@ SHORT = 0.1
 def open_pair(identities: Identities) -> tuple[Channel, Channel]:
     with listen("127.0.0.1", 0, identities["server"].server_context(require_client=True)) as listener:
         return both(
-            lambda: listener.accept(20),
+            lambda: listener.accept(PATIENCE),
             lambda: connect(*listener.address, identities["client"].client_context()),
         )
 
@@ -70,7 +70,7 @@ def test_connecting_waits_for_a_late_listener(monkeypatch: pytest.MonkeyPatch) -
     def late() -> Channel:
         assert refused.wait(PATIENCE)
         with listen(*address) as listener:
-            return listener.accept(10)
+            return listener.accept(PATIENCE)
 
     here, there = both(late, lambda: connect(*address, retry_seconds=PATIENCE))
     with here, there:
@@ -83,7 +83,7 @@ def test_accept_times_out_and_goes_on() -> None:
     with listen("127.0.0.1", 0) as listener:
         with pytest.raises(PeerTimeout, match="nobody connected"):
             listener.accept(0.01)
-        with connect(*listener.address), listener.accept(10):
+        with connect(*listener.address), listener.accept(PATIENCE):
             pass
 
 
@@ -91,10 +91,10 @@ def test_closing_a_listener_wakes_accept() -> None:
     listener = listen("127.0.0.1", 0)
     closing = once_blocked_in("accept", listener.close)
     with pytest.raises(PeerClosed, match="listener is closed"):
-        listener.accept(20)
+        listener.accept(PATIENCE)
     closing.join()
     with pytest.raises(PeerClosed, match="listener is closed"):
-        listener.accept(20)
+        listener.accept(PATIENCE)
 
 
 # Who the peer is.
@@ -116,7 +116,7 @@ def anonymous(identities: Identities) -> ssl.SSLContext:
 
 def test_a_client_without_certificate_is_anonymous_if_allowed(identities: Identities) -> None:
     with listen("127.0.0.1", 0, identities["server"].server_context(require_client=False)) as listener:
-        here, there = both(lambda: listener.accept(10), lambda: connect(*listener.address, anonymous(identities)))
+        here, there = both(lambda: listener.accept(PATIENCE), lambda: connect(*listener.address, anonymous(identities)))
         with here, there:
             assert here.peer_name is None
             assert here.peer_role is None
@@ -128,7 +128,7 @@ def client_attempt(address: tuple[str, int], context: ssl.SSLContext) -> object:
 
     def attempt() -> object:
         with connect(*address, context) as channel:
-            return greet(channel, {}, 10)
+            return greet(channel, {}, PATIENCE)
 
     return outcome(attempt)
 
@@ -141,8 +141,8 @@ def test_bad_clients_are_refused_and_the_listener_goes_on(identities: Identities
 
     with listen("127.0.0.1", 0, identities["server"].server_context(require_client=True)) as listener:
 
-        def refused(client: Callable[[], object], patience: float = 20) -> tuple[object, object]:
-            return both(lambda: outcome(lambda: listener.accept(20, handshake_timeout=patience)), client)
+        def refused(client: Callable[[], object], patience: float = PATIENCE) -> tuple[object, object]:
+            return both(lambda: outcome(lambda: listener.accept(PATIENCE, handshake_timeout=patience)), client)
 
         at_server, at_client = refused(lambda: client_attempt(listener.address, anonymous(identities)))
         assert isinstance(at_server, NotAuthenticated)
@@ -173,7 +173,7 @@ def test_bad_clients_are_refused_and_the_listener_goes_on(identities: Identities
 
         def speak_plainly() -> object:
             with connect(*listener.address) as channel:
-                return outcome(lambda: greet(channel, {}, 10))
+                return outcome(lambda: greet(channel, {}, PATIENCE))
 
         at_server, at_client = refused(speak_plainly)
         assert isinstance(at_server, PeerError)
@@ -188,7 +188,7 @@ def test_bad_clients_are_refused_and_the_listener_goes_on(identities: Identities
         assert "handshake" in str(at_server)
 
         here, there = both(
-            lambda: listener.accept(10),
+            lambda: listener.accept(PATIENCE),
             lambda: connect(*listener.address, identities["client"].client_context()),
         )
         with here, there:
@@ -199,7 +199,7 @@ def test_a_certificate_for_another_host_is_refused(identities: Identities) -> No
     context = identities["server"].server_context(require_client=True)
     with listen("127.0.0.2", 0, context) as listener:
         _, at_client = both(
-            lambda: outcome(lambda: listener.accept(10)),
+            lambda: outcome(lambda: listener.accept(PATIENCE)),
             lambda: client_attempt(listener.address, identities["client"].client_context()),
         )
     assert isinstance(at_client, NotAuthenticated)
@@ -210,7 +210,7 @@ def test_a_client_certificate_cannot_pose_as_a_server(identities: Identities) ->
     context = identities["client"].server_context(require_client=True)
     with listen("127.0.0.1", 0, context) as listener:
         _, at_client = both(
-            lambda: outcome(lambda: listener.accept(10)),
+            lambda: outcome(lambda: listener.accept(PATIENCE)),
             lambda: client_attempt(listener.address, identities["dealer"].client_context()),
         )
     assert isinstance(at_client, NotAuthenticated)

@@ -21,6 +21,7 @@ from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDa
 from comet_mpc.offline.header import Header
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
+from support.waiting import PATIENCE
 
 PROGRAM: tuple[Correlation, ...] = (Mask((100,), 64), BitProducts(100, 64))
 DIGEST = program_digest(PROGRAM)
@@ -365,7 +366,7 @@ def go(process: subprocess.Popen[str]) -> None:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE)
 
 
 def numbered(count: int) -> list[bytes]:

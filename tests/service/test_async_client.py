@@ -111,7 +111,7 @@ def test_errors_are_the_clients(world: World, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="at least one connection"):
             client(world, tmp_path, connections=0)
         with pytest.raises(PeerError):
-            async with AsyncClient("127.0.0.1:1", keys=world.keys, cache=tmp_path, timeout=5.0):
+            async with AsyncClient("127.0.0.1:1", keys=world.keys, cache=tmp_path, timeout=PATIENCE):
                 pass
         asking = client(world, tmp_path)
         async with asking:

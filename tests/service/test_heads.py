@@ -17,10 +17,11 @@ from comet_mpc.models.heads import Head
 from comet_mpc.service.prediction import Tag, Tagging
 from support.processes import World, running_world
 from support.toy_model import make_checkpoint, some_texts
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.service
 
-LIMITS = {"stall_seconds": 3.0, "idle_seconds": 20.0, "dealer_seconds": 1.0, "ready": 2, "batch": 4}
+LIMITS = {"stall_seconds": PATIENCE, "idle_seconds": PATIENCE, "dealer_seconds": PATIENCE, "ready": 2, "batch": 4}
 TEXTS = [*some_texts(3, seed=1), " ".join(some_texts(1, words=25, seed=2))]
 LABELS = ("O", "B-FILM", "I-FILM")
 

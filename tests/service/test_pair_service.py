@@ -29,7 +29,12 @@ from support.processes import ServerProcess, World, running_world, server_proces
 from support.two_parties import both
 from support.waiting import PATIENCE, eventually
 
-LIMITS = {"stall_seconds": 20.0, "step_seconds": 20.0, "idle_seconds": 30.0, "ready": 2, "batch": 2, "preparations": 2}
+LIMITS = {
+    **dict.fromkeys(("stall_seconds", "step_seconds", "idle_seconds"), PATIENCE),
+    "ready": 2,
+    "batch": 2,
+    "preparations": 2,
+}
 TEXT = "the film is good"
 
 
@@ -110,7 +115,7 @@ def test_a_client_killed_halfway_and_a_server_restarted_leave_whole_bundles_only
     left = [path.name for path in stored.iterdir()]
     assert len(left) == 1
     assert left == [path.name for path in cache.glob("*/bundles/*")]
-    hasty = {**LIMITS, "preparation_seconds": 1.0}
+    hasty = {**LIMITS, "preparation_seconds": 3.0}
     with world.another_server(state, limits=hasty, workers=2) as server:
         with world.client(cache, server) as client:
             only_what_is_stored(client)
@@ -151,7 +156,7 @@ def test_queries_go_on_while_randomness_is_prepared_for_two_clients(world: World
 
 def test_a_server_of_one_worker_prepares_and_answers_in_turn(world: World, tmp_path: Path) -> None:
     """The client's connection for queries, idle meanwhile, gives way to the one on which the bundle is prepared."""
-    limits = {"stall_seconds": 20.0, "step_seconds": 20.0}
+    limits = {"stall_seconds": PATIENCE, "step_seconds": PATIENCE}
     with world.another_server(tmp_path / "state", limits=limits, workers=1) as server:
         for name in ("first", "second"):
             with world.client(tmp_path / name, server) as client:

@@ -16,6 +16,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.service.client import Client
 from comet_mpc.service.quota import Quota
 from support.processes import server_process
+from support.waiting import PATIENCE
 
 DAY = 86_400.0
 NOON = 20_000.5 * DAY  # 2024-10-04 12:00 UTC
@@ -108,7 +109,7 @@ def test_a_server_holds_each_certificate_to_its_queries(keys: Path, tiny_checkpo
         assert ask(server.address, bob, 1) == 1
         event = server.logged("a request was refused", error="QuotaExceeded")
         assert event["request"] == "Prepare"  # before anything is prepared for it
-        text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
+        text = urllib.request.urlopen(server.metrics, timeout=PATIENCE).read().decode()
         assert 'comet_refusals_total{reason="quota"} 1' in text
         assert 'comet_errors_total{class="QuotaExceeded"} 1' in text
     with server_process(own, tiny_checkpoint, None, tmp_path / "state", **options) as server:

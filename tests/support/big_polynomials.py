@@ -22,7 +22,7 @@ def _digits(values: Sequence[int]) -> npt.NDArray[np.int64]:
     """[digit][place] of numbers of either sign, the lowest digits first."""
     rest = np.array(values, object)
     signs = np.where(rest < 0, -1, 1)
-    rest, rows = abs(rest), []
+    rest, rows = abs(rest), list[npt.NDArray[np.int64]]()
     while not rows or rest.any():
         rows.append((rest & (2**_DIGIT - 1)).astype(np.int64) * signs)
         rest = rest >> _DIGIT

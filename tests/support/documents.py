@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.waiting import PATIENCE
+
 __all__ = [
     "ROOT",
     "Block",
@@ -33,7 +35,6 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 _REDIRECT = Path(__file__).parent / "redirect"
-_SECONDS = 120
 _FLAGS = {"python": {"no-run", "server"}, "sh": {"no-run"}, "text": {"output"}}
 _FENCE = re.compile(r"^(\s*)```(.*)$")
 
@@ -183,7 +184,7 @@ comet() {  # servers and dealers go on in the background, once they have said wh
         local said; said=$(mktemp -u -p .); mkfifo "$said"
         exec {say}<>"$said"
         command comet "$@" >"$said" 2>>"$1.log" & echo $! >>processes
-        read -r -t 60 line <&"$say" || { cat "$1.log" >&2; return 1; }
+        read -r -t 240 line <&"$say" || { cat "$1.log" >&2; return 1; }
         echo "$line" ;;
     *) command comet "$@" ;;
     esac
@@ -234,7 +235,7 @@ class Runner:
         with (self.directory / "stdout").open("w+") as out, (self.directory / "stderr").open("w+") as err:
             done = subprocess.run(
                 command, cwd=self.directory, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                timeout=_SECONDS, check=False,
+                timeout=PATIENCE, check=False,
             )  # fmt: skip
             out.seek(0)
             err.seek(0)
@@ -250,7 +251,7 @@ class Runner:
                 process = os.pidfd_open(int(line))
                 try:
                     signal.pidfd_send_signal(process, signal.SIGTERM)
-                    ended, _, _ = select.select([process], [], [], _SECONDS)
+                    ended, _, _ = select.select([process], [], [], PATIENCE)
                     assert ended, "a server or dealer of a document did not end"
                 finally:
                     os.close(process)

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from support.waiting import PATIENCE
+
 
 @pytest.mark.parametrize("module", ["comet_mpc.train", "comet_mpc.train.loop"])
 def test_what_is_missing_is_named_together_with_the_remedy(module: str) -> None:
@@ -19,5 +21,7 @@ try:
 except ConfigurationError as error:
     print(error)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert result.stdout == "training needs torch, which is not installed: pip install 'comet-mpc[train]'\n"
