@@ -95,7 +95,10 @@ def test_units_start_a_server_and_a_gateway_that_answer(tmp_path: Path, keys: Pa
         address = line.split(" at ")[1].split(",")[0]
         (tmp_path / "comet.toml").write_text(content.replace('server = "127.0.0.1:0"', f'server = "{address}"'))
         gateway, line = started("gateway", tmp_path, keys)
-        reply = httpx.post(f"{line.split()[2]}v1/classify", json={"texts": ["a film"]}, timeout=PATIENCE)
+        url, token = line.split()[2], tmp_path / "var/cache/comet-gateway/gateway.token"
+        assert token.stat().st_mode & 0o077 == 0
+        header = {"Authorization": token.read_text().partition(": ")[2].strip()}
+        reply = httpx.post(f"{url}v1/classify", json={"texts": ["a film"]}, headers=header, timeout=PATIENCE)
         assert reply.json()["answers"][0]["label"] in ("negative", "positive")
         assert (tmp_path / "var/cache/comet-gateway").is_dir()
     finally:

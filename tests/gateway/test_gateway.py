@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from comet_mpc.gateway.guard import LARGEST_BODY
 from comet_mpc.models.heads import Head
 from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.sources import PAIR
+from support.gateways import gateway_process
 from support.processes import TWIN_BOUND, ServerProcess, server_process
 from support.toy_model import TINY, make_checkpoint, twin_logits
 from support.waiting import PATIENCE
@@ -28,21 +25,6 @@ from support.waiting import PATIENCE
 pytestmark = pytest.mark.service
 
 TEXT = "the film is good"
-
-
-@contextlib.contextmanager
-def gateway_process(server: str, keys: Path, cache: Path) -> Iterator[str]:
-    """Where it listens."""
-    options = ["--listen", "127.0.0.1:0", "--keys", str(keys), "--cache", str(cache), "--ready", "0"]
-    command = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()", "gateway", server, *options]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[2]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +41,8 @@ def server(directory: Path, keys: Path, tiny_checkpoint: Path) -> Iterator[Serve
 @pytest.fixture(scope="module")
 def client(directory: Path, keys: Path, server: ServerProcess) -> Iterator[httpx.Client]:
     with (
-        gateway_process(server.address, keys, directory / "cache") as url,
-        httpx.Client(base_url=url, timeout=PATIENCE) as asking,
+        gateway_process(server.address, keys, directory / "cache") as gateway,
+        gateway.client() as asking,
     ):
         yield asking
 
@@ -91,17 +73,23 @@ def test_a_text_is_answered_and_the_server_saw_random_bytes(client: httpx.Client
     assert right(pair["answers"][1]["logits"], tiny_model)
 
 
-def test_randomness_is_prepared_and_health_needs_no_server(client: httpx.Client) -> None:
+def test_randomness_is_prepared_and_it_is_well(client: httpx.Client) -> None:
     assert client.post("/v1/prepare", json={"count": 2, "batch": 1}).json() == {"ready": 2}
-    assert client.get("/v1/health").json()["status"] == "ok"
+    assert [client.get(path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
 
 
 def test_it_describes_itself(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
-        *("/v1/health", "/v1/model", "/v1/classify", "/v1/tag", "/v1/embed", "/v1/prepare")
+        *("/healthz", "/readyz", "/v1/model", "/v1/classify", "/v1/tag", "/v1/embed", "/v1/prepare")
     }
     assert {"Answers", "Tags", "Vectors", "Prediction", "Cost", "Problem"} <= described["components"]["schemas"].keys()
+    classify = described["paths"]["/v1/classify"]["post"]
+    refusals = [answer["content"] for code, answer in classify["responses"].items() if code != "200"]
+    assert {one["application/json"]["schema"]["$ref"] for one in refusals} == {"#/components/schemas/Problem"}
+    assert {"401", "408", "413", "422"} <= classify["responses"].keys()
+    (scheme,) = classify["security"][0]
+    assert described["components"]["securitySchemes"][scheme]["scheme"] == "bearer"
     assert client.get("/docs").status_code == 404  # it would load scripts from another site
 
 
@@ -156,7 +144,9 @@ def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
     "body", [{"texts": [" "]}, {"texts": []}, {"texts": [1]}, {"text": TEXT}, {"texts": ["a"] * 300}]
 )
 def test_a_request_that_makes_no_sense_is_named(client: httpx.Client, body: dict[str, Any]) -> None:
-    assert client.post("/v1/classify", json=body).status_code in (400, 422)
+    reply = client.post("/v1/classify", json=body)
+    assert reply.status_code in (400, 422)
+    assert reply.json().keys() == {"error", "message"}
 
 
 def test_a_server_that_is_gone_or_has_a_new_model_is_told(tmp_path: Path, keys: Path, tiny_checkpoint: Path) -> None:
@@ -165,8 +155,8 @@ def test_a_server_that_is_gone_or_has_a_new_model_is_told(tmp_path: Path, keys: 
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.ExitStack())
         server = first.enter_context(server_process(keys, tiny_checkpoint, None, tmp_path / "state", workers=2))
-        url = stack.enter_context(gateway_process(server.address, keys, tmp_path / "cache"))
-        with httpx.Client(base_url=url, timeout=PATIENCE) as asking:
+        gateway = stack.enter_context(gateway_process(server.address, keys, tmp_path / "cache"))
+        with gateway.client() as asking:
             assert asking.post("/v1/classify", json={"texts": [TEXT]}).status_code == 200
             first.close()
             gone = asking.post("/v1/classify", json={"texts": [TEXT]})
@@ -183,8 +173,8 @@ def test_models_of_tokens_and_of_embeddings_answer(tmp_path: Path, keys: Path) -
         checkpoint = make_checkpoint(tmp_path / path, **TINY, head=head, **labels)  # type: ignore[arg-type]
         with (
             server_process(keys, checkpoint, None, tmp_path / f"state-{path}", workers=2) as server,
-            gateway_process(server.address, keys, tmp_path / "cache") as url,
-            httpx.Client(base_url=url, timeout=PATIENCE) as asking,
+            gateway_process(server.address, keys, tmp_path / "cache") as gateway,
+            gateway.client() as asking,
         ):
             assert asking.get("/v1/model").json()["kind"] == head.kind
             found = asking.post(f"/v1/{path}", json={"texts": [TEXT]}).json()
@@ -201,7 +191,7 @@ def test_other_machines_are_kept_out_unless_told(keys: Path, tmp_path: Path) -> 
     command = ["gateway", "server.example:7001", "--listen", "0.0.0.0:0", "--keys", str(keys), "--cache", str(tmp_path)]
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
-    assert "no password" in refused.stderr
+    assert "no TLS" in refused.stderr
 
 
 # In a browser ---------------------------------------------------------------------------------------------------------
@@ -210,19 +200,22 @@ def test_other_machines_are_kept_out_unless_told(keys: Path, tmp_path: Path) -> 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_page_works_in_a_browser(client: httpx.Client, width: int) -> None:
-    """No error in its console, no line wider than the window, and the answer is shown."""
+    """No error in its console, no line wider than the window, and the answer is shown. Its address brings the token,
+    which does not stay there."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page, said = browser.new_page(viewport={"width": width, "height": 800}), []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(str(client.base_url))
+        page.goto(f"{client.base_url}#token={client.headers['authorization'].split()[1]}")
+        assert page.url == str(client.base_url)
         page.fill("#text", TEXT)
         page.click("#send")
         page.wait_for_selector("#answer:not([hidden])", timeout=1000 * PATIENCE)
         assert page.inner_text("#label") in ("negative", "positive")
         assert "16 tokens" in page.inner_text("#learned")
+        assert "your text, for comparison (not sent)" in page.inner_text("#bytes")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert said == []
         browser.close()

@@ -6,36 +6,36 @@ POST /v1/classify    labels or scores for texts, what they cost, and what the se
 POST /v1/tag         the same with a label for every word, from a model of tokens
 POST /v1/embed       the same with a vector for every text, from a model of embeddings
 POST /v1/prepare     randomness for queries to come
-GET  /v1/health      whether the gateway runs; it does not ask the server
+GET  /healthz        200 while the gateway runs; it does not ask the server
+GET  /readyz         200 if the server answers, else 503 and the reason
+
+Requests under /v1 show the gateway's token (`guard`). Every error has the same shape (`problems`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.responses import PlainTextResponse
+from fastapi.security import HTTPBearer
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from comet_mpc import __version__
-from comet_mpc.errors import (
-    CometError,
-    ConfigurationError,
-    PeerClosed,
-    PeerError,
-    PeerTimeout,
-    ProtocolMismatch,
-    QuotaExceeded,
-    ServerBusy,
-    ShapeError,
-)
+from comet_mpc.errors import CometError, PeerClosed, PeerError, ProtocolMismatch
+from comet_mpc.gateway import problems
+from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
+from comet_mpc.gateway.problems import Problem
 from comet_mpc.models.served import PublicModel
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.clients.asynchronous import AsyncClient
@@ -45,14 +45,7 @@ from comet_mpc.service.prediction import Embedding, Prediction, Tag, Tagging
 _MOST_TEXTS = 256
 _PAGE = {"": "index.html", "page.css": "page.css", "page.js": "page.js", "icon.svg": "icon.svg"}
 _KINDS = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_STATUS: tuple[tuple[type[CometError], int], ...] = (
-    (ServerBusy, 503),
-    (QuotaExceeded, 429),
-    (PeerTimeout, 504),
-    (PeerError, 502),
-    (ConfigurationError, 400),
-    (ShapeError, 400),
-)
+_LOOK_SECONDS = 10.0
 _DESCRIPTION = (
     "Private predictions for programs on this machine. The texts are in the clear here, and the server that answers "
     "never sees them: so this gateway runs beside the client, and never beside the server."
@@ -64,14 +57,6 @@ _P_VALUE = (
 
 OneText = Annotated[str, Field(max_length=100_000)]
 Connect = Callable[[Seen], AsyncClient]
-
-
-@dataclass
-class Problem:
-    """Why there is no answer: the name of an error of Comet's, and what to do."""
-
-    error: str
-    message: str
 
 
 @dataclass
@@ -158,14 +143,6 @@ class Prepared:
 
 
 @dataclass
-class Health:
-    """The gateway runs."""
-
-    status: str = "ok"
-    version: str = __version__
-
-
-@dataclass
 class _Desk:
     """The client of this gateway. A server that has a new model since is met anew."""
 
@@ -173,6 +150,8 @@ class _Desk:
     seen: Seen = field(default_factory=Seen)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     current: AsyncClient | None = None
+    trouble: CometError | None = field(default_factory=lambda: PeerError("the server has not answered yet"))
+    looked: float = -math.inf
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[AsyncClient]:
@@ -183,9 +162,24 @@ class _Desk:
             self.seen.clear()
             try:
                 yield self.current
-            except (ProtocolMismatch, PeerClosed):
-                await self.close()
+                self.trouble = None
+            except PeerError as error:
+                self.trouble = error
+                if isinstance(error, ProtocolMismatch | PeerClosed):
+                    await self.close()
                 raise
+            finally:
+                self.looked = time.monotonic()
+
+    async def look(self) -> CometError | None:
+        """Why the server cannot be asked, as the last request found it, or as is found now if that is long ago."""
+        if not self.lock.locked() and time.monotonic() - self.looked > _LOOK_SECONDS:
+            try:
+                async with self.client() as client:
+                    await client.connect()
+            except CometError as error:
+                self.trouble = error
+        return self.trouble
 
     def shown(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Any]:
         """What the server saw of the texts, and what it did not."""
@@ -199,12 +193,14 @@ class _Desk:
             await client.close()
 
 
-def make_app(server: str, names: frozenset[str], connect: Connect) -> Guard:
+def make_app(
+    server: str, names: frozenset[str], connect: Connect, token: str | None, seconds: float = REQUEST_SECONDS
+) -> Guard:
     """The application, guarded.
 
     server   as it is shown: HOST:PORT
-    names    what `Host` may say (`guard.own_names`)
     connect  makes a client that has its runs recorded
+    names, token, seconds  as of `Guard`
     """
     desk = _Desk(connect)
 
@@ -217,46 +213,69 @@ def make_app(server: str, names: frozenset[str], connect: Connect) -> Guard:
 
     app = FastAPI(
         title="Comet gateway", version=__version__, description=_DESCRIPTION, lifespan=lifespan,
-        docs_url=None, redoc_url=None, responses={code: {"model": Problem} for code in (400, 429, 502, 503, 504)},
+        docs_url=None, redoc_url=None,
     )  # fmt: skip
-    app.add_exception_handler(CometError, _problem)
+    problems.add_to(app)
+    _add_state(app, desk)
+    _add_requests(app, desk, server)
+    for path, name in _PAGE.items():
+        content = (files("comet_mpc") / "gateway" / "page" / name).read_bytes()
+        answer = _file(content, _KINDS[name.rpartition(".")[2]])
+        app.add_api_route(f"/{path}", answer, include_in_schema=False)
+    return Guard(app, names, token, seconds)
 
-    @app.get("/v1/health")
-    async def health() -> Health:
-        return Health()
 
-    @app.get("/v1/model")
+def _add_state(app: FastAPI, desk: _Desk) -> None:
+    """As at a server and at a dealer."""
+
+    @app.get("/healthz", response_class=PlainTextResponse)
+    async def healthz() -> str:
+        return "ok\n"
+
+    @app.get("/readyz", response_class=PlainTextResponse, responses={503: {"model": Problem}})
+    async def readyz() -> Response:
+        trouble = await desk.look()
+        if trouble is None:
+            return PlainTextResponse("ok\n")
+        return problems.answer(503, type(trouble).__name__, str(trouble))
+
+
+def _add_requests(app: FastAPI, desk: _Desk, server: str) -> None:
+    shown = HTTPBearer(auto_error=False, description="The gateway's token; none is asked for at a Unix socket.")
+    v1 = APIRouter(
+        prefix="/v1",
+        dependencies=[Depends(shown)],  # for /openapi.json: the guard has looked at it
+        responses={code: {"model": Problem} for code in problems.STATUSES},
+    )
+
+    @v1.get("/model")
     async def model() -> Model:
         async with desk.client() as client:
             return _described(server, await client.connect(), await client.source())
 
-    @app.post("/v1/classify")
+    @v1.post("/classify")
     async def classify(asked: Texts) -> Answers:
         async with desk.client() as client:
             return Answers(answers=await client.classify(asked.texts), **desk.shown(asked.texts))
 
-    @app.post("/v1/tag")
+    @v1.post("/tag")
     async def tag(asked: Texts) -> Tags:
         async with desk.client() as client:
             found = await client.tag([text if isinstance(text, str) else "\n".join(text) for text in asked.texts])
             entities = [list(one.entities) for one in found]
             return Tags(answers=found, entities=entities, **desk.shown(asked.texts))
 
-    @app.post("/v1/embed")
+    @v1.post("/embed")
     async def embed(asked: Texts) -> Vectors:
         async with desk.client() as client:
             return Vectors(answers=await client.embed(asked.texts), **desk.shown(asked.texts))
 
-    @app.post("/v1/prepare")
+    @v1.post("/prepare")
     async def prepare(size: Size) -> Prepared:
         async with desk.client() as client:
             return Prepared(await client.prepare(size.count, batch=size.batch, bucket=size.bucket))
 
-    for path, name in _PAGE.items():
-        content = (files("comet_mpc") / "gateway" / "page" / name).read_bytes()
-        answer = _file(content, _KINDS[name.rpartition(".")[2]])
-        app.add_api_route(f"/{path}", answer, include_in_schema=False)
-    return Guard(app, names)
+    app.include_router(v1)
 
 
 def _file(content: bytes, kind: str) -> Callable[[], Response]:
@@ -281,10 +300,3 @@ def _described(server: str, public: PublicModel, source: str) -> Model:
 
 def _bytes(found: Glimpse) -> Bytes:
     return Bytes(**msgspec.structs.asdict(found))
-
-
-async def _problem(_: Request, error: Exception) -> Response:
-    """An error of ours is told by its name. It never contains a text."""
-    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
-    headers = {"Retry-After": "5"} if status == 503 else None
-    return JSONResponse({"error": type(error).__name__, "message": str(error)}, status, headers)

@@ -1,28 +1,34 @@
-"""Who may talk to the gateway: what a browser says about a request is checked before anything else is done with it.
+"""Who may talk to the gateway, and with how much: checked before anything else is done with a request.
 
-A gateway on loopback has no password: whatever runs on this machine for this user may use it. A browser also runs
-what other sites have written. Such a page
+Whoever asks shows a token, unless the gateway listens at a socket in the file system, which has an owner: other users
+of this machine would ask with the client's certificate. A browser also runs what other sites have written. Such a page
 
 - cannot name this gateway as `Host` when its own name was made to lead here (DNS rebinding): other names are refused;
 - says where it comes from (`Origin`, `Sec-Fetch-Site`): other origins are refused, and no answer allows them (CORS);
 - cannot send `application/json` without asking first (a preflight), and other bodies are refused.
 
-Bodies have a length and a limit. Answers are not stored, framed or sniffed, and the page loads nothing from elsewhere.
+A body says its length, once; its bytes are counted as they come, whatever was said, and it has a deadline. Answers are
+not stored, framed or sniffed, and the page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import secrets
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from comet_mpc.gateway import problems
+from comet_mpc.gateway.connections import REQUEST_SECONDS
 
 LARGEST_BODY = 1 << 22
 
-_OPEN = {"/", "/page.css", "/page.js", "/icon.svg"}
+_LINKED = {"/", "/page.css", "/page.js", "/icon.svg"}
 """May be reached by a link on another site: it is the same for everybody."""
+_OPEN = _LINKED | {"/healthz", "/readyz", "/openapi.json"}
+"""Needs no token: it tells nothing of a text, and asks the server nothing that costs."""
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -33,20 +39,22 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-
-
-def own_names(host: str, port: int, others: Iterable[str] = ()) -> frozenset[str]:
-    """What `Host` may say: this machine's own names with the port, and others as they were given."""
-    written = f"[{host}]" if ":" in host else host
-    local = {f"{name}:{port}" for name in (written, "localhost", "127.0.0.1", "[::1]")}
-    return frozenset(name.lower() for name in (*local, *others))
+Refusal = tuple[int, str, str]
+"""Status, name and reason."""
 
 
 class Guard:
-    """Around an application. names: what `Host` may be."""
+    """Around an application.
 
-    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        self._app, self._names = app, names
+    names    what `Host` may be
+    token    what must be shown; None if the way to this gateway is guarded already
+    seconds  that a body may take
+    """
+
+    def __init__(
+        self, app: ASGIApp, names: frozenset[str], token: str | None, seconds: float = REQUEST_SECONDS
+    ) -> None:
+        self._app, self._names, self._token, self._seconds = app, names, token, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,29 +66,83 @@ class Guard:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        refused = self._refusal(scope["method"], scope["path"], Headers(scope=scope))
-        answer: ASGIApp = self._app
-        if refused is not None:
-            status, reason = refused
-            answer = JSONResponse({"error": "Refused", "message": reason}, status)
-        await answer(scope, receive, closed)
+        headers = Headers(scope=scope)
+        refused = self._stranger(scope["path"], headers) or _unfit_body(scope["method"], headers)
+        if refused is None:
+            body = await self._body(receive)
+            if isinstance(body, bytes):
+                await self._app(scope, _given(body, receive), closed)
+                return
+            refused = body
+        more = {"www-authenticate": "Bearer"} if refused[0] == 401 else {}
+        # what was not read of the body would be taken for the next request
+        await problems.answer(*refused, {"connection": "close", **more})(scope, receive, closed)
 
-    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        """A status and the reason; None lets the request pass."""
+    def _stranger(self, path: str, headers: Headers) -> Refusal | None:
+        """None lets the request pass."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         if headers.getlist("host")[1:] or host not in self._names:
-            return 421, f"this gateway is not called {host!r}: ask for {', '.join(sorted(self._names))}"
+            asked = f"this gateway is not called {host[:100]!r}: ask for {', '.join(sorted(self._names))}"
+            return 421, "WrongHost", asked
         if origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != host):
-            return 403, "a page of another site may not use this gateway"
-        if path not in _OPEN and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return 403, "a page of another site may not use this gateway"
-        if method in ("GET", "HEAD"):
+            return 403, "OtherSite", "a page of another site may not use this gateway"
+        if path not in _LINKED and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return 403, "OtherSite", "a page of another site may not use this gateway"
+        if path in _OPEN or self._token is None:
             return None
-        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return 415, "send application/json"
-        length = headers.get("content-length", "")
-        if not (length.isascii() and length.isdecimal()):
-            return 411, "say how long the body is (Content-Length)"
-        if int(length) > LARGEST_BODY:
-            return 413, f"a body may have {LARGEST_BODY} bytes: send fewer texts at a time"
+        scheme, _, shown = (", ".join(headers.getlist("authorization"))).partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(shown.strip().encode(), self._token.encode()):
+            return (
+                401,
+                "NoToken",
+                "show the token of this gateway (Authorization: Bearer …); it says where that is when it starts",
+            )
         return None
+
+    async def _body(self, receive: Receive) -> bytes | Refusal:
+        """All of it, if it is not too long and comes in time."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":  # who asked is gone
+                        return 400, "BadRequest", "the body ended before its length"
+                    body += message.get("body", b"")
+                    if len(body) > LARGEST_BODY:
+                        return _too_long()
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            return 408, "TooSlow", f"the body did not come within {self._seconds:g} seconds"
+
+
+def _unfit_body(method: str, headers: Headers) -> Refusal | None:
+    length, chunked = headers.get("content-length"), "transfer-encoding" in headers
+    if chunked and length is not None:
+        return 400, "BadRequest", "a body has Content-Length or Transfer-Encoding, not both"
+    if method in ("GET", "HEAD"):
+        return (400, "BadRequest", f"a {method} has no body") if chunked or length not in (None, "0") else None
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return 415, "NotJson", "send application/json"
+    if length is None or not (length.isascii() and length.isdecimal()):
+        return 411, "NoLength", "say how long the body is (Content-Length)"
+    return _too_long() if int(length) > LARGEST_BODY else None
+
+
+def _too_long() -> Refusal:
+    return 413, "TooLong", f"a body may have {LARGEST_BODY} bytes: send fewer texts at a time"
+
+
+def _given(body: bytes, receive: Receive) -> Receive:
+    """What the application receives: the body at once, then whatever comes, which is that the asker has gone."""
+    first = True
+
+    async def again() -> Message:
+        nonlocal first
+        if first:
+            first = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return again

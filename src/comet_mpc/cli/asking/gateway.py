@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,12 +20,12 @@ from comet_mpc.cli.options import (
     WantedModel,
     wanted_model,
 )
-from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.hugging_face import need
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Seen
+from comet_mpc.service.model_cache import default_cache
 
 _WHY = (
     "The texts are in the clear here. So a gateway runs beside the client: on the server's machine it would give the "
@@ -37,8 +36,23 @@ _WHY = (
 def gateway(
     server: ServerAddress,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen for HTTP. Port 0: any free port.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT|unix:PATH",
+            help="Where to listen for HTTP. Port 0: any free port. A Unix socket is for its owner alone.",
+        ),
     ] = "127.0.0.1:7080",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The token that programs must show, as a header for `curl -H @FILE`. Made if there is none. "
+            "Default: gateway.token in the cache; none at a Unix socket.",
+        ),
+    ] = None,
+    request_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time for a request's header to arrive, and again for its body.")
+    ] = 10.0,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,19 +76,12 @@ def gateway(
     """Answer HTTP requests of programs on this machine, and show a page, until SIGINT or SIGTERM.
 
     The page is at the address that is printed; /openapi.json describes the requests. A gateway has the texts in the
-    clear. So it runs beside the client, never beside the server, and only programs of this machine can reach it unless
-    you say otherwise. It has no password and no TLS.
+    clear. So it runs beside the client, never beside the server. Only programs of this machine that can read its token
+    may use it, unless you say otherwise. It has no TLS.
     """
-    application, guard, uvicorn = (
-        need(module, "gateway") for module in ("comet_mpc.gateway.app", "comet_mpc.gateway.guard", "uvicorn")
-    )
-    host, port = parse_address(listen)
-    server_host, _ = parse_address(server)
-    if not _is_this_machine(host) and not allow_host:
-        raise ConfigurationError(
-            f"{host} can be reached from other machines, and this gateway has no password and no TLS: listen at "
-            "127.0.0.1, or name with --allow-host what others may call it"
-        )
+    modules = ("app", "connections", "listening", "token")
+    application, connections, places, tokens = (need(f"comet_mpc.gateway.{name}", "gateway") for name in modules)
+    uvicorn = need("uvicorn", "gateway")
     identity = TlsIdentity.find(keys, name)
     wanted, fingerprint = wanted_model(model)
 
@@ -93,29 +100,21 @@ def gateway(
             watch=seen.run,
         )
 
-    listening = _listening(host, port)
-    at = listening.getsockname()[1]
-    names = guard.own_names(host, at, allow_host or ())
-    app = application.make_app(server, names, connect)
-    typer.echo(_WHY, err=True)
-    if _is_this_machine(server_host):
-        typer.echo("The server is on this machine too: good for a trial, but nothing is private from it.", err=True)
-    shown = f"[{host}]" if ":" in host else host
-    running = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
-    typer.echo(f"gateway at http://{shown}:{at}/ for the server {server}")
-    running.run(sockets=[listening])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ConfigurationError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
-
-
-def _is_this_machine(host: str) -> bool:
-    """Whether an address is one that only this machine can reach."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    with places.listening(listen, allow_host or ()) as place:
+        if token_file is None and not place.has_owner:
+            token_file = (cache or default_cache()) / "gateway.token"
+        token = tokens.find_token(token_file) if token_file is not None else None
+        app = application.make_app(server, place.names, connect, token, request_seconds)
+        typer.echo(_WHY, err=True)
+        if places.is_this_machine(parse_address(server)[0]):
+            typer.echo("The server is on this machine too: good for a trial, but nothing is private from it.", err=True)
+        typer.echo(f"gateway at {place.shown} for the server {server}")
+        if token_file is not None:
+            typer.echo(f"its token is in {token_file}: curl -H @{token_file} …")
+        if token is not None and not place.has_owner and sys.stdout.isatty():  # a log is for others to read, too
+            typer.echo(f"its page: {place.shown}#token={token}")
+        config = uvicorn.Config(
+            app, http=connections.Connection.within(request_seconds), ws="none",
+            log_level="warning", access_log=False, server_header=False,
+        )  # fmt: skip
+        uvicorn.Server(config).run(sockets=[place.socket])

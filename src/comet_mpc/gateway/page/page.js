@@ -23,18 +23,34 @@ function say(text, wrong = false) {
   place("status").classList.toggle("wrong", wrong);
 }
 
+// The token comes in the fragment of the page's address, which a browser never sends, or is pasted. It is kept for as
+// long as this tab is open.
+function keepToken(token) {
+  sessionStorage.setItem("token", token.trim().split(/\s/).pop());
+}
+
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given !== null) {
+  keepToken(given);
+  history.replaceState(null, "", location.pathname);
+}
+
 async function ask(path, body) {
-  const options = body && {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
-  };
+  const headers = {};
+  const token = sessionStorage.getItem("token");
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body) headers["Content-Type"] = "application/json";
+  const options = { headers, method: body ? "POST" : "GET", body: body && JSON.stringify(body) };
   let reply;
   try {
     reply = await fetch(path, options);
   } catch {
     throw new Error("The gateway does not answer. Is it still running?");
   }
+  place("unlock").hidden = reply.status !== 401;
+  if (reply.status === 401) throw new Error("The gateway asks for its token.");
   const found = await reply.json();
-  if (!reply.ok) throw new Error(found.message ?? "The gateway refused this text.");
+  if (!reply.ok) throw new Error(found.message);
   return found;
 }
 
@@ -118,9 +134,21 @@ place("ask").addEventListener("submit", async (event) => {
   }
 });
 
-ask("/v1/model").then((model) => {
-  kind = model.kind;
-  place("model").textContent =
-    `Server ${model.server}, model ${model.fingerprint.slice(0, 16)}, ` +
-    `${model.kind === "embedding" ? "embeddings" : `labels ${model.labels.join(", ")}`}. ${model.promise}`;
-}).catch((error) => say(error.message, true));
+function describe() {
+  ask("/v1/model").then((model) => {
+    kind = model.kind;
+    say("");
+    place("model").textContent =
+      `Server ${model.server}, model ${model.fingerprint.slice(0, 16)}, ` +
+      `${model.kind === "embedding" ? "embeddings" : `labels ${model.labels.join(", ")}`}. ${model.promise}`;
+  }).catch((error) => say(error.message, true));
+}
+
+place("unlock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepToken(place("token").value);
+  place("token").value = "";
+  describe();
+});
+
+describe();
