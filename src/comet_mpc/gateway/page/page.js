@@ -55,6 +55,7 @@ async function ask(path, body) {
 }
 
 function rows(target, lines) {
+  const heads = [...place(target).parentElement.tHead.rows[0].cells].slice(1).map((head) => head.textContent);
   place(target).replaceChildren(...lines.map(([name, ...cells]) => {
     const row = document.createElement("tr");
     const head = document.createElement("th");
@@ -63,6 +64,7 @@ function rows(target, lines) {
     row.append(head, ...cells.map((text, column) => {
       const cell = document.createElement("td");
       if (target === "bytes" && column === 0) cell.className = "bytes";
+      cell.dataset.name = heads[column];
       cell.textContent = text;
       return cell;
     }));
