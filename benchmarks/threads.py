@@ -1,6 +1,6 @@
 """How long `comet serve` takes to let clients in, and `comet unify` to convert a model, alone and beside a load.
 
-python benchmarks/threads.py MODEL [--load 8] [--repeats 3] [--json FILE|-]
+python benchmarks/threads.py MODEL [--load 8] [--repeats 3] [--note TEXT] [--json FILE|-]
 
 MODEL is a Hugging Face checkpoint, for example MiniLM. Each is measured with the threads that Comet chooses and with
 those that numeric libraries take by themselves, one after the other. The load is that of another user: processes in a
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a Hugging Face checkpoint")
     parser.add_argument("--load", type=int, default=8, help="other processes that compute all the time")
     parser.add_argument("--repeats", type=int, default=3, help="the median counts")
+    parser.add_argument("--note", default="", help="what else was going on, for the record")
     parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - for standard output")
     options = parser.parse_args()
     results = []
@@ -115,7 +116,7 @@ def main() -> None:
         if options.json != "-":
             facts = f"{result.command:6} threads: {result.threads:10} load: {result.load}"
             print(f"{facts}  {result.seconds:7.2f} s  {result.cpu_seconds:7.2f} CPU-s", flush=True)
-    text = json.dumps(results, indent=2) + "\n"
+    text = json.dumps({"note": options.note, "results": results}, indent=2) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
     elif options.json:

@@ -151,6 +151,22 @@ def test_small_matrices_take_one_thread_unless_somebody_says_otherwise() -> None
     assert set(_numpy_threads({"OPENBLAS_NUM_THREADS": "2"}, "small_matrices()")) == {2}
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core: nothing to choose")
+def test_a_model_is_loaded_with_one_thread(tiny_checkpoint: Path) -> None:
+    """Its ranges are proved by many small products."""
+    code = (
+        "from pathlib import Path\n"
+        "from threadpoolctl import threadpool_info\n"
+        "from comet_mpc.models.served import ServedModel\n"
+        "threads = lambda: {one['num_threads'] for one in threadpool_info() if one['user_api'] == 'blas'}\n"
+        "seen, before = set(), threads()\n"
+        f"ServedModel.load(Path({str(tiny_checkpoint)!r}), told=lambda done, total: seen.update(threads()))\n"
+        "assert threads() == before\n"
+        "print(*seen)"
+    )
+    assert _python(code, {}).split() == ["1"]
+
+
 def _python(code: str, environment: dict[str, str]) -> str:
     bare = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
     return subprocess.run(

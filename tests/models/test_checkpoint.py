@@ -16,6 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.bounds import (
+    _sigma,
+    _sigma_of_product,
     activation_bounds,
     attention_norm_top,
     embedding_norm_top,
@@ -218,6 +220,16 @@ def test_a_softmaxs_scores_begin_in_one_range_for_every_input() -> None:
     assert all(".query." in name for name in changed)
     again = in_form(*in_form(config, tensors, attention=relu, **choice), attention=relu, **choice)[1]  # type: ignore[arg-type]
     assert all(np.array_equal(again[name], made[name]) for name in made)  # what was learnt since would be kept
+
+
+@pytest.mark.parametrize(("rows", "between", "columns"), [(24, 4, 24), (24, 1, 9), (6, 8, 7), (5, 5, 5), (30, 12, 8)])
+def test_the_norm_of_a_product_is_that_of_its_small_factors(rows: int, between: int, columns: int) -> None:
+    generator = np.random.default_rng(rows)
+    left, right = generator.standard_normal((rows, between)), generator.standard_normal((between, columns))
+    largest = float(np.linalg.norm(left @ right, 2))
+    assert largest <= _sigma_of_product(left, right) <= largest * (1 + 1e-8)
+    assert _sigma_of_product(left, right) == pytest.approx(_sigma(left @ right), rel=1e-12)
+    assert _sigma_of_product(left, 0.0 * right) == 0.0
 
 
 def test_neurons_never_leave_their_bounds() -> None:
