@@ -12,6 +12,7 @@ from hypothesis import settings
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.authority import make_test_set
 from support.certificates import Identities, identities_in
+from support.shared_plans import share_plans
 from support.toy_model import TINY, make_checkpoint
 
 pytest_plugins = ["pytester", "support.reporting"]
@@ -27,6 +28,13 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """No test cuts the power, and most of the time of a small bundle is spent in fsync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _planned_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        share_plans(patch)
         yield
 
 
