@@ -23,6 +23,7 @@ def test_cluster():
     ("the extra [train] is not installed (torch)", "train"),
     ("crypten is not installed: see comet_mpc/plugins/crypten.py", "crypten"),
     ("set COMET_GLUE to a directory of GLUE TSV files", "data"),
+    ("needs curl", "machine"),
     ("not today", ""),
 ])  # fmt: skip
 def test_a_skip_has_a_name_by_what_is_missing(reason: str, name: str) -> None:

@@ -87,8 +87,11 @@ def _tracebacks(world: World) -> int:
     return sum("where" in event or "Traceback" in str(event) for event in world.server.events())
 
 
-def malformed(connections: int, seed: int) -> Outcome:
-    """Half of the connections go to the server, half to the dealer; half one after another, half fifty at once."""
+def malformed(connections: int, seed: int, queries: int = 7) -> Outcome:
+    """Half of the connections go to the server, half to the dealer; half one after another, half fifty at once.
+
+    queries: of a good client before, between and after them, whose median time is reported
+    """
     limits = {"stall_seconds": 60.0}
     with (
         besieged(with_dealer=True, clients=3, workers=2, limits=limits) as world,
@@ -105,13 +108,13 @@ def malformed(connections: int, seed: int) -> Outcome:
             return median([one["seconds"] for one in found])
 
         ask(world, 2, cache)  # sets the model up
-        calm = good(7)
+        calm = good(queries)
         slow = []
         for place in range(connections // 2):
             _one(world.keys, ports[place % 2], seed + place)
             if place % 50 == 0:
                 slow.append(good(1))
-        after = good(5)
+        after = good(queries)
         rest = range(connections // 2, connections)
         jobs = [pool.submit(_one, world.keys, ports[place % 2], seed + place) for place in rest]
         during = [good(1)]  # fifty strangers take their part of the same cores
@@ -119,7 +122,7 @@ def malformed(connections: int, seed: int) -> Outcome:
             during.append(good(1))
         for job in jobs:
             job.result()
-        last = good(5)
+        last = good(queries)
         return {
             "right": sum(one.get("right") is True for one in asked),
             "wrong": sum(one.get("right") is False for one in asked),
@@ -134,4 +137,4 @@ def malformed(connections: int, seed: int) -> Outcome:
 
 
 if __name__ == "__main__":
-    main(malformed, connections=2000, seed=1)
+    main(malformed, connections=2000, seed=1, queries=7)

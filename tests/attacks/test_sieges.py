@@ -18,7 +18,7 @@ def test_clients_at_once_and_half_open_connections() -> None:
 
 
 def test_malformed_connections_to_server_and_dealer() -> None:
-    found = malformed(connections=14, seed=7)
+    found = malformed(connections=14, seed=7, queries=1)
     assert (found["wrong"], found["errors"], found["tracebacks"]) == (0, [], 0)
     assert found["right"] > 2
 
