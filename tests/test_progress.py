@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comet_mpc import progress
-from comet_mpc.progress import Pace, bar, doing
+from comet_mpc.progress import Pace, bar, doing, foretold, silent
 from comet_mpc.units import about, counted, human_bytes
 
 
@@ -120,6 +120,16 @@ def test_an_estimate_is_no_more_exact_than_it_can_be() -> None:
     assert [about(x) for x in (3.2, 42.0, 100.0, 725.0, 9000.0)] == [
         "a few seconds", "about 40 s", "about 2 min", "about 12 min", "about 2.5 h",
     ]  # fmt: skip
+
+
+def test_the_first_of_many_steps_tells_how_long_all_of_them_take(clock: Clock) -> None:
+    lines: list[str] = []
+    told = foretold(silent, lines.append)
+    clock.now += 120.0  # what is done before the first step
+    for done in range(13):
+        told(done, 12)
+        clock.now += 50.0 if done else 60.0  # the first is a little slower
+    assert lines == ["this takes about 14 min"]  # 12 min 10 s in the end
 
 
 def test_one_is_not_several() -> None:

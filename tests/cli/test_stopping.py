@@ -86,6 +86,24 @@ def test_a_command_that_is_stopped_ends_with_130_and_says_how_to_go_on(
     assert "run the same command to serve again" in json.loads(found.stderr.splitlines()[-1])["event"]
 
 
+@pytest.mark.parametrize(
+    ("command", "at", "said"),
+    [
+        ("unify", "train.load_any", "Nothing was written. Run the same command again."),
+        ("finetune", "train.with_torch", "Run the same command to resume"),
+        ("adopt", "adopt.with_torch", "Run the same command to resume"),
+    ],
+)
+def test_training_that_is_stopped_says_what_is_kept(
+    command: str, at: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = () if command == "unify" else ("--data", str(tmp_path))
+    words = (command, str(tmp_path), str(tmp_path / "out"), *more)
+    found = stopped(*words, at=f"comet_mpc.cli.{at}", monkeypatch=monkeypatch)
+    assert found.exit_code == 130
+    assert said in found.stderr
+
+
 def test_a_query_that_is_stopped_says_where_its_answers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Client:
         def ask(self, texts: Sequence[str], *, told: Callable[[int, Answer], None]) -> None:

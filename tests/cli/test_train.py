@@ -243,7 +243,7 @@ def test_learnt_alpha_and_mu_cannot_be_certified(glue: Path, tmp_path: Path) -> 
 
 def test_a_text_that_is_too_long_is_cut_and_said(glue: Path, tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", labels=("0", "1"), positions=6)
-    assert "cut to 6 tokens" in comet("eval", model, "--task", "SST-2", "--data", glue)
+    assert "truncated to 6 tokens" in comet("eval", model, "--task", "SST-2", "--data", glue)
 
 
 def test_the_script_that_made_the_demo_model_still_makes_one(glue: Path, tmp_path: Path) -> None:

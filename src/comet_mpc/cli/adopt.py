@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,19 +12,20 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from comet_mpc.cli.inputs import load_any, read_rows, read_task, record
+from comet_mpc.cli.inputs import fetched, load_any, read_rows, read_task, record, with_torch
 from comet_mpc.cli.options import JsonFile, Limit, Spread, TaskName
+from comet_mpc.cli.stopping import RESUMABLE, RESUME, if_stopped
 from comet_mpc.cli.tables import table
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, train_model, unified
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import USUAL_RULE, CometConfig, RuleName
-from comet_mpc.models.hugging_face import fetch, need, tokenizer_json
+from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.own_data import own_task
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Task
 from comet_mpc.offline.sources import PAIR
-from comet_mpc.progress import bar
-from comet_mpc.units import human_bytes, human_seconds
+from comet_mpc.progress import bar, doing
+from comet_mpc.units import about, human_bytes, human_seconds
 
 REPORT = "adoption.json"
 _UPDATES = 300
@@ -34,11 +36,12 @@ _CHEAPER: RuleName = "quartic"
 """Nearly as good for them, for less than half the bytes."""
 
 
+@if_stopped(RESUME)
 def adopt(
     source: Annotated[
         str, typer.Argument(metavar="MODEL", help="Directory, or name on the hub, of a trained Hugging Face model.")
     ],
-    out: Annotated[Path, typer.Argument(help="Directory for the model to serve. A run that stopped is continued.")],
+    out: Annotated[Path, typer.Argument(help="Directory for the model to serve. Rerun the command to resume.")],
     data: Annotated[
         Path,
         typer.Option(
@@ -63,7 +66,10 @@ def adopt(
     batch: Annotated[int, typer.Option(min=1, help="Rows per update.")] = 16,
     rule: Annotated[
         RuleName | None,
-        typer.Option(help=f"Of activations and scores. Default: {USUAL_RULE}; for embeddings, steps of 1/sqrt."),
+        typer.Option(
+            help="Approximation rule for activations and attention scores. "
+            f"Default: {USUAL_RULE}; for embeddings, --steps."
+        ),
     ] = None,
     steps: Annotated[
         int | None,
@@ -76,15 +82,16 @@ def adopt(
     estimate: Annotated[bool, typer.Option("--estimate", help="Only say how long it will take.")] = False,
     json: JsonFile = None,
 ) -> None:
-    """Make a model of yours one that can be served privately.
+    """Convert your model for private serving.
 
     Its non-linear functions become those that the protocol computes, its ranges are certified, and it is trained to
     answer as before: with your labels and its own answers, or with its own answers alone. Says first how long that
     takes, and in the end what it cost.
     """
-    training = need("comet_mpc.train")
-    directory = fetch(source)
-    config, tensors = _original(directory, labels)
+    training = with_torch()
+    directory = fetched(source)
+    with doing(f"reading {directory}"):
+        config, tensors = _original(directory, labels)
     chosen = read_task(task, data, config) if task else own_task(
         data, config.encoder.labels, config.head.kind, texts=text or (), answer="" if plain else label
     )  # fmt: skip
@@ -97,7 +104,9 @@ def adopt(
     teacher = training.UnifiedModel.from_tensors(config, tensors)
     lesson = _lesson(chosen, train, dev, teacher)
     near = chosen.kind == "embedding" and rule is None and steps is None
+    began = time.monotonic()
     form, weights = unified(config, tensors, rule=rule, steps=_EMBEDDING_STEPS if near else steps)
+    proving = time.monotonic() - began
     passes = epochs or max(3.0, float(np.ceil(_UPDATES * batch / len(lesson.train))))
     recipe = training.Recipe(epochs=passes, batch=batch, rate=rate, seed=seed, dropout=0.0)
 
@@ -110,12 +119,14 @@ def adopt(
             f"rule; --rule {_CHEAPER} is between the two, and takes less than half the bytes"
         )
     net = training.UnifiedModel.from_tensors(form, weights)
-    seconds = training.estimated_seconds(net, chosen, lesson.train, lesson.judge, recipe, teacher)
+    with doing("measuring how fast this machine trains"):
+        seconds = training.estimated_seconds(
+            net, chosen, lesson.train, lesson.judge, recipe, teacher, scored=lesson.dev, certify=proving
+        )
     how = "the model itself says what is right" if chosen.plain else "with labels"
     say(
         f"{len(lesson.train)} rows to learn from ({how}), {len(lesson.judge)} to choose by, {len(lesson.dev)} to "
-        f"evaluate: {passes:g} passes take about {human_seconds(seconds)} on this machine; if it is stopped, the same "
-        "command goes on"
+        f"evaluate: {passes:g} passes take {about(seconds)} on this machine. {RESUMABLE}"
     )
     if estimate:
         return

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record
+from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record, with_torch
 from comet_mpc.cli.options import DEFAULT_SOURCE, Clients, Data, JsonFile, Limit, LinkName, SourceName, TaskName
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CheckpointError, ConfigurationError
@@ -24,7 +24,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
-from comet_mpc.progress import bar
+from comet_mpc.progress import bar, doing
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Asks
 from comet_mpc.units import human_bytes, human_seconds
@@ -89,7 +89,8 @@ def evaluate(
         raise ConfigurationError("--cluster goes with --secure and --source pair, and not with --research")
     asking = need("comet_mpc.cluster.asking", "cluster") if cluster is not None else None
     link = Network.parse(network)
-    config, tensors = load_any(model)
+    with doing(f"reading {model}"):
+        config, tensors = load_any(model)
     chosen = read_task(task, data, config)
     if secure or twin:
         rows = read_examples(config, data, chosen, "dev", limit)
@@ -102,9 +103,10 @@ def evaluate(
         return
     if config.encoder.labels and "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
-    training = need("comet_mpc.train")
+    training = with_torch()
     if config.certified:
-        check_ranges(config, tensors)
+        with bar("proving the ranges: layers") as tick:
+            check_ranges(config, tensors, tick)
     encoded = read_rows(model, config, data, chosen, "dev", limit)
     kind, count = rule or config.rule, config.steps if steps is None else steps
     other = kind != config.rule or (kind == "minimax" and count != config.steps)

@@ -12,9 +12,23 @@ from comet_mpc.cli.tables import origin, write_json
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import CometConfig, load_checkpoint
 from comet_mpc.models.heads import Kind
-from comet_mpc.models.hugging_face import load_hugging_face, need, tokenizer_json
+from comet_mpc.models.hugging_face import fetch, load_hugging_face, need, tokenizer_json
 from comet_mpc.models.own_data import own_task, read_split
 from comet_mpc.models.tasks import Example, Task, find_task, with_labels
+from comet_mpc.progress import doing
+
+
+def with_torch() -> Any:
+    """The package of training. Importing torch takes seconds by itself."""
+    with doing("loading PyTorch"):
+        return need("comet_mpc.train")
+
+
+def fetched(source: str) -> Path:
+    """The directory of a model that is named by its directory, or by its name on the hub."""
+    if not Path(source).exists():
+        typer.echo(f"looking for {source} on the Hugging Face hub", err=True)
+    return fetch(source)
 
 
 def load_any(directory: Path, kind: Kind | None = None) -> tuple[CometConfig, dict[str, Any]]:
@@ -58,7 +72,7 @@ def read_rows(
     longest = min(length or config.length or task.length, config.encoder.longest)
     rows = training.encode(training.make_tokenizer(tokenizer_json(model)), examples, longest, task.kind)
     if rows.truncated:
-        typer.echo(f"{split}: {rows.truncated} of {len(rows)} texts were cut to {longest} tokens", err=True)
+        typer.echo(f"{split}: {rows.truncated} of {len(rows)} texts were truncated to {longest} tokens", err=True)
     return rows
 
 

@@ -30,7 +30,7 @@ _COMMANDS = {
     "gateway": ("asking.gateway.gateway", "Answer HTTP requests of programs on this machine, beside the client."),
     "deal": ("operating.service.deal", "Run a dealer: a third party that prepares randomness for others."),
     "keys": ("operating.keys.keys", "Make, renew and revoke certificates, with which the parties know each other."),
-    "adopt": ("adopt.adopt", "Make a Hugging Face model of yours one that can be served privately."),
+    "adopt": ("adopt.adopt", "Convert a Hugging Face model for private serving."),
     "unify": ("train.unify", "Turn a Hugging Face model into a Comet model."),
     "calibrate": ("train.calibrate", "Set the ranges of a model's values from data."),
     "finetune": ("train.finetune", "Train a Comet model for a task."),

@@ -37,6 +37,7 @@ from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.cheapest import USUAL_NETWORK, offline_seconds
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
+from comet_mpc.progress import doing
 from comet_mpc.units import human_bytes, human_seconds
 
 
@@ -67,10 +68,12 @@ def plan(
     elif shape is not None:
         raise ConfigurationError("name a checkpoint or a shape, not both")
     else:
-        served = ServedModel.load(model)
+        with doing(f"reading {model}"):
+            served = ServedModel.load(model)
         size, name = served.shape, str(model)
         planned_on = partial(_plan_model, served, tokens, batch, kind)
-    planned = planned_on(link or USUAL_NETWORK)
+    with doing(f"planning {name}, {batch} × {tokens} tokens"):
+        planned = planned_on(link or USUAL_NETWORK)
     words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
     parts = kind.parts(planned.correlations)
     together = kind.together(planned.correlations)

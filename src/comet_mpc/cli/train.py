@@ -6,6 +6,7 @@ Above 400 lines, because the options of all three are declared here, and take a 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,8 +16,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from comet_mpc.cli.inputs import in_words, load_any, read_rows, read_task, record
+from comet_mpc.cli.inputs import fetched, in_words, load_any, read_rows, read_task, record, with_torch
 from comet_mpc.cli.options import Data, JsonFile, Limit, Spread, TaskName
+from comet_mpc.cli.stopping import RESUMABLE, RESUME, if_stopped
 from comet_mpc.cli.tables import table
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION
@@ -33,9 +35,10 @@ from comet_mpc.models.checkpoint import (
     save_config,
 )
 from comet_mpc.models.heads import Kind, Pooler, usual_head
-from comet_mpc.models.hugging_face import fetch, need, tokenizer_json
+from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.tasks import Task, find_task
-from comet_mpc.progress import bar
+from comet_mpc.progress import bar, doing, foretold
+from comet_mpc.units import about
 
 _CALIBRATION_ROWS = 256
 _MANY_ROWS = 2048
@@ -99,9 +102,21 @@ def unified(
         config, tensors, activation=activation, attention=attention, pooler=_pooler("certified", config.pooler),
         labels=config.encoder.labels, rule=by, steps=count,
     )  # fmt: skip
-    return certify(made, weights), weights
+    return _certify(made, weights), weights
 
 
+def _certify(config: CometConfig, tensors: Any) -> CometConfig:
+    """Says how long it takes, after the first layer, and how far it is."""
+
+    def say(line: str) -> None:
+        typer.echo(f"proving the ranges: {line}", err=True)
+
+    with bar("proving the ranges: layers") as tick:
+        tick(0, 0)
+        return certify(config, tensors, told=foretold(tick, say))
+
+
+@if_stopped("Nothing was written. Run the same command again.")
 def unify(
     source: Annotated[
         str,
@@ -157,9 +172,10 @@ def unify(
         raise ConfigurationError("give --task or --labels, not both")
     if head == "embedding" and (task or labels):
         raise ConfigurationError("an embedding has no labels: leave out --task and --labels")
-    directory = fetch(source)
+    directory = fetched(source)
     given = find_task(task).labels if task else tuple(labels.split(",")) if labels else ()
-    config, tensors = load_any(directory, head or ("label" if task else None))
+    with doing(f"reading {directory}"):
+        config, tensors = load_any(directory, head or ("label" if task else None))
     if given and config.head.kind == "embedding":  # made for something else than what is wanted of it
         config, tensors = load_any(directory, head or "label")
         config = msgspec.structs.replace(config, head=usual_head(head or "label"))
@@ -189,7 +205,7 @@ def unify(
     heads = [part for part in ("pooler", "classifier") if f"{part}.weight" in made]
     new = [part for part in heads if not _same(tensors, made, f"{part}.weight")]
     if form == "certified":
-        config = certify(config, made)
+        config = _certify(config, made)
     tokenizer = tokenizer_json(directory)
     save_checkpoint(out, config, made, tokenizer=tokenizer)
     e = config.encoder
@@ -207,6 +223,7 @@ def _same(tensors: Any, made: Any, name: str) -> bool:
     return name in tensors and np.array_equal(tensors[name], made[name])
 
 
+@if_stopped("The checkpoint is as it was. Run the same command again.")
 def calibrate(
     model: Annotated[Path, typer.Argument(help="A Comet checkpoint. Its configuration is rewritten.")],
     data: Data,
@@ -227,11 +244,13 @@ def calibrate(
     """
     drawing = None
     if picture is not None:
-        drawing = need("comet_mpc.train")
+        drawing = with_torch()
         if picture.suffix not in (".png", ".svg", ".pdf"):
             raise ConfigurationError(f"{picture}: the name of a picture ends in .png, .svg or .pdf")
-    config, tensors = load_checkpoint(model)
+    with doing(f"reading {model}"):
+        config, tensors = load_checkpoint(model)
     chosen = read_task(task, data, config)
+    with_torch()
     rows = read_rows(model, config, data, chosen, "train", limit)
     config, values = _calibrated(config, tensors, rows, margin)
     save_config(model, config)
@@ -298,6 +317,7 @@ def _show_sites(config: CometConfig, values: dict[str, Any]) -> None:
             Console().print(table(title, columns, rows), highlight=False)
 
 
+@if_stopped(RESUME)
 def finetune(
     model: Annotated[Path, typer.Argument(help="The Comet checkpoint to start from (see `comet unify`).")],
     out: Annotated[Path, typer.Argument(help="Directory for the best checkpoint. A run that stopped is continued.")],
@@ -360,8 +380,9 @@ def finetune(
     """
     if not label_weight and (teacher is None or not (hidden_weight or logit_weight)):
         raise ConfigurationError("there is nothing to learn from: with --label-weight 0, give a model with --teacher")
-    training = need("comet_mpc.train")
-    config, tensors = load_checkpoint(model)
+    training = with_torch()
+    with doing(f"reading {model} and {data}"):
+        config, tensors = load_checkpoint(model)
     chosen = read_task(task, data, config)
     train = read_rows(model, config, data, chosen, "train", limit, length, spread=spread)
     dev = read_rows(model, config, data, chosen, "dev", None, length)
@@ -389,6 +410,15 @@ def finetune(
             raise ConfigurationError("there is nothing to learn from: give rows with labels, or a model with --teacher")
         judge, told = (training.answered(rows, training.predict(tutor, rows), chosen) for rows in (judge, dev))
         dev = told if chosen.plain else dev
+    if not (out / "training.json").exists():
+        with doing("measuring how fast this machine trains"):
+            net = training.UnifiedModel.from_tensors(config, tensors)
+            began = time.monotonic()
+            if config.certified:
+                check_ranges(config, tensors)
+            proving = time.monotonic() - began
+            seconds = training.estimated_seconds(net, chosen, train, judge, recipe, tutor, scored=dev, certify=proving)
+        say(f"{len(train)} rows, {epochs:g} epochs: {about(seconds)} on this machine. {RESUMABLE}")
     found, scores = train_model(
         config, tensors, chosen, train, judge, dev, out, recipe, tutor, tokenizer_json(model), say
     )
@@ -434,24 +464,13 @@ def train_model(
     teacher: Any, tokenizer: bytes, say: Callable[[str], None],
 ) -> tuple[dict[str, Any], dict[str, float]]:  # fmt: skip
     """Trains in `out`, or goes on there; calibrates the best checkpoint. How it went, and its scores as served."""
-    try:
-        with bar("fine-tuning") as tick:
-            found = need("comet_mpc.train").finetune(
-                config,
-                tensors,
-                task,
-                train,
-                judge,
-                out,
-                recipe,
-                teacher=teacher,
-                tokenizer=tokenizer,
-                say=say,
-                tick=tick,
-            )
-    except KeyboardInterrupt:
-        typer.echo(f"stopped: the same command continues from the last evaluation in {out}", err=True)
-        raise typer.Exit(130) from None
+    with (
+        if_stopped(f"Run the same command to resume from the last evaluation in {out}."),
+        bar("fine-tuning: updates") as tick,
+    ):
+        found = need("comet_mpc.train").finetune(
+            config, tensors, task, train, judge, out, recipe, teacher=teacher, tokenizer=tokenizer, say=say, tick=tick
+        )
     return found, _finish(out, train, dev, task, recipe)
 
 

@@ -222,12 +222,17 @@ def _check_form(config: CometConfig) -> None:
 
 @small_matrices()
 def certify(
-    config: CometConfig, tensors: Tensors, lows: Mapping[str, float] | None = None, precision: int = PRECISION
+    config: CometConfig,
+    tensors: Tensors,
+    lows: Mapping[str, float] | None = None,
+    precision: int = PRECISION,
+    told: Told = _silent,
 ) -> CometConfig:
     """The configuration with a rule for every site.
 
     lows       smallest variances by site, from calibration
     precision  of neurons (`root_rule`)
+    told       how many layers are proved, which takes most of the time, and of how many
     """
     _check_form(config)
     rules = universal_rules(config, precision)
@@ -236,7 +241,7 @@ def certify(
         for name, rule in rules.items()
     }
     _check_scores(sites["norms"].minimax, config.encoder.hidden // config.encoder.heads)
-    tops = _interval_tops(config, tensors, rules["activation"], sites["denominators"].minimax)
+    tops = _interval_tops(config, tensors, rules["activation"], sites["denominators"].minimax, told)
     for name, high in tops.items():
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
         rule = _variance_rule(config, low, high)

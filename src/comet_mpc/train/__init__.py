@@ -16,7 +16,8 @@ try:
         predict,
         quantiles,
     )
-    from comet_mpc.train.loop import Recipe, estimated_seconds, finetune, load_model
+    from comet_mpc.train.estimate import estimated_seconds
+    from comet_mpc.train.loop import Recipe, finetune, load_model
     from comet_mpc.train.model import Mode, UnifiedModel
     from comet_mpc.train.pickled import read_pickled
     from comet_mpc.train.plot import draw

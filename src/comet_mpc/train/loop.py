@@ -35,7 +35,7 @@ from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
-_CALIBRATION_ROWS = 128
+CALIBRATION_ROWS = 128
 _SHAPES = (".thresholds", ".alpha", ".mu")
 
 
@@ -116,7 +116,7 @@ def _distance(mine: list[Tensor], theirs: list[Tensor], mask: Tensor) -> Tensor:
     return total / len(mine)
 
 
-def _loss(model: UnifiedModel, teacher: UnifiedModel | None, batch: Batch, task: Task, recipe: Recipe) -> Tensor:
+def update_loss(model: UnifiedModel, teacher: UnifiedModel | None, batch: Batch, task: Task, recipe: Recipe) -> Tensor:
     excess: list[Tensor] = []
 
     def watch(site: str, t: Tensor) -> None:
@@ -259,7 +259,7 @@ class _Run:
             group["lr"] = _rate(recipe, step, self.steps) * group["factor"]
         batch = self.train.batch(rows, self.model)
         batch = _hide(batch, recipe.token_dropout) if recipe.token_dropout else batch
-        loss = _loss(self.model, self.teacher, batch, self.task, recipe)
+        loss = update_loss(self.model, self.teacher, batch, self.task, recipe)
         self._check_finite("loss", loss.item())
         self.optimiser.zero_grad()
         loss.backward()
@@ -301,7 +301,7 @@ class _Run:
 
     def _calibrated(self) -> CometConfig:
         """With tops proved from the present weights, and low ends from some of the data."""
-        seen = quantiles(observe(self.model.use("exact"), first_rows(self.train, _CALIBRATION_ROWS)))
+        seen = quantiles(observe(self.model.use("exact"), first_rows(self.train, CALIBRATION_ROWS)))
         return calibrated(self.model.certified_config(), self.model.tensors(), seen)
 
     def _save_state(self) -> None:
@@ -373,25 +373,6 @@ def finetune(
                 epochs = progress.step / run.per_epoch
                 say(f"epoch {epochs:.2f}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
     return run.finish()
-
-
-def estimated_seconds(
-    model: UnifiedModel, task: Task, train: Encoded, dev: Encoded, recipe: Recipe, teacher: UnifiedModel
-) -> float:
-    """About how long `finetune` will take here, from a few updates of which nothing is kept. Takes seconds."""
-    batches = train.shuffled(recipe.batch, np.random.default_rng(recipe.seed))
-    tokens = [sum(len(train.ids[row]) for row in rows) for rows in batches]
-    chosen = [batches[place] for place in np.argsort(tokens)[[len(batches) // 4, (3 * len(batches)) // 4]]]
-    model.use(recipe.mode).train()
-    teacher.eval().use("exact")
-    began = time.monotonic()
-    for rows in chosen:
-        _loss(model, teacher, train.batch(rows, model), task, recipe).backward()
-    update = (time.monotonic() - began) / len(chosen)
-    model.zero_grad(set_to_none=True)
-    dev_tokens = sum(map(len, dev.ids)) / max(1.0, float(np.mean(tokens)))  # in batches like these
-    evaluation = 0.4 * update * (dev_tokens + 128 / recipe.batch)
-    return recipe.epochs * (1.15 * update * len(batches) + recipe.evaluations * evaluation) + 2 * evaluation
 
 
 def load_model(directory: Path) -> UnifiedModel:
