@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -177,12 +178,20 @@ def test_an_older_list_or_none_brings_nobody_back_not_even_after_a_restart(
         again.logged("read the certificates again", revoked=2)
 
 
+def open_files(pid: int) -> set[str]:
+    return {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+
+
 def test_a_state_directory_is_one_servers(keys: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Until its first process is gone, however that ends, also while processes that it forked have work."""
     state = tmp_path / "state"
     with running_world(keys, tiny_checkpoint, state, with_dealer=False, limits={}, workers=2) as world:
         pid = world.server.process.pid
         with world.welcomed():
+            (desk, *_) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            (worker, *_) = map(int, Path(f"/proc/{desk}/task/{desk}/children").read_text().split())
+            held = {one: str(state / "server.lock") in open_files(one) for one in (pid, desk, worker)}
+            assert held == {pid: True, desk: False, worker: False}
             refusal = pytest.raises(AssertionError, match=rf"StateInUse: another server \(process {pid}\) works with")
             with refusal, world.another_server(state, workers=2):
                 pass
