@@ -271,7 +271,7 @@ _CHANGING = (
     (re.compile(r"(\d+)\.\d%"), r"\1 %"),  # the last digit of an answer is rounded at random
     (re.compile(r"\b\d+(\.\d+)? (ms|s)\b"), "TIME"),
     (re.compile(r"\b([0-9a-f]{2} ){11}[0-9a-f]{2}\b"), "BYTES"),
-    (re.compile(r"\b7\.99\d\d\b"), "ENTROPY"),
+    (re.compile(r"(?<!< )\b0\.\d{4}\b"), "P-VALUE"),
     (re.compile("[─-╿]+"), "LINE"),
     (re.compile(" +"), " "),
 )
