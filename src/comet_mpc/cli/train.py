@@ -141,8 +141,8 @@ def unify(
     rule: Annotated[
         RuleName | None,
         typer.Option(
-            help="Of activations and scores: the root by such a polynomial, or minimax (steps of 1/sqrt). "
-            "Default: quadratic in the certified form."
+            help="Approximation rule for activations and attention scores: a polynomial root, or minimax (steps of "
+            "1/sqrt). Default: quadratic in the certified form."
         ),
     ] = None,
     steps: Annotated[
@@ -320,7 +320,7 @@ def _show_sites(config: CometConfig, values: dict[str, Any]) -> None:
 @if_stopped(RESUME)
 def finetune(
     model: Annotated[Path, typer.Argument(help="The Comet checkpoint to start from (see `comet unify`).")],
-    out: Annotated[Path, typer.Argument(help="Directory for the best checkpoint. A run that stopped is continued.")],
+    out: Annotated[Path, typer.Argument(help="Directory for the best checkpoint. Rerun the command to resume.")],
     data: Data,
     task: TaskName = None,
     teacher: Annotated[
