@@ -10,6 +10,7 @@
     │   ├── StateInUse            another server works with this state directory
     │   ├── CheckpointError       a checkpoint is incomplete, damaged, not certified, or not a Comet checkpoint
     │   └── TaskDataError         a data set is missing, empty or malformed
+    ├── UnsafeTokenizer       a tokenizer has a part whose work or output does not follow from the length of a text
     ├── NotFinite             training reached a number that is not finite, and stopped
     ├── RandomnessError       prepared randomness cannot be used, or must not be
     │   ├── RandomnessExhausted   the program needs more than was prepared for it
@@ -25,6 +26,7 @@
         ├── WrongSize             it sent a message that is longer or shorter than the program expects
         ├── WrongVersion          it speaks another version of the wire protocol
         ├── ProtocolMismatch      it runs another model, program or source of randomness
+        │   └── ModelChanged          it has another model under a name that this client knows: accept it, or do not ask
         ├── NotAuthenticated      it could not prove who it is, or is not allowed to do what it asks
         ├── ImpossibleAnswer      its last message makes an answer that this model cannot give
         ├── QuotaExceeded         this client has had its queries of the day: the message says when to come back
@@ -35,7 +37,7 @@ A message says what was found, what was expected and what to do. It never contai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -46,6 +48,7 @@ __all__ = [
     "ForeignRandomness",
     "ImpossibleAnswer",
     "LeakError",
+    "ModelChanged",
     "NobodyConnected",
     "NodeLost",
     "NotAuthenticated",
@@ -67,6 +70,7 @@ __all__ = [
     "ShapeError",
     "StateInUse",
     "TaskDataError",
+    "UnsafeTokenizer",
     "WrongSize",
     "WrongVersion",
 ]
@@ -127,6 +131,14 @@ class CheckpointError(ConfigurationError):
 
 class TaskDataError(ConfigurationError):
     """A data set is missing, empty or malformed. The message names the row and the reason."""
+
+
+class UnsafeTokenizer(CometError):
+    """A tokenizer has a part whose work or output does not follow from the length of a text: it could sort texts by
+    what they say, or take for ever. The message names the part."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the tokenizer is refused: {reason.removeprefix('the tokenizer is refused: ')}")
 
 
 class NotFinite(CometError):
@@ -211,6 +223,22 @@ class ProtocolMismatch(PeerError):
         self.field = field
         self.got = got
         self.expected = expected
+
+
+class ModelChanged(ProtocolMismatch):
+    """Under a name that this client knows, the server has another model now. Nothing was asked of it.
+
+    got, expected: the two fingerprints. changed: what of the model is another
+    """
+
+    def __init__(self, name: str, *, got: str, expected: str, changed: Sequence[str]) -> None:
+        super().__init__("model", got=got, expected=expected)
+        self.changed = tuple(changed)
+        self.args = (
+            f"{name} has another model now than this client has met there before: its {', '.join(changed)} changed. "
+            f"Nothing was asked. Met before: {expected}. If the operator confirms the new fingerprint, accept it with "
+            f"--accept-model {got}, or Client(accept_model=…)",
+        )
 
 
 class NotAuthenticated(PeerError):

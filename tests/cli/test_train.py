@@ -51,7 +51,7 @@ def test_from_a_checkpoint_to_a_tuned_and_calibrated_one(glue: Path, tmp_path: P
     source = make_checkpoint(tmp_path / "source", labels=("0", "1"))
     plain, unified, tuned = tmp_path / "plain", tmp_path / "unified", tmp_path / "tuned"
     task = ("--task", "sst-2", "--data", glue)
-    assert "fingerprint" in comet("unify", source, plain, "--form", "unmodified")
+    assert "checkpoint" in comet("unify", source, plain, "--form", "unmodified")
     assert "SST-2" in comet("eval", plain, *task, "--mode", "exact")
     comet("unify", plain, unified, "--steps", 3, "--task", "SST-2")
     result = tmp_path / "result.json"

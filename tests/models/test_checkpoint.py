@@ -27,7 +27,7 @@ from comet_mpc.models.bounds import (
 from comet_mpc.models.certify import certify, check_ranges, in_form, normalised_neurons, normalised_queries
 from comet_mpc.models.checkpoint import (
     AttentionChoice,
-    fingerprint,
+    checkpoint_digest,
     load_checkpoint,
     save_checkpoint,
     tensor_shapes,
@@ -56,7 +56,7 @@ def test_a_checkpoint_survives_saving_and_loading(tmp_path: Path) -> None:
     assert again == config
     assert loaded.keys() == tensors.keys()
     assert all(np.array_equal(loaded[name], tensors[name]) for name in tensors)
-    assert fingerprint(again, loaded) == fingerprint(config, tensors)
+    assert checkpoint_digest(again, loaded) == checkpoint_digest(config, tensors)
     check_ranges(again, loaded)
 
 
@@ -73,10 +73,10 @@ def test_int8_and_half_precision_are_close_and_smaller(tmp_path: Path) -> None:
 
 def test_the_fingerprint_sees_every_tensor_and_setting() -> None:
     config, tensors = small_model()
-    first = fingerprint(config, tensors)
-    assert fingerprint(msgspec.structs.replace(config, steps=3), tensors) != first
+    first = checkpoint_digest(config, tensors)
+    assert checkpoint_digest(msgspec.structs.replace(config, steps=3), tensors) != first
     tensors["pooler.bias"][3] += 1e-6
-    assert fingerprint(config, tensors) != first
+    assert checkpoint_digest(config, tensors) != first
 
 
 def test_the_fingerprint_sees_the_tokenizer(tmp_path: Path) -> None:

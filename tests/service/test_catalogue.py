@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
 import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +14,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.service.catalogue import check_name
 from comet_mpc.service.client import Client
 from support.clients import after_rounds
+from support.operated import Running, put, serving
 from support.processes import TWIN_BOUND
 from support.toy_model import TINY, make_checkpoint, twin_logits
 from support.waiting import PATIENCE, eventually
@@ -29,62 +22,10 @@ from support.waiting import PATIENCE, eventually
 TEXT = "the film is good"
 
 
-class Running:
-    """`comet serve`, with models in a directory: what it printed and logged."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process, self.log = process, list[dict[str, Any]]()
-        assert process.stdout is not None
-        threading.Thread(target=self._read, daemon=True).start()
-        line = process.stdout.readline()
-        assert line, self.log
-        self.address = line.split(" at ")[1].split(",")[0]
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(json.loads(line) if line.startswith("{") else {"event": line})
-
-    def logged(self, text: str, times: int = 1) -> dict[str, Any]:
-        def found() -> list[dict[str, Any]]:
-            fitting = [event for event in list(self.log) if text in event["event"]]
-            return fitting if len(fitting) >= times else []
-
-        return eventually(found, f"never logged {text!r}: {self.log}")[-1]
-
-    def reload(self, times: int = 1) -> None:
-        self.process.send_signal(signal.SIGHUP)
-        self.logged("loaded again", times)
-
-
-@contextlib.contextmanager
-def serving(keys: Path, state: Path, *models: str, workers: int = 2) -> Iterator[Running]:
-    options = ["--untrained", "--listen", "127.0.0.1:0", "--keys", str(keys), "--state", str(state)]
-    command = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()", "serve", *models, *options]
-    command += ["--workers", str(workers)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, **pipes) as process:
-        try:
-            yield Running(process)
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
-
-
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("versions")
     return [make_checkpoint(directory / str(seed), **TINY, seed=seed) for seed in range(3)]
-
-
-def put(checkpoint: Path, place: Path) -> None:
-    """A checkpoint in the place of another one: the whole directory at once."""
-    beside = place.with_name(f"{place.name}.new")
-    shutil.copytree(checkpoint, beside)
-    if place.exists():
-        place.rename(place.with_name(f"{place.name}.{len(list(place.parent.iterdir()))}"))
-    beside.rename(place)
 
 
 def right(logits: tuple[float, ...], checkpoint: Path, text: str = TEXT) -> bool:

@@ -19,7 +19,7 @@ from comet_mpc.cli.tables import table
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, train_model, unified
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import USUAL_RULE, CometConfig, RuleName
-from comet_mpc.models.hugging_face import need, tokenizer_json
+from comet_mpc.models.hugging_face import need, servable_tokenizer
 from comet_mpc.models.own_data import own_task
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Task
@@ -92,6 +92,7 @@ def adopt(
     directory = fetched(source)
     with doing(f"reading {directory}"):
         config, tensors = _original(directory, labels)
+    tokenizer = servable_tokenizer(directory, config.encoder.vocabulary)
     chosen = read_task(task, data, config) if task else own_task(
         data, config.encoder.labels, config.head.kind, texts=text or (), answer="" if plain else label
     )  # fmt: skip
@@ -132,7 +133,7 @@ def adopt(
         return
     found, scores = train_model(
         form, weights, chosen, lesson.train, lesson.judge, lesson.dev, out, recipe, teacher,
-        tokenizer_json(directory), say,
+        tokenizer, say,
     )  # fmt: skip
     report = {
         "record": "adoption",

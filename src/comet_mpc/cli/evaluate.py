@@ -18,7 +18,7 @@ from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.lab.paper import Parties, evaluate_uncertified
 from comet_mpc.lab.service import ON_THIS_MACHINE
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import RuleName, fingerprint
+from comet_mpc.models.checkpoint import RuleName, checkpoint_digest
 from comet_mpc.models.hugging_face import need, tokenizer_json
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task
@@ -119,7 +119,7 @@ def evaluate(
     typer.echo(f"{chosen.name} ({len(encoded)} rows, {mode}): {in_words(scores)}", err=str(json) == "-")
     summary = {
         "task": chosen.name, "metric": chosen.metric, "rows": len(encoded), "mode": mode, "rule": kind, "steps": count,
-        "scores": scores, "fingerprint": fingerprint(config, tensors, tokenizer_json(model)),
+        "scores": scores, "checkpoint": checkpoint_digest(config, tensors, tokenizer_json(model)),
     }  # fmt: skip
     record(json, summary)
 

@@ -60,6 +60,31 @@ WantedModel = Annotated[
         "--model", metavar="NAME|FINGERPRINT", help="The model of this name, or only the one with this fingerprint."
     ),
 ]
+AcceptedModel = Annotated[
+    str,
+    typer.Option(
+        "--accept-model",
+        metavar="FINGERPRINT",
+        help="Accept this new model in place of the one that was met under this address and name before.",
+    ),
+]
+Bucket = Annotated[
+    int | None,
+    typer.Option(
+        "--bucket",
+        metavar="TOKENS",
+        min=1,
+        help="Pad every text to so many tokens, and cut longer ones: then the server sees the same of every text.",
+    ),
+]
+OwnTokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FILE|DIR",
+        help="A tokenizer of your own, in place of the server's: tokenizer.json, or a directory with one.",
+    ),
+]
 MostTexts = Annotated[int, typer.Option("--batch", min=1, help="The most texts to send at once.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Give up after so many seconds without progress.")]
 JsonFile = Annotated[

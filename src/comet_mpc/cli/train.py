@@ -28,14 +28,14 @@ from comet_mpc.models.checkpoint import (
     AttentionChoice,
     CometConfig,
     RuleName,
+    checkpoint_digest,
     chosen_rule,
-    fingerprint,
     load_checkpoint,
     save_checkpoint,
     save_config,
 )
 from comet_mpc.models.heads import Kind, Pooler, usual_head
-from comet_mpc.models.hugging_face import need, tokenizer_json
+from comet_mpc.models.hugging_face import need, servable_tokenizer, tokenizer_json
 from comet_mpc.models.tasks import Task, find_task
 from comet_mpc.progress import bar, doing, foretold
 from comet_mpc.units import about
@@ -194,6 +194,8 @@ def unify(
         )
     if form == "certified" and pooler == "tanh":
         raise ConfigurationError("tanh has no protocol: the certified form has the algebraic pooler")
+    known = config.encoder.vocabulary
+    tokenizer = servable_tokenizer(directory, known) if form == "certified" else tokenizer_json(directory)
     chosen, attends = _choices(form, options)
     by, count = chosen_rule(rule, steps) if form == "certified" else (rule or "minimax", steps or 4)
     config, made = in_form(
@@ -206,13 +208,12 @@ def unify(
     new = [part for part in heads if not _same(tensors, made, f"{part}.weight")]
     if form == "certified":
         config = _certify(config, made)
-    tokenizer = tokenizer_json(directory)
     save_checkpoint(out, config, made, tokenizer=tokenizer)
     e = config.encoder
     answers = f"labels {', '.join(e.labels)}" if e.labels else "embeddings"
     typer.echo(
         f"wrote {out}: {e.architecture}, {e.layers} layers, hidden size {e.hidden}, {form} form, "
-        f"{answers}; fingerprint {fingerprint(config, made, tokenizer)[:16]}"
+        f"{answers}; checkpoint {checkpoint_digest(config, made, tokenizer)[:16]}"
     )
     if new:
         typer.echo(f"new, with random weights, so it must be trained: {' and '.join(new)}")

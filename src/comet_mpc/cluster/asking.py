@@ -22,8 +22,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from comet_mpc.cluster import ray_cluster
 from comet_mpc.cluster.host import Host
 from comet_mpc.errors import CometError, ImpossibleAnswer, NodeLost, PeerClosed, PeerError, PeerTimeout, ServerBusy
-from comet_mpc.models.runs import Text, runs_of
+from comet_mpc.models.runs import TextRun, text_runs
 from comet_mpc.models.served import PublicModel
+from comet_mpc.models.tokenizing import Text
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Client, ClientOptions
@@ -43,8 +44,8 @@ class Asker:
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._client = Client(address, **options)
 
-    def ask(self, texts: list[Text]) -> list[Answer]:
-        return self._client.ask(texts)
+    def ask(self, run: TextRun, texts: list[Text]) -> list[Answer]:
+        return self._client.ask_run(run, texts)
 
 
 class SelfServed(Asker):
@@ -66,11 +67,14 @@ class Spread:
     """Asks as a `Client` does, by several of them at once.
 
     make   makes another one on some node
-    public what is public of the model, to know which texts go together
+    public what is public of the model: texts are encoded here, all of them before the first is asked about
+    bucket that all texts are padded to; None: each has its own
     """
 
-    def __init__(self, make: Callable[[], Any], count: int, public: PublicModel, batch: int) -> None:
-        self._make, self._public, self._batch = make, public, batch
+    def __init__(
+        self, make: Callable[[], Any], count: int, public: PublicModel, batch: int, bucket: int | None = None
+    ) -> None:
+        self._make, self._public, self._batch, self._bucket = make, public, batch, bucket
         self._idle = [make() for _ in range(count)]
         self._losses_left = _MOST_TRIES * count
 
@@ -78,15 +82,16 @@ class Spread:
         """One answer per text, in order; all of them or an error. told: as of `Client.ask`."""
         found: dict[int, Answer] = {}
         impossible: CometError | None = None
-        waiting = deque((places, _MOST_TRIES) for _, places in runs_of(self._public, texts, self._batch))
-        flying: dict[Any, tuple[Any, list[int], int]] = {}
+        runs = text_runs(self._public, texts, self._batch, self._bucket)
+        waiting = deque((run, _MOST_TRIES) for run in runs)
+        flying: dict[Any, tuple[Any, TextRun, int]] = {}
         try:
             while waiting or flying:
                 while waiting and self._idle:
-                    asker, (places, tries) = self._idle.pop(), waiting.popleft()
-                    flying[asker.ask.remote([texts[place] for place in places])] = asker, places, tries
+                    asker, (run, tries) = self._idle.pop(), waiting.popleft()
+                    flying[asker.ask.remote(run, [texts[place] for place in run.places])] = asker, run, tries
                 for reference in ray.wait(list(flying), timeout=_TICK)[0]:
-                    asker, places, tries = flying.pop(reference)
+                    asker, run, tries = flying.pop(reference)
                     try:
                         answers = self._result(reference, asker)
                     except ImpossibleAnswer as error:  # the server must not learn of it: the others are asked
@@ -94,9 +99,9 @@ class Spread:
                     except _PASSING:
                         if tries <= 1:
                             raise
-                        waiting.append((places, tries - 1))
+                        waiting.append((run, tries - 1))
                     else:
-                        for place, one in zip(places, answers, strict=True):
+                        for place, one in zip(run.places, answers, strict=True):
                             found[place] = one
                             if told is not None:
                                 told(place, one)
@@ -146,8 +151,14 @@ def spread_clients(
     kind: `Asker`, which asks the server at the address `whom`; or `SelfServed`, by a blueprint in JSON
     """
     given: ClientOptions = {"ready": 0, **options}
+    given["bucket"] = given["tokenizer"] = None  # of no use to clients that are given tokens
+    given["accept_model"] = ""
+    if issubclass(kind, Asker) and not issubclass(kind, SelfServed):
+        given["fingerprint"] = public.fingerprint  # none of them takes another model than the one that was checked here
     with ray_cluster.connected(cluster):
         wanted = count or max(1, round(sum(machine.cpus for machine in ray_cluster.machines())))
-        clients = Spread(lambda: ray_cluster.spread(kind, whom, given), wanted, public, options["batch"])
+        clients = Spread(
+            lambda: ray_cluster.spread(kind, whom, given), wanted, public, options["batch"], options.get("bucket")
+        )
         with contextlib.closing(clients):
             yield clients

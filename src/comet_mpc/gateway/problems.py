@@ -19,6 +19,7 @@ from comet_mpc.errors import (
     QuotaExceeded,
     ServerBusy,
     ShapeError,
+    UnsafeTokenizer,
 )
 
 _STATUS: tuple[tuple[type[CometError], int], ...] = (
@@ -26,6 +27,7 @@ _STATUS: tuple[tuple[type[CometError], int], ...] = (
     (QuotaExceeded, 429),
     (PeerTimeout, 504),
     (PeerError, 502),
+    (UnsafeTokenizer, 502),
     (ConfigurationError, 400),
     (ShapeError, 400),
 )

@@ -427,13 +427,18 @@ def save_config(directory: Path, config: CometConfig) -> None:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
-def fingerprint(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]], tokenizer: bytes = b"") -> str:
+def checkpoint_digest(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]], tokenizer: bytes = b"") -> str:
     """SHA-256 over all that an answer depends on: the section `comet`, every tensor's name, shape and values, and the
     file of the tokenizer."""
-    digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
+    parts = (msgspec.json.encode(config, order="sorted"), tensors_digest(tensors).encode(), tokenizer)
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def tensors_digest(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 over every tensor's name, shape and values."""
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         value = np.ascontiguousarray(tensors[name], dtype="<f4")
         digest.update(f"{name}{value.shape}".encode())
         digest.update(value.tobytes())
-    digest.update(hashlib.sha256(tokenizer).digest())
     return digest.hexdigest()

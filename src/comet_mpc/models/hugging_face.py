@@ -29,6 +29,7 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
+from comet_mpc.models.tokenizing import TextTokenizer
 
 ReadPickled = Callable[[Path], Tensors]
 
@@ -142,6 +143,22 @@ def fetch(name: str) -> Path:
             f"({type(error).__name__}: {reason}): check the name and the network, or give a directory"
         ) from error
     return found
+
+
+def servable_tokenizer(directory: Path, vocabulary: int) -> bytes:
+    """The same as `tokenizer_json`, if clients will take it from a server: said before anything is trained."""
+    stored = tokenizer_json(directory)
+    TextTokenizer.load(stored, directory).check_fits(vocabulary)
+    return stored
+
+
+def own_tokenizer(path: Path) -> TextTokenizer:
+    """A client's own tokenizer: a tokenizer.json, or a directory with one or with older files."""
+    try:
+        stored = tokenizer_json(path) if path.is_dir() else path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path} as a tokenizer: {error.strerror}") from error
+    return TextTokenizer.load(stored, path)
 
 
 def tokenizer_json(directory: Path) -> bytes:

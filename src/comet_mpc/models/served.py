@@ -1,26 +1,28 @@
 """A checkpoint made ready to serve: what the server holds, what the client is given, and the program both run.
 
 `PublicModel` is all that a client needs: configuration with the public rules, tokenizer, and (with public embeddings,
-the paper's setting) the embedding tables. It travels as one package of bytes, once per client and model. `ServedModel`
-adds the weights, folded and in fixed point.
+the paper's setting) the embedding tables. It travels as one package of bytes, once per client and model, and its
+fingerprint is the SHA-256 of that package: whoever has the package computes it. `ServedModel` adds the weights, folded
+and in fixed point.
 
 Above 400 lines, because the two are one: what a client is given is a part of what the server holds, field by field.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
-from tokenizers import Tokenizer
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
@@ -30,11 +32,11 @@ from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.activation import Smu
 from comet_mpc.functions.attention import certified_attention
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import CometConfig, Tensors, fingerprint, load_checkpoint, read_tokenizer
+from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, read_tokenizer, tensors_digest
 from comet_mpc.models.fold import check_fixed, fold, plain_states
 from comet_mpc.models.heads import HeadRules, input_averages
 from comet_mpc.models.planning import plan_encoder
-from comet_mpc.models.tasks import words_of
+from comet_mpc.models.tokenizing import Text, TextTokenizer, Tokens
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
     EncoderRules,
@@ -93,25 +95,25 @@ class Query:
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The public package's description: what `PublicModel` has beside the tables, by the same names."""
 
-    fingerprint: str
+    stated: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     config: CometConfig
     value_bounds: tuple[float, ...]
     logit_bound: float
     tokenizer: str
     private_embeddings: bool
     answer_bits: Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWER_BITS)]
-    network: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PublicModel:
     """What a client is given."""
 
-    fingerprint: str
+    stated: str
+    """The digest of the weights, as the server states it: a client cannot check it."""
     config: CometConfig
     value_bounds: tuple[float, ...]
     logit_bound: float
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     embeddings: Mapping[str, npt.NDArray[np.float32]]
     """Tables of words, positions and types; empty if they stay at the server."""
     private_embeddings: bool = False
@@ -119,25 +121,28 @@ class PublicModel:
     """Fraction bits of the logits that are revealed."""
     network: Network = USUAL_NETWORK
     """Between clients and the server, as its operator says: programs go the ways that cost the least there."""
+    received: str = ""
+    """The fingerprint of the package that this was unpacked from; empty where it was loaded from a checkpoint."""
 
     def __post_init__(self) -> None:
-        """Texts are cut as in training: of a pair, the longer one."""
         if not 1 <= self.answer_bits <= MOST_ANSWER_BITS:
             raise ConfigurationError(f"an answer has 1 to {MOST_ANSWER_BITS} fraction bits, not {self.answer_bits}")
-        self.tokenizer.no_padding()
-        try:
-            self.tokenizer.enable_truncation(self.longest)
-        except Exception as error:
-            raise CheckpointError(f"the model's tokenizer cannot cut texts after {self.longest} tokens") from error
+        if self.tokenizer.special(pair=True) >= self.longest:
+            raise CheckpointError(f"the model's tokenizer cannot cut texts after {self.longest} tokens")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.fingerprint[:12]}, {self.config.encoder.architecture})"
 
     # The package -----------------------------------------------------------------------------------------
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the package: what a client computes from what it was given."""
+        return self.received or hashlib.sha256(self.package()).hexdigest()
+
     def package(self) -> bytes:
         known = {name: getattr(self, name) for name in _Card.__struct_fields__}
-        card = _Card(**known | {"tokenizer": self.tokenizer.to_str(), "network": str(self.network)})
+        card = _Card(**known | {"tokenizer": self.tokenizer.text})
         tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
         return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
 
@@ -145,18 +150,23 @@ class PublicModel:
         return {} if self.private_embeddings else self.embeddings
 
     @staticmethod
-    def unpack(package: bytes) -> PublicModel:
-        """A downloaded package, checked as strictly as anything that comes from a peer."""
+    def unpack(
+        package: bytes, *, network: Network = USUAL_NETWORK, tokenizer: TextTokenizer | None = None
+    ) -> PublicModel:
+        """A downloaded package, checked as strictly as anything that comes from a peer.
+
+        tokenizer: the client's own; that of the package is not even read then
+        """
         try:
-            size = int.from_bytes(package[:8], "little")
-            header = msgspec.json.decode(package[8 : 8 + size])
-            card = msgspec.json.decode(header["__metadata__"]["card"], type=_Card)
+            card = msgspec.json.decode(_card_of(package), type=_Card)
             tables = {name: value.astype(np.float32) for name, value in load_tensors(package).items()}
-            tokenizer = Tokenizer.from_str(card.tokenizer)
+            known = card.config.encoder.vocabulary
         except Exception as error:
             raise CheckpointError(f"the model's public package is damaged: {type(error).__name__}") from error
-        known = msgspec.structs.asdict(card) | {"network": Network.parse(card.network)}
-        model = PublicModel(**known | {"tokenizer": tokenizer, "embeddings": tables})
+        chosen = tokenizer or TextTokenizer(card.tokenizer)
+        chosen.check_fits(known)
+        fields_of = msgspec.structs.asdict(card) | {"tokenizer": chosen, "embeddings": tables, "network": network}
+        model = PublicModel(**fields_of, received=hashlib.sha256(package).hexdigest())
         expected = {} if card.private_embeddings else _table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
             raise CheckpointError("the model's public package has embedding tables of the wrong shapes")
@@ -285,51 +295,53 @@ class PublicModel:
         fitting = tuple(size for size in BUCKETS if size < self.longest)
         return (*fitting, self.longest)
 
-    def bucket_of(self, text: str | tuple[str, str], *, number: int = 1) -> int:
+    def bucket_of(self, text: Text, *, number: int = 1) -> int:
         """The bucket that a text (or a pair of texts) needs; nothing is embedded. number: by which errors name it."""
-        return self._fitting(len(self.tokenizer.encode(*_parts(text, number)).ids))
+        return self.fitting(self.tokens([text], number=number)[0].length)
 
-    def _fitting(self, length: int) -> int:
+    def fitting(self, length: int) -> int:
+        """The bucket for so many tokens."""
         return next(size for size in self.buckets() if size >= length)
 
-    def encode(self, texts: Sequence[str | tuple[str, str]], bucket: int | None = None, *, number: int = 1) -> Query:
-        """Tokens, padding and embeddings of some texts (or pairs of texts), padded to one bucket.
+    def tokens(self, texts: Sequence[Text], bucket: int | None = None, *, number: int = 1) -> list[Tokens]:
+        """The tokens of some texts (or pairs of texts), cut after a bucket, or after what the model takes.
 
         number: of the first text, by which an error names it.
         """
-        if not texts:
+        longest, words = bucket or self.longest, self.config.head.kind == "tokens"
+        return [
+            self.tokenizer.encode(text, longest, number=place, words=words)
+            for place, text in enumerate(texts, start=number)
+        ]
+
+    def encode(self, texts: Sequence[Text], bucket: int | None = None, *, number: int = 1) -> Query:
+        """Some texts (or pairs of texts) as `query` makes them of their tokens."""
+        return self.query(self.tokens(texts, number=number), bucket)
+
+    def query(self, tokens: Sequence[Tokens], bucket: int | None = None) -> Query:
+        """Padding and embeddings of some texts, padded to one bucket. Its time depends on nothing but their number and
+        the bucket."""
+        if not tokens:
             raise ConfigurationError("there is no text to classify")
-        encodings = []
-        for place, text in enumerate(texts, start=number):
-            parts = _parts(text, place)
-            encodings.append(self.tokenizer.encode(*parts))
-        lengths = [len(encoding.ids) for encoding in encodings]
-        needed = self._fitting(max(lengths))
+        needed = self.fitting(max(one.length for one in tokens))
         bucket = bucket or needed
         if bucket < needed:
             raise ShapeError(f"a text needs a bucket of {needed} tokens, got one of {bucket}")
-        ids = np.full((len(texts), bucket), self.config.encoder.padding, np.int64)
+        ids = np.full((len(tokens), bucket), self.config.encoder.padding, np.int64)
         types = np.zeros_like(ids)
         mask = np.zeros(ids.shape)
-        for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
-            ids[row, :length] = encoding.ids
-            types[row, :length] = encoding.type_ids
-            mask[row, :length] = 1.0
-        truncated = tuple(bool(encoding.overflowing) for encoding in encodings)
+        for row, one in enumerate(tokens):
+            ids[row, : one.length] = one.ids
+            types[row, : one.length] = one.types
+            mask[row, : one.length] = 1.0
         rows = self.one_hot(ids, types) if self.private_embeddings else self.embed(ids, types)
-        tokens = tuple(
-            self._tokens(text) if cut else length for text, length, cut in zip(texts, lengths, truncated, strict=True)
+        return Query(
+            rows,
+            mask,
+            truncated=tuple(one.truncated for one in tokens),
+            tokens=tuple(one.total for one in tokens),
+            words=tuple(one.words for one in tokens),
         )
-        return Query(rows, mask, truncated, tokens, tuple(map(words_of, encodings)))
-
-    def _tokens(self, text: str | tuple[str, str]) -> int:
-        """Of a text that was cut: what was left of it, and what was not."""
-        total = 0
-        for part in (text,) if isinstance(text, str) else text:
-            encoding = self.tokenizer.encode(part)
-            pieces = [encoding, *encoding.overflowing]
-            total += sum(piece.special_tokens_mask.count(0) for piece in pieces)
-        return total + encoding.special_tokens_mask.count(1)
 
     def _check_ids(self, ids: npt.NDArray[np.int64]) -> None:
         vocabulary = self.config.encoder.vocabulary
@@ -427,15 +439,13 @@ def public_part(
 ) -> PublicModel:
     """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
     stored = read_tokenizer(directory)
-    try:
-        tokenizer = Tokenizer.from_str(stored.decode())
-    except Exception as error:
-        raise CheckpointError(f"{directory}/tokenizer.json cannot be read as a tokenizer: {error}") from error
+    tokenizer = TextTokenizer.load(stored, Path(directory) / "tokenizer.json")
+    tokenizer.check_fits(config.encoder.vocabulary)
     return PublicModel(
-        fingerprint=fingerprint(config, tensors, stored),
+        stated=tensors_digest(tensors),
         config=_without_data(config),
-        value_bounds=value_bounds,
-        logit_bound=logit_bound,
+        value_bounds=tuple(map(_rounded_up, value_bounds)),
+        logit_bound=_rounded_up(logit_bound),
         tokenizer=tokenizer,
         embeddings={
             name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
@@ -449,18 +459,34 @@ def _without_data(config: CometConfig) -> CometConfig:
     return msgspec.structs.replace(config, sites=sites, scores={})
 
 
-def _parts(text: object, place: int) -> tuple[str, str | None]:
-    """A text, or the two of a pair, if a tokenizer can read them."""
-    parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, tuple | list) else ()
-    if len(parts) != (1 if isinstance(text, str) else 2) or not all(isinstance(part, str) for part in parts):
-        raise ConfigurationError(f"text {place} is neither a text nor a pair of texts, but {type(text).__name__}")
-    try:
-        "".join(parts).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(f"text {place} is not valid text: it has bytes that are not UTF-8") from error
-    if not any(part.strip() for part in parts):
-        raise ConfigurationError(f"text {place} is empty: there is nothing to classify")
-    return parts[0], parts[1] if len(parts) == 2 else None
+def _rounded_up(bound: float) -> float:
+    """To 24 bits: machines whose processors add up in another order still make the same package."""
+    mantissa, exponent = math.frexp(bound)
+    return math.ldexp(math.ceil(math.ldexp(mantissa, 24)), exponent - 24)
+
+
+def _card_of(package: bytes) -> str:
+    size = int.from_bytes(package[:8], "little")
+    return str(msgspec.json.decode(package[8 : 8 + size])["__metadata__"]["card"])
+
+
+def package_parts(package: bytes) -> dict[str, str]:
+    """SHA-256 of every part of a package, by what people call it: two packages differ in the parts that differ."""
+    size = int.from_bytes(package[:8], "little")
+    card: dict[str, Any] = msgspec.json.decode(_card_of(package))
+    config = card.pop("config")
+    encoder = config.pop("encoder")
+    parts: dict[str, Any] = {
+        "tokenizer": card.pop("tokenizer"),
+        "labels": encoder.pop("labels", None),
+        "sizes": encoder,
+        "rules": config,
+        "weights": card.pop("stated"),
+        "answers": card,
+    }
+    digests = {name: hashlib.sha256(msgspec.json.encode(part, order="sorted")) for name, part in parts.items()}
+    digests["embedding tables"] = hashlib.sha256(package[8 + size :])
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:

@@ -5,6 +5,7 @@
             print(prediction.label, prediction.probability, prediction.cost.online_bytes)
 
 The server learns how many texts there are and the bucket (16, 32, 64, … tokens) that each fits into, nothing else.
+The bucket follows from the server's tokenizer; `Client(bucket=64)` pads all texts alike, and then it tells nothing.
 If it uses a dealer, this relies on the dealer being run by neither the client's nor the server's operator: a dealer and
 a server together could read the text. `Client(source="pair")` insists on a server without one.
 """
@@ -22,15 +23,19 @@ from comet_mpc.engine.share import CLIENT, Reals
 from comet_mpc.errors import (
     CometError,
     ConfigurationError,
+    ImpossibleAnswer,
     NodeLost,
     PeerClosed,
     PeerError,
     PeerGaveUp,
+    ProtocolMismatch,
     RandomnessError,
 )
 from comet_mpc.models.heads import Kind
-from comet_mpc.models.runs import Text, runs_of
+from comet_mpc.models.hugging_face import own_tokenizer
+from comet_mpc.models.runs import TextRun, text_runs
 from comet_mpc.models.served import PublicModel, Query
+from comet_mpc.models.tokenizing import Text
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
@@ -39,6 +44,7 @@ from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.bundle_pool import BundlePool, Kept
 from comet_mpc.service.connection import Connection, Wrap
+from comet_mpc.service.known_models import KnownModel, KnownModels
 from comet_mpc.service.messages import Ready, Run, Welcome
 from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging, answers
@@ -76,6 +82,9 @@ class ClientOptions(TypedDict, total=False):
     dealer: str | None
     model: str
     fingerprint: str
+    accept_model: str
+    bucket: int | None
+    tokenizer: Path | str | None
     progress: Progress | None
     downloading: Progress | None
     wrap: Wrap
@@ -94,7 +103,12 @@ class Client:
     source       pair or dealer: refuse a server with another source of randomness; None takes what the server has
     dealer       HOST:PORT if the dealer has another address here than at the server
     model        the name of a model, if the server has several
-    fingerprint  refuse any other model than this one
+    fingerprint  refuse any other model than this one. Without it, the model that was met first under this address and
+                 name is pinned, in the cache, and another one is refused (`ModelChanged`)
+    accept_model the fingerprint of a new model to accept, and to pin from now on
+    bucket       pad every text to so many tokens, and cut longer ones (`Answer.truncated`): what the server sees is the
+                 same for all texts. None: the smallest of the model's buckets that a text fits into
+    tokenizer    your own tokenizer.json, or a directory with one: the server's is not used then
     progress     is told how far a bundle is, in bytes and of how many, in proportion to the time it takes; from any
                  thread. Until a dealer begins it is 0 of 0 bytes, again and again; then what the server has got of the
                  dealer, every second
@@ -117,6 +131,9 @@ class Client:
         dealer: str | None = None,
         model: str = "",
         fingerprint: str = "",
+        accept_model: str = "",
+        bucket: int | None = None,
+        tokenizer: Path | str | None = None,
         progress: Progress | None = None,
         downloading: Progress | None = None,
         wrap: Wrap = lambda channel: channel,
@@ -129,10 +146,16 @@ class Client:
             raise ConfigurationError("a dealer's address is of no use where randomness is prepared without one")
         if batch < 1 or not timeout > 0:
             raise ConfigurationError(f"batch and timeout must be positive, got {batch} and {timeout}")
+        if fingerprint and accept_model:
+            raise ConfigurationError("give fingerprint, or accept_model to pin it from now on, not both")
         self._cache = Path(cache) if cache is not None else default_cache()
         self._ready, self._batch, self._downloading = ready, batch, downloading
         self._watch = watch
         self._server = f"{address} {model}".strip()
+        self._bucket, self._tokenizer = bucket, None if tokenizer is None else own_tokenizer(Path(tokenizer))
+        self._known, self._pins, self._accepts = KnownModels(self._cache), not fingerprint, bool(accept_model)
+        known = self._known.find(self._server) if self._pins else None
+        wanted_model = fingerprint or accept_model or (known.fingerprint if known is not None else "")
         self._connection = Connection(
             parse_address(address),
             identity or TlsIdentity.find(keys or "", "client"),
@@ -140,8 +163,8 @@ class Client:
             source=wanted,
             third_party=parse_address(dealer) if dealer is not None else None,
             model=model,
-            fingerprint=fingerprint,
-            state=state_in_use(self._cache, self._server, fingerprint),
+            fingerprint=wanted_model,
+            state=state_in_use(self._cache, self._server, wanted_model),
             progress=progress,
             wrap=wrap,
             welcomed=self._set_up,
@@ -180,15 +203,22 @@ class Client:
             self._leave()
             with self._connection.lock:
                 self._connection.channel()
+        except ProtocolMismatch as error:
+            if error.field != "model" or not self._pins or self._accepts:
+                raise
+            self._leave(model=True)  # what the server has instead is looked at, and refused with what has changed
+            with self._connection.lock:
+                self._connection.channel()
         assert self._model is not None
         assert self._pool is not None
         return self._model, self._pool
 
-    def _leave(self) -> None:
-        """Takes leave of the machine that this client was set up with. What was prepared with it stays on disk."""
+    def _leave(self, *, model: bool = False) -> None:
+        """Takes leave of the machine that this client was set up with, or also of the model. What was prepared with it
+        stays on disk."""
         with self._connection.lock:
             pool, self._model, self._pool = self._pool, None, None
-            self._connection.forget()
+            self._connection.forget(model=model)
         if pool is not None:
             pool.close()
 
@@ -210,7 +240,22 @@ class Client:
         if self._model is not None:
             return
         start, before = time.monotonic(), channel.traffic
-        model = obtain_model(channel, source, welcome, self._cache, self._downloading, server=self._server)
+        met: list[KnownModel] = []
+
+        def check(package: bytes) -> None:
+            met.append(KnownModel.of(self._server, package))
+            if self._pins and not self._accepts and (known := self._known.find(self._server)) is not None:
+                known.check(met[0])
+
+        model = obtain_model(
+            channel, source, welcome, self._cache, self._downloading,
+            server=self._server, check=check, tokenizer=self._tokenizer,
+        )  # fmt: skip
+        if self._bucket is not None and self._bucket not in model.public.buckets():
+            sizes = ", ".join(map(str, model.public.buckets()))
+            raise ConfigurationError(f"this model has no bucket of {self._bucket} tokens: its buckets are {sizes}")
+        if self._pins:
+            self._known.keep(met[0], instead=self._accepts)
         traffic = channel.traffic - before
         self._setup = traffic.sent + traffic.received, time.monotonic() - start
         self._batch = min(self._batch, welcome.largest_batch)
@@ -233,8 +278,8 @@ class Client:
         told: is given that number whenever it grows. warm: also does the work of the next query that needs no text.
         What is in memory is lost if this client ends before it is used; the others stay on disk for the next time.
         """
-        model, pool = self._connected()
-        bucket = model.public.buckets()[0] if bucket is None else bucket
+        _, pool = self._connected()
+        bucket = self.usual_bucket if bucket is None else bucket
         pool.check_room({(batch, bucket): count})
         until = time.monotonic() + timeout
         try:
@@ -242,7 +287,7 @@ class Client:
                 try:
                     made = pool.prepare(batch, bucket, count - ready)
                 except (PeerClosed, NodeLost) as error:
-                    model, pool = self._go_on_after(error)
+                    _, pool = self._go_on_after(error)
                     continue
                 if told is not None:
                     told(ready + len(made))
@@ -269,12 +314,18 @@ class Client:
 
     def prepared(self, batch: int = 1, bucket: int | None = None) -> int:
         """For how many queries of this size randomness is ready, in memory or on disk."""
-        model, pool = self._connected()
-        return pool.count(batch, model.public.buckets()[0] if bucket is None else bucket)
+        _, pool = self._connected()
+        return pool.count(batch, self.usual_bucket if bucket is None else bucket)
+
+    @property
+    def usual_bucket(self) -> int:
+        """What every text is padded to, if that was chosen; else the model's smallest bucket."""
+        return self._bucket or self.connect().buckets()[0]
 
     def sizes(self, texts: Sequence[Text]) -> dict[tuple[int, int], int]:
         """How many runs `classify` will make for these texts, by batch and bucket: what to `prepare` for them."""
-        return Counter((len(places), bucket) for bucket, places in runs_of(self.connect(), texts, self._batch))
+        runs = text_runs(self.connect(), texts, self._batch, self._bucket)
+        return Counter((len(run.places), run.bucket) for run in runs)
 
     def classify(self, texts: Sequence[Text], *, told: Told[Prediction] | None = None) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error.
@@ -304,20 +355,17 @@ class Client:
         given = public.config.head.kind
         if given != kind:
             raise ConfigurationError(f"this server's model is one to {_CALLS[given]} with, not to {_CALLS[kind]}")
-        runs = runs_of(public, texts, self._batch)
+        runs = text_runs(public, texts, self._batch, self._bucket)  # all of them, before the first run is asked for
         found: dict[int, Answer] = {}
         impossible: CometError | None = None
         try:
-            for bucket, places in runs:
-                chosen = [texts[place] for place in places]
-                query = public.encode(chosen, bucket)
-                values, cost = self._answer(query)
+            for run in runs:
                 try:
-                    made = answers(values, query, chosen, public, cost)
-                except CometError as error:
+                    made = self._ask_run(run, [texts[place] for place in run.places])
+                except ImpossibleAnswer as error:
                     impossible = impossible or error
                     continue
-                for place, one in zip(places, made, strict=True):
+                for place, one in zip(run.places, made, strict=True):
                     found[place] = one
                     if told is not None:
                         told(place, one)
@@ -327,6 +375,24 @@ class Client:
         if impossible is not None:
             raise impossible
         return [found[place] for place in range(len(texts))]
+
+    def ask_run(self, run: TextRun, texts: Sequence[Text]) -> list[Answer]:
+        """The answers to the texts of one run, which were encoded elsewhere."""
+        self.connect()
+        try:
+            return self._ask_run(run, texts)
+        finally:
+            if self._pool is not None:
+                self._pool.pause()
+
+    def _ask_run(self, run: TextRun, texts: Sequence[Text]) -> list[Answer]:
+        public = self._connected()[0].public
+        query = public.query(run.tokens, run.bucket)
+        values, cost = self._answer(query)
+        try:
+            return list(answers(values, query, texts, public, cost))
+        except CometError as error:
+            raise error if isinstance(error, ImpossibleAnswer) else ImpossibleAnswer(str(error)) from error
 
     def _answer(self, query: Query) -> tuple[Reals | None, Cost]:
         """The answers as the server's last message makes them, whatever they are, and the next bundle is ordered."""

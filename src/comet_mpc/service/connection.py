@@ -158,11 +158,13 @@ class Connection:
     def another_line(self) -> Line:
         return _Line(self._greeted())
 
-    def forget(self) -> None:
-        """The next greeting decides on the server's state again; model and source stay. Call it under `lock`."""
+    def forget(self, *, model: bool = False) -> None:
+        """The next greeting decides on the server's state again, or also on the model. Call it under `lock`."""
         if self._channel is not None:
             self._channel.close()
         self._channel = self._welcome = None
+        if model:
+            self._fingerprint = ""
         self._route("")
 
     def _route(self, state: str) -> None:

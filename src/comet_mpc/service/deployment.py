@@ -99,7 +99,7 @@ class Deployment:
         self.model = replace(model, folded={})  # real numbers are for the plaintext model only
         self.programs = Programs(self.model, source, Path(state), self._planned)
         self.weights = self.model.weights()
-        self.package = model.public().package()
+        self.package = self.model.package()
         # bound to the very numbers that are masked: another way to fold or round the same checkpoint gets other masks
         secret, numbers = _secret(Path(state)), weights_digest(self.weights)
         self.key = weight_key(secret, numbers)
@@ -107,9 +107,9 @@ class Deployment:
         self.provider = source.provider(ServerDesk(self.weights, self.key, masked, identity, Path(state), self.limits))
         name = hashlib.sha256(derive_seed(secret, "state", f"{source.name} {numbers}")).hexdigest()
         self.welcome = Welcome(
-            fingerprint=model.fingerprint,
+            fingerprint=self.model.fingerprint,
             package_bytes=len(self.package),
-            package_digest=hashlib.sha256(self.package).hexdigest(),
+            network=str(model.network),
             weights=_size_and_digest(self.provider.masked_weights()),
             state=name,
             dealer=source.third_party,

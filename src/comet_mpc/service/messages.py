@@ -58,8 +58,10 @@ class Welcome(Message, frozen=True, kw_only=True):
     """What the server has and allows."""
 
     fingerprint: Digest
+    """SHA-256 of the package: a client computes it from what it gets."""
     package_bytes: Size
-    package_digest: Digest
+    network: Annotated[str, msgspec.Meta(max_length=64)]
+    """Between clients and the server, as its operator says: both plan for it."""
     weights: tuple[Size, Digest] | None
     """Of all masked weights one after the other; without a dealer nobody needs them."""
     state: Digest

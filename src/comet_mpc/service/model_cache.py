@@ -6,10 +6,11 @@
         bundles/    the client's prepared randomness (`store.BundleStore`)
         plans-*/    the plans that this client has made (`kept_plans.KeptPlans`)
         server      the address at which that server was reached last: it may be one of several machines
+    <cache>/known/  which model was met at which address (`known_models`)
 
 A file is written beside, checked against the digest that the server told over TLS, and moved into place; on every
-start it is read and checked again. A server with another model or another secret gets a directory of its own; of one
-model, what is the same everywhere is downloaded once.
+start it is read and checked again. The digest of the package is the model's fingerprint. A server with another model
+or another secret gets a directory of its own; of one model, what is the same everywhere is downloaded once.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from pathlib import Path
 import numpy as np
 
 from comet_mpc.engine import Weight
+from comet_mpc.engine.costs import Network
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import CometError, ConfigurationError, PeerError, ProtocolMismatch
+from comet_mpc.errors import CometError, ConfigurationError, PeerError, ProtocolMismatch, UnsafeTokenizer
 from comet_mpc.files import atomic_write
 from comet_mpc.models.served import PublicModel
+from comet_mpc.models.tokenizing import TextTokenizer
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.store import BundleStore
@@ -67,11 +70,15 @@ def obtain_model(
     told: Progress | None = None,
     *,
     server: str = "",
+    check: Callable[[bytes], None] = lambda package: None,
+    tokenizer: TextTokenizer | None = None,
 ) -> ClientModel:
     """The model that the server has, from the cache or by download. What comes is checked before it is used.
 
     told: bytes so far of each download, and of how many
     server: how this client calls it, for `state_in_use`
+    check: is given the package as it came, and raises if this client does not take it
+    tokenizer: the client's own, in place of the server's
     """
     if welcome.package_bytes > _LARGEST_PACKAGE:
         raise PeerError(f"a public package of {welcome.package_bytes} bytes is more than this client takes")
@@ -81,17 +88,19 @@ def obtain_model(
     except OSError as error:
         raise ConfigurationError(f"cannot use {cache} as the cache: {error.strerror}") from error
     package, weights = directory / "package", directory / "weights"
-    _obtain(package, welcome.package_bytes, welcome.package_digest, channel, lambda: say(channel, GetPackage()), told)
+    _obtain(package, welcome.package_bytes, welcome.fingerprint, channel, lambda: say(channel, GetPackage()), told)
+    received = package.read_bytes()
     try:
-        model = PublicModel.unpack(package.read_bytes())
+        check(received)
+        model = PublicModel.unpack(received, network=Network.parse(welcome.network), tokenizer=tokenizer)
         programs = Programs(model, source, directory)
         public = programs.weights()
+    except (PeerError, UnsafeTokenizer):
+        raise
     except CometError as error:
         raise PeerError(f"the server's public package cannot be used: {error}") from error
     except Exception as error:  # the configuration of a peer: whatever it breaks, it is the peer's fault
         raise PeerError(f"the server's public package cannot be used: {type(error).__name__}") from error
-    if model.fingerprint != welcome.fingerprint:
-        raise ProtocolMismatch("the model in the package", got=model.fingerprint, expected=welcome.fingerprint)
     store = BundleStore(directory / "bundles", CLIENT, source)
     with atomic_write(directory / _SERVER, mode=0o600) as file:
         file.write(server.encode())

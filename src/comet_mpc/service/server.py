@@ -177,7 +177,7 @@ class Server:
 
     def _models(self) -> dict[str, object]:
         """For the log."""
-        names = {name: one.model.fingerprint[:16] for name, one in self._offer.models.items()}
+        names = {name: one.model.fingerprint for name, one in self._offer.models.items()}
         return {"model": names[_ONLY]} if [*names] == [_ONLY] else {"models": names}
 
     def _start(self) -> None:

@@ -27,7 +27,14 @@ from torch import Tensor
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.files import atomic_write
 from comet_mpc.models.certify import calibrated
-from comet_mpc.models.checkpoint import AnyRule, CometConfig, Tensors, fingerprint, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import (
+    AnyRule,
+    CometConfig,
+    Tensors,
+    checkpoint_digest,
+    load_checkpoint,
+    save_checkpoint,
+)
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.batches import Batch, Encoded, first_rows, observe, predict, quantiles
@@ -174,8 +181,8 @@ def _settings(
     rows = hashlib.sha256(json.dumps([train.ids, train.types, train.labels.tolist()]).encode())
     rows.update(b"" if train.wanted is None else train.wanted.tobytes())
     return asdict(recipe) | {
-        "model": fingerprint(config, tensors),
-        "teacher": None if teacher is None else fingerprint(teacher.config, teacher.tensors()),
+        "model": checkpoint_digest(config, tensors),
+        "teacher": None if teacher is None else checkpoint_digest(teacher.config, teacher.tensors()),
         "training data": rows.hexdigest(),
     }
 

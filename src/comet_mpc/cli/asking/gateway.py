@@ -9,12 +9,15 @@ from typing import Annotated
 import typer
 
 from comet_mpc.cli.options import (
+    AcceptedModel,
     AnySource,
+    Bucket,
     Cache,
     ClientName,
     DealerAddress,
     Keys,
     MostTexts,
+    OwnTokenizer,
     ServerAddress,
     Timeout,
     WantedModel,
@@ -70,6 +73,9 @@ def gateway(
         int, typer.Option(min=0, help="For how many queries of each size in use to keep randomness ready.")
     ] = 2,
     model: WantedModel = "",
+    accept_model: AcceptedModel = "",
+    bucket: Bucket = None,
+    tokenizer: OwnTokenizer = None,
     batch: MostTexts = 8,
     timeout: Timeout = 120.0,
 ) -> None:
@@ -97,6 +103,9 @@ def gateway(
             dealer=dealer,
             model=wanted,
             fingerprint=fingerprint,
+            accept_model=accept_model,
+            bucket=bucket,
+            tokenizer=tokenizer,
             watch=seen.run,
         )
 

@@ -14,7 +14,9 @@ from comet_mpc.cli.asking.ready import fitting, prepare
 from comet_mpc.cli.asking.texts import Texts, read_texts
 from comet_mpc.cli.asking.work import FileWork, Shown, Sizes
 from comet_mpc.cli.options import (
+    AcceptedModel,
     AnySource,
+    Bucket,
     Cache,
     ClientName,
     Clients,
@@ -22,6 +24,7 @@ from comet_mpc.cli.options import (
     JsonFile,
     Keys,
     MostTexts,
+    OwnTokenizer,
     ServerAddress,
     Timeout,
     WantedModel,
@@ -31,7 +34,7 @@ from comet_mpc.cli.stopping import if_stopped
 from comet_mpc.cli.tables import write_json
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer
 from comet_mpc.models.hugging_face import need
-from comet_mpc.models.runs import Text
+from comet_mpc.models.tokenizing import Text
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.progress import bar, doing
@@ -106,6 +109,9 @@ def query(
         typer.Option(metavar="TEXTSxTOKENS", help="With --ready N: of this size, such as 8x16. May be given again."),
     ] = None,
     model: WantedModel = "",
+    accept_model: AcceptedModel = "",
+    bucket: Bucket = None,
+    tokenizer: OwnTokenizer = None,
     batch: MostTexts = 8,
     timeout: Timeout = 120.0,
     json: JsonFile = None,
@@ -150,6 +156,9 @@ def query(
         "dealer": dealer,
         "model": wanted,
         "fingerprint": fingerprint,
+        "accept_model": accept_model,
+        "bucket": bucket,
+        "tokenizer": tokenizer,
     }
     with contextlib.ExitStack() as stack:
         answers = stack.enter_context(_answer_file(out, texts)) if out is not None else None
@@ -182,7 +191,7 @@ def query(
         except ImpossibleAnswer as error:  # the server sees what is prepared: it must not depend on this
             impossible = error
         if spare:  # after the answers are printed
-            sizes = dict.fromkeys(told or used or {(1, client.connect().buckets()[0])}, spare)
+            sizes = dict.fromkeys(told or used or {(1, client.usual_bucket)}, spare)
             client.check_room(sizes)
             prepare(client, sizes, show, str(json) == "-")
         if impossible is not None:

@@ -1,0 +1,165 @@
+"""Texts to tokens, by a tokenizer of which every part was checked (`tokenizer_parts`), within bounds that are checked.
+
+However a tokenizer was made, a text of n characters takes time in proportion to n and gives at most a constant times n
+tokens. What is longer than that is refused here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
+
+from comet_mpc.errors import CheckpointError, ConfigurationError, UnsafeTokenizer
+from comet_mpc.models.tasks import words_of
+from comet_mpc.models.tokenizer_parts import Grammar, read_grammar
+
+T = TypeVar("T")
+Text = str | tuple[str, str]
+"""One, or a pair."""
+Ids = npt.NDArray[np.int32]
+
+MOST_CHARACTERS = 200_000
+"""Of a text: about a hundred times what the longest model reads."""
+GROWTH = 54
+"""Characters that a normalizer may make of one: 18 by NFKC, and each a Chinese one with blanks around it."""
+TOKENS_PER_CHARACTER = 16
+"""Of the normalised text: four bytes, each unknown and so given in up to four bytes again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A text, or a pair, as the model reads it. Private to the client."""
+
+    ids: Ids
+    types: Ids
+    total: int
+    """How many tokens the text has, before it was cut."""
+    words: tuple[tuple[int, int, int], ...] = ()
+    """The words, for a tagger: the place of the first token, and the characters from, and to before which it goes."""
+
+    def __repr__(self) -> str:
+        return "Tokens(…)"
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > self.length
+
+
+class TextTokenizer:
+    """A tokenizer that a client may use on its texts.
+
+    text: what was checked, as a tokenizer.json; the same on every machine
+    """
+
+    def __init__(self, text: str | bytes) -> None:
+        grammar = read_grammar(text)
+        self.text = msgspec.json.encode(grammar).decode()
+        self._tokenizer = _guarded(partial(Tokenizer.from_str, self.text))
+        self._longest = 0
+        self._largest_id = max(grammar.ids(), default=0)
+        _check_added(grammar, self._tokenizer)
+
+    @staticmethod
+    def load(stored: bytes, where: object) -> TextTokenizer:
+        """From a file of one's own, be it of an older version. Its settings for cutting, padding and decoding go."""
+        try:
+            known: dict[str, Any] = msgspec.json.decode(Tokenizer.from_str(stored.decode()).to_str())
+        except Exception as error:
+            raise CheckpointError(f"{where} cannot be read as a tokenizer: {error}") from error
+        text = msgspec.json.encode(known | {"truncation": None, "padding": None, "decoder": None})
+        try:
+            return TextTokenizer(text)
+        except UnsafeTokenizer as error:
+            raise UnsafeTokenizer(f"{error} ({where})") from error
+
+    def check_fits(self, vocabulary: int) -> None:
+        """Raises unless a model that knows so many tokens knows every one that this can give."""
+        if self._largest_id >= vocabulary:
+            raise UnsafeTokenizer(
+                f"it has a token with the number {self._largest_id}, and the model knows {vocabulary} tokens"
+            )
+
+    def special(self, *, pair: bool) -> int:
+        """How many tokens are put around a text, or around a pair."""
+        return int(self._tokenizer.num_special_tokens_to_add(pair))
+
+    def encode(self, text: Text, longest: int, *, number: int = 1, words: bool = False) -> Tokens:
+        """The tokens of a text, cut after `longest`: of a pair, the longer one, as in training.
+
+        number: by which an error names the text. words: also where its words are
+        """
+        first, second = _parts(text, number)
+        parts = (first,) if second is None else (first, second)
+        most = TOKENS_PER_CHARACTER * sum(self._normalised(part, number) for part in parts)
+        if longest != self._longest:
+            self._tokenizer.enable_truncation(longest)
+            self._longest = longest
+        encoding = _guarded(lambda: self._tokenizer.encode(first, second))
+        total = self._total(encoding, parts)
+        if total > most + self.special(pair=len(parts) == 2):
+            raise UnsafeTokenizer("it makes more tokens of a text than its characters can have")
+        places = words_of(encoding) if words else ()
+        return Tokens(np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32), total, places)
+
+    def _normalised(self, part: str, number: int) -> int:
+        """The length of a part of a text once it is normalised, in characters, and one more."""
+        if len(part) > MOST_CHARACTERS:
+            raise ConfigurationError(
+                f"text {number} has {len(part)} characters, and at most {MOST_CHARACTERS} are taken: shorten it, the "
+                "model reads its beginning only"
+            )
+        normalizer = self._tokenizer.normalizer
+        length = len(part) if normalizer is None else len(_guarded(lambda: normalizer.normalize_str(part)))
+        if length > GROWTH * len(part) + 1:
+            raise UnsafeTokenizer("its normalizer makes a text longer than any normalizer on the list does")
+        return length + 1
+
+    def _total(self, encoding: Encoding, parts: Sequence[str]) -> int:
+        if not encoding.overflowing:
+            return len(encoding.ids)
+        alone = [encoding] if len(parts) == 1 else [_guarded(partial(self._tokenizer.encode, part)) for part in parts]
+        pieces = (piece for one in alone for piece in (one, *one.overflowing))
+        return sum(piece.special_tokens_mask.count(0) for piece in pieces) + sum(encoding.special_tokens_mask)
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    """Whatever the library makes of a tokenizer that it cannot stand, be it a panic of Rust's, is a typed error."""
+    try:
+        return work()
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise UnsafeTokenizer(f"the library refuses it: {type(error).__name__}") from error
+
+
+def _check_added(grammar: Grammar, tokenizer: Tokenizer) -> None:
+    """A token that is looked for in the normalised text must be something there: nothing is found everywhere."""
+    normalizer = tokenizer.normalizer
+    for one in grammar.added_tokens:
+        if one.normalized and normalizer and not _guarded(partial(normalizer.normalize_str, one.content)):
+            raise UnsafeTokenizer("added_tokens: one of them is nothing once it is normalised")
+
+
+def _parts(text: object, place: int) -> tuple[str, str | None]:
+    """A text, or the two of a pair, if a tokenizer can read them."""
+    parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, tuple | list) else ()
+    if len(parts) != (1 if isinstance(text, str) else 2) or not all(isinstance(part, str) for part in parts):
+        raise ConfigurationError(f"text {place} is neither a text nor a pair of texts, but {type(text).__name__}")
+    try:
+        "".join(parts).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"text {place} is not valid text: it has bytes that are not UTF-8") from error
+    if not any(part.strip() for part in parts):
+        raise ConfigurationError(f"text {place} is empty: there is nothing to classify")
+    return parts[0], parts[1] if len(parts) == 2 else None
