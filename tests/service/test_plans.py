@@ -62,7 +62,7 @@ def test_a_plan_of_anything_else_is_not_found(
     others = [
         replace(tiny_model, network=Network.parse("50mbit/1ms")),
         replace(tiny_model, answer_bits=5),
-        replace(tiny_model, fingerprint="0" * 64),
+        replace(tiny_model, stated="0" * 64),
         replace(tiny_model, logit_bound=2 * tiny_model.logit_bound),
     ]
     assert Programs(tiny_model, PAIR, tmp_path).known(2, 16) is not None
