@@ -359,5 +359,4 @@ def test_what_a_vocabulary_alone_can_do_to_a_bucket() -> None:
     taken = TextTokenizer.load(tokenizer.to_str().encode(), "")
     usual, sorted_out = " ".join(note), "the pregnancy is infected and bleeding and sepsis"
     assert taken.encode(usual, 512).total == 9
-    assert taken.encode(sorted_out, 512).total > 32
-    assert taken.encode(sorted_out, 512).total <= len(sorted_out)
+    assert taken.encode(sorted_out, 512).total == 35 <= len(sorted_out)

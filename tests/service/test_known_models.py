@@ -20,7 +20,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tokenizing import TextTokenizer, Tokens
 from comet_mpc.net.channel import Around, Channel
 from comet_mpc.service.client import Client
-from comet_mpc.service.known_models import KnownModel, KnownModels
+from comet_mpc.service.model_cache import KnownModel, KnownModels
 from support.operated import put, serving
 from support.processes import World, running_world
 from support.toy_model import TINY, make_checkpoint, some_texts, toy_tokenizer

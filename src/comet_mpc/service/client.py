@@ -44,9 +44,15 @@ from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.bundle_pool import BundlePool, Kept
 from comet_mpc.service.connection import Connection, Wrap
-from comet_mpc.service.known_models import KnownModel, KnownModels
 from comet_mpc.service.messages import Ready, Run, Welcome
-from comet_mpc.service.model_cache import ClientModel, default_cache, obtain_model, state_in_use
+from comet_mpc.service.model_cache import (
+    ClientModel,
+    KnownModel,
+    KnownModels,
+    default_cache,
+    obtain_model,
+    state_in_use,
+)
 from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tagging, answers
 
 A = TypeVar("A")

@@ -1,4 +1,4 @@
-"""What a client downloads once per model, kept on disk and checked: the public package, and perhaps masked weights.
+"""What a client downloads once per model, kept on disk and checked, and which model it has met at which server.
 
     <cache>/<fingerprint, shortened>-<the server's state, shortened>/
         package     the public package
@@ -6,11 +6,15 @@
         bundles/    the client's prepared randomness (`store.BundleStore`)
         plans-*/    the plans that this client has made (`kept_plans.KeptPlans`)
         server      the address at which that server was reached last: it may be one of several machines
-    <cache>/known/  which model was met at which address (`known_models`)
+    <cache>/known/  which model was met at which address, and under which name: pinned at the first meeting
 
 A file is written beside, checked against the digest that the server told over TLS, and moved into place; on every
 start it is read and checked again. The digest of the package is the model's fingerprint. A server with another model
 or another secret gets a directory of its own; of one model, what is the same everywhere is downloaded once.
+
+A pin is the client's own: no server states the digest of what the client was given. It appears whole or not at all, the
+first of several clients that meet a model at once writes it, and one that cannot be read is an error. So a crash leaves
+a client with what it knew, or with nothing known yet.
 """
 
 from __future__ import annotations
@@ -23,14 +27,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from comet_mpc.engine import Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.share import CLIENT
-from comet_mpc.errors import CometError, ConfigurationError, PeerError, ProtocolMismatch, UnsafeTokenizer
+from comet_mpc.errors import CometError, ConfigurationError, ModelChanged, PeerError, ProtocolMismatch, UnsafeTokenizer
 from comet_mpc.files import atomic_write
-from comet_mpc.models.served import PublicModel
+from comet_mpc.models.served import PublicModel, package_parts
 from comet_mpc.models.tokenizing import TextTokenizer
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress, Source
@@ -60,6 +65,59 @@ class ClientModel:
     weights: dict[str, Weight]
     """Public parts of all weights; masked, where the source asks for that."""
     store: BundleStore
+
+
+class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """server: its address, and the model's name if one was asked for. parts: digests, to say what has changed."""
+
+    server: str
+    fingerprint: str
+    parts: dict[str, str]
+
+    @staticmethod
+    def of(server: str, package: bytes) -> KnownModel:
+        return KnownModel(server, hashlib.sha256(package).hexdigest(), package_parts(package))
+
+    def check(self, met: KnownModel) -> None:
+        """Raises `ModelChanged` if another model is met under the same name."""
+        if met.fingerprint == self.fingerprint:
+            return
+        names = [*self.parts, *(name for name in met.parts if name not in self.parts)]
+        changed = [name for name in names if self.parts.get(name) != met.parts.get(name)]
+        raise ModelChanged(self.server, got=met.fingerprint, expected=self.fingerprint, changed=changed)
+
+
+class KnownModels:
+    """What a client knows, in its cache."""
+
+    def __init__(self, cache: Path) -> None:
+        self._directory = cache / "known"
+
+    def _path(self, server: str) -> Path:
+        return self._directory / f"{hashlib.sha256(server.encode()).hexdigest()[:32]}.json"
+
+    def find(self, server: str) -> KnownModel | None:
+        path = self._path(server)
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=KnownModel)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+            raise ConfigurationError(
+                f"{path} cannot be read, and it says which model {server} had before: restore it, or remove it and "
+                "check the fingerprint of the model with its operator"
+            ) from error
+        if known.server != server:
+            raise ConfigurationError(f"{path} is about another server than {server}: remove it")
+        return known
+
+    def keep(self, met: KnownModel, *, instead: bool = False) -> None:
+        """Pins a model, unless one is pinned, which must be the same. instead: in place of what was known."""
+        with atomic_write(self._path(met.server), mode=0o600, durable=True, once=not instead) as file:
+            file.write(msgspec.json.encode(met))
+        known = self.find(met.server)
+        if known is not None:
+            known.check(met)
 
 
 def obtain_model(
