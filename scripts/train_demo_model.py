@@ -37,7 +37,7 @@ from comet_mpc.models.checkpoint import (
     ActivationChoice,
     AttentionChoice,
     CometConfig,
-    fingerprint,
+    checkpoint_digest,
     load_checkpoint,
     save_checkpoint,
     save_config,
@@ -177,7 +177,7 @@ def packed(folder: Path, out: Path, words: bytes, train: Encoded, dev: Encoded) 
         "model": "demo", "task": TASK.name, "scores": scores,
         "bytes": sum(path.stat().st_size for path in out.iterdir()),
         "encoder": msgspec.to_builtins(config.encoder), "rule": config.rule, "minimax_steps": config.steps,
-        "fingerprint": fingerprint(config, tensors, words),
+        "checkpoint": checkpoint_digest(config, tensors, words),
     }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from comet_mpc.errors import (
     CometError,
     ConfigurationError,
     ImpossibleAnswer,
+    ModelChanged,
     NodeLost,
     PeerClosed,
     PeerError,
@@ -178,6 +179,7 @@ class Client:
         self._model: ClientModel | None = None
         self._pool: BundlePool | None = None
         self._setup = (0, 0.0)
+        self._encoded: tuple[list[Text], list[TextRun]] | None = None
 
     def __enter__(self) -> Self:
         self.connect()
@@ -210,14 +212,18 @@ class Client:
             with self._connection.lock:
                 self._connection.channel()
         except ProtocolMismatch as error:
-            if error.field != "model" or not self._pins or self._accepts:
-                raise
-            self._leave(model=True)  # what the server has instead is looked at, and refused with what has changed
-            with self._connection.lock:
-                self._connection.channel()
+            self._look_at_another(error)
         assert self._model is not None
         assert self._pool is not None
         return self._model, self._pool
+
+    def _look_at_another(self, error: ProtocolMismatch) -> None:
+        """Raises the error; or, if the server no longer has the model that is pinned, what has changed."""
+        if error.field != "model" or isinstance(error, ModelChanged) or not self._pins or self._accepts:
+            raise error
+        self._leave(model=True)
+        with self._connection.lock:
+            self._connection.channel()  # sets up what there is instead, and so compares it with what is known
 
     def _leave(self, *, model: bool = False) -> None:
         """Takes leave of the machine that this client was set up with, or also of the model. What was prepared with it
@@ -330,8 +336,16 @@ class Client:
 
     def sizes(self, texts: Sequence[Text]) -> dict[tuple[int, int], int]:
         """How many runs `classify` will make for these texts, by batch and bucket: what to `prepare` for them."""
-        runs = text_runs(self.connect(), texts, self._batch, self._bucket)
+        runs = self._runs(texts)
+        self._encoded = list(texts), runs
         return Counter((len(run.places), run.bucket) for run in runs)
+
+    def _runs(self, texts: Sequence[Text]) -> list[TextRun]:
+        """The texts, encoded: those that `sizes` was just asked about are."""
+        public = self.connect()
+        if self._encoded is not None and not isinstance(texts, str) and list(texts) == self._encoded[0]:
+            return self._encoded[1]
+        return text_runs(public, texts, self._batch, self._bucket)
 
     def classify(self, texts: Sequence[Text], *, told: Told[Prediction] | None = None) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error.
@@ -361,7 +375,7 @@ class Client:
         given = public.config.head.kind
         if given != kind:
             raise ConfigurationError(f"this server's model is one to {_CALLS[given]} with, not to {_CALLS[kind]}")
-        runs = text_runs(public, texts, self._batch, self._bucket)  # all of them, before the first run is asked for
+        runs, self._encoded = self._runs(texts), None  # all of them, before the first run is asked for
         found: dict[int, Answer] = {}
         impossible: CometError | None = None
         try:
@@ -375,6 +389,9 @@ class Client:
                     found[place] = one
                     if told is not None:
                         told(place, one)
+        except ProtocolMismatch as error:
+            self._look_at_another(error)
+            raise
         finally:
             if self._pool is not None:
                 self._pool.pause()
