@@ -69,7 +69,7 @@ def package(channel: Channel, welcome: Welcome) -> bytes:
 
     say(channel, GetPackage())
     sink = Sink()
-    receive_blob(channel, welcome.package_bytes, welcome.package_digest, sink)
+    receive_blob(channel, welcome.package_bytes, welcome.fingerprint, sink)
     return bytes(sink)
 
 
