@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -31,8 +32,8 @@ from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing
-from comet_mpc.offline.dealer.fetch import Ask, Seed, Wait, fetch_bundle
-from comet_mpc.offline.dealer.meeting import Meetings
+from comet_mpc.offline.dealer.fetch import FRAME_BYTES, PARTY_ROLES, Ask, Received, Seed, Wait, fetch_bundle
+from comet_mpc.offline.dealer.meeting import Meeting, Meetings
 from comet_mpc.offline.source import Line, Order, Progress
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
@@ -235,6 +236,24 @@ def test_a_part_is_kept_only_when_the_other_party_has_its_own(identities: Identi
     assert isinstance(server, PeerClosed)
     assert "another id" in str(server)
     assert all(not any(store.directory.iterdir()) for store in stores)
+
+
+def test_a_client_that_confirms_after_the_server_was_given_up_is_not_told_that_both_have_it(
+    identities: Identities,
+) -> None:
+    near, far = memory_pair(PATIENCE)
+    meeting = Meeting()
+    for role in PARTY_ROLES:
+        meeting.join(role, "digest")
+    meeting.advance(client_seed=bytes(16))
+
+    def confirm_late() -> None:
+        near.receive(FRAME_BYTES)  # the seed
+        meeting.fail("client", PeerClosed("the server did not go through with it"))
+        near.send(msgspec.json.encode(Received()))
+
+    with running_dealer(identities) as dealer, pytest.raises(PeerClosed, match="did not go through"):
+        both(lambda: dealer._serve_client(far, meeting), confirm_late)
 
 
 def test_many_pairs_at_once(identities: Identities) -> None:
