@@ -249,7 +249,7 @@ def test_uploads_below_a_step_do_not_bring_out_the_weights() -> None:
     The control reads C0, which the server keeps: every weight comes out. What is sent, C1, has none of them, whatever
     the client does with it.
     """
-    width, below, rows = 32, 24, 40
+    width, below, rows = 32, 24, 2000
     weights = RNG.integers(-(2**23), 2**23, (rows, 1)).astype(np.int64)
     tiling = choose_tiling(1, 1, rows, width, 24)
     scheme, q = tiling.scheme, math.prod(tiling.scheme.primes)

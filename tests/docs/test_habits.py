@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tomllib
@@ -60,3 +61,49 @@ def test_the_classifiers_name_the_pythons_that_there_are_wheels_for() -> None:
     assert versions == ["3.11", "3.12", "3.13"]
     assert PROJECT["requires-python"] == f">={versions[0]}"
     assert content["tool"]["scikit-build"]["wheel"]["py-api"] == "cp" + versions[1].replace(".", "")
+
+
+def outcome_is_ignored(function: ast.FunctionDef) -> bool:
+    """Whether it catches an error, does nothing about it, and checks nothing that could fail instead.
+
+    Such a test passes whether or not the error is raised. `pytest.raises` says which of the two it must be.
+    """
+    for node in (node for node in ast.walk(function) if isinstance(node, ast.Try)):
+        for handler in node.handlers:
+            if all(isinstance(step, ast.Pass | ast.Continue) or ast.unparse(step) == "return" for step in handler.body):
+                return True
+    return False
+
+
+def checks_nothing(function: ast.FunctionDef, helpers: set[str]) -> bool:
+    """Whether nothing in it can fail but by an error that nobody has foreseen."""
+    called = {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(function) if isinstance(node, ast.Call)}
+    return not called & helpers and not can_fail(function)
+
+
+def can_fail(tree: ast.AST) -> bool:
+    words = ("assert", "raises", "check=True", "warns")
+    return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(w in ast.unparse(tree) for w in words)
+
+
+def functions(text: str) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+
+
+def test_every_test_can_fail() -> None:
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        found = functions(path.read_text())
+        helpers = {function.name for function in found if can_fail(function)}
+        for function in (function for function in found if function.name.startswith("test_")):
+            place = f"{path.relative_to(ROOT)}:{function.lineno}"
+            assert not outcome_is_ignored(function), f"{place} passes whether or not something is raised"
+            assert not checks_nothing(function, helpers), f"{place} checks nothing"
+
+
+def test_what_cannot_fail_is_found() -> None:
+    """The controls of the test above."""
+    (swallows,) = functions("def test():\n try:\n  work()\n except ValueError:\n  return\n assert 1")
+    assert outcome_is_ignored(swallows)
+    (idle,) = functions("def test():\n    work()")
+    assert checks_nothing(idle, set())
+    assert not checks_nothing(idle, {"work"})

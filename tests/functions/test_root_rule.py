@@ -53,10 +53,9 @@ def test_no_polynomial_does_much_better_than_the_rounded_one(emphasis: float) ->
     assert np.min(others) > 0.9 * ours
 
 
-@pytest.mark.parametrize("degree", DEGREES.values())
+@pytest.mark.parametrize("degree", [degree for degree in DEGREES.values() if degree > 1])
 def test_more_degrees_are_more_exact(degree: int) -> None:
-    if degree > 1:
-        assert root_rule(2.0**-8, 1.02, degree).root_error < root_rule(2.0**-8, 1.02, degree - 1).root_error
+    assert root_rule(2.0**-8, 1.02, degree).root_error < root_rule(2.0**-8, 1.02, degree - 1).root_error
 
 
 @pytest.mark.parametrize("degree", DEGREES)

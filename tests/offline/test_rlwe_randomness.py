@@ -295,7 +295,7 @@ def errors_of(ciphertext: Residues, secret: list[int], primes: tuple[int, ...], 
 def uploaded(
     make: Callable[[int], Job], module: Any, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[SecretKey, list[Residues]]:
-    """The ciphertexts of one job as the server reads them, and the key they are under."""
+    """The ciphertexts of two jobs of a connection as the server reads them, and the key they are under."""
     read: list[Residues] = []
     original = getattr(module, reader)
 
@@ -307,7 +307,8 @@ def uploaded(
 
     def work(channel: Channel, party: int) -> SecretKey | None:
         engine = Homomorphic(channel, party, threads=1)
-        engine.run([make(party)])
+        for _ in range(2):
+            engine.run([make(party)])
         return engine.secret if party == CLIENT else None
 
     key, _ = as_parties(work)
@@ -343,8 +344,8 @@ UPLOADS: dict[str, tuple[Callable[[int], Job], Any, str, int]] = {
 
 
 @pytest.mark.parametrize("kind", UPLOADS)
-def test_every_upload_has_an_error_of_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it c1·s is known modulo small numbers, and s follows from a system of linear equations.
+def test_every_upload_has_a_c1_and_an_error_of_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an error s follows from c1·s by linear equations. With one c1 for two of them their difference is bare.
 
     A ciphertext that defines a mask is rounded twice more, by at most ½ each.
     """
@@ -352,6 +353,7 @@ def test_every_upload_has_an_error_of_its_own(kind: str, monkeypatch: pytest.Mon
     key, read = uploaded(make, module, reader, monkeypatch)
     secret, primes = secret_of(key), PRIMES[: read[0].shape[1]]
     assert len(read) >= 2
+    assert len({each[1].tobytes() for each in read}) == len(read), "a c1 is used twice"
     assert_errors([errors_of(each, secret, primes, modulus) for each in read], kind, roundings=1.0)
     silent = errors_of(without_errors(key, primes), secret, primes, modulus)
     assert (silent**2).mean() <= 1  # the control

@@ -190,6 +190,14 @@ def test_secrets_and_errors_have_their_distributions() -> None:
 # Encryption --------------------------------------------------------------------------------------------------
 
 
+def test_a_ternary_number_takes_every_byte_but_one() -> None:
+    """Each of -1, 0 and 1 from 85 bytes, and 255 from none: else -1 would be likelier by 1 in 256."""
+    out = np.empty(255, np.int8)
+    assert _native.lattice_sample_ternary(np.arange(256, dtype=np.uint8)[::-1].copy(), out)
+    assert [int(np.count_nonzero(out == value)) for value in (-1, 0, 1)] == [85, 85, 85]
+    assert not _native.lattice_sample_ternary(np.full(300, 255, np.uint8), out)
+
+
 @pytest.mark.parametrize(("limbs", "width"), [(4, 32), (5, 40), (6, 64), (7, 56)])
 def test_a_scaled_word_is_rounded_exactly(limbs: int, width: int) -> None:
     scheme = Scheme(limbs, width)
