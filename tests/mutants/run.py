@@ -71,19 +71,19 @@ def build() -> None:
     run("cmake", "--install", CMAKE, "--prefix", COPY / "src", env=tools, stdout=subprocess.DEVNULL)
 
 
-def guards_pass(guards: Iterable[str]) -> bool:
-    """Whether the tests run green in the copy."""
+def failure(guards: Iterable[str], seconds: float | None = GUARD_SECONDS) -> str:
+    """What pytest says of tests that fail in the copy; nothing if all pass."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [VENV / "bin" / "python", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *guards]
     try:
         done = subprocess.run(
-            list(map(str, command)), cwd=COPY, env=environment, capture_output=True, text=True, timeout=GUARD_SECONDS
+            list(map(str, command)), cwd=COPY, env=environment, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return False
+        return f"took more than {seconds} s"
     if done.returncode not in (0, 1, 2):  # pytest: all passed, some failed, or could not even be collected
         raise SystemExit(f"mutants: pytest ended with {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.returncode == 0
+    return "" if done.returncode == 0 else done.stdout[-4000:]
 
 
 def fingerprint(mutant: Mutant) -> str:
@@ -107,7 +107,7 @@ def outcome(mutant: Mutant) -> str:
         path.write_text(text)
         if mutant.native:
             build()
-        return "survived" if guards_pass(mutant.guards) else "caught"
+        return "caught" if failure(mutant.guards) else "survived"
     finally:
         path.write_bytes(before)
 
@@ -170,8 +170,8 @@ def main() -> int:
     guards = sorted({guard for one in waiting for guard in one.guards})
     if guards:
         print(f"mutants: {len(guards)} guards without a fault", flush=True)
-        if not guards_pass(guards):
-            raise SystemExit("mutants: the guards fail without a fault; run them with scripts/test")
+        if said := failure(guards, None):
+            raise SystemExit(f"{said}\nmutants: the guards fail without a fault")
     for one in waiting:
         if time.monotonic() > end:
             print("mutants: the time is up. Run the same command to resume.")

@@ -27,21 +27,23 @@ def online(control: Control = "") -> list[Finding]:
     return findings(record("pair", 8, control), "pair", control)
 
 
+UPLOADS = ("", ", packed", ", turned", " in slots", " in odd slots, defined", " in odd slots")
 CASES: list[tuple[Control, str, str]] = [
     *(
         ("old mask", message, to)
-        for message in ("points", "trees", "extension", "answer")
+        for message in ("points", "trees", "extension", "answer", "extension, odd", "answer, odd")
         for to in ("client", "server")
     ),
     ("old mask", "words", "client"),
     ("old mask", "flips", "server"),
-    ("old mask", "upload", "server"),
-    ("old mask", "upload, defined", "server"),
+    *(("old mask", f"upload{kind}", "server") for kind in UPLOADS),
     ("no mask", "public key", "server"),
-    ("no mask", "response", "client"),
-    ("no mask", "response, decrypted", "client"),
-    ("no mask", "response in slots", "client"),
-    ("no mask", "response in slots, decrypted", "client"),
+    ("no mask", "packing keys", "server"),
+    *(
+        ("no mask", f"response{kind}{more}", "client")
+        for kind in ("", ", packed", ", turned", " in slots", " in odd slots")
+        for more in ("", ", decrypted")
+    ),
 ]
 
 

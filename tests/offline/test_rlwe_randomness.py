@@ -118,7 +118,7 @@ def odd_job(modulus: int) -> OddJob:
 def slot_job(party: int) -> Job:
     plan, values = choose_plan(2, ((0,), (0, 1)), 32, 32), np.arange(-50, 50)
     mine: dict[str, Any] = {"left": [values, values]} if party == CLIENT else {"right": [[values], [values, values]]}
-    return slots._SlotJob(plan, 100, **mine)
+    return slots.SlotJob(plan, 100, **mine)
 
 
 def response_scheme(job: Job) -> list[Scheme]:
@@ -128,7 +128,7 @@ def response_scheme(job: Job) -> list[Scheme]:
             return [how.answer_scheme] * (how.response_bytes // how.answer_scheme.response_bytes)
         case OddJob(plan=plan):
             return [plan.scheme] * len(plan.sums)
-        case slots._SlotJob(plan=plan):
+        case slots.SlotJob(plan=plan):
             return [modulus.scheme for modulus in plan.moduli] * len(plan.sums)
     raise TypeError(job)
 

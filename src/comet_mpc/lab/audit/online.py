@@ -88,6 +88,7 @@ def _in_an_odd_ring(session: Session, *shares: Share) -> None:
     )
     squares = [session.evaluate(X**2, {"x": x}, bound=4.1) for x in opened[::2] if isinstance(x, Opened)]
     session.open(*squares)
+    session.communicate(*(ask.Truncate(square, 12, 32) for square in squares))
 
 
 def _models() -> tuple[dict[str, Weight], dict[str, Weight]]:
@@ -171,7 +172,8 @@ class _Watching(PartySession):
                 self._note_masked(kind, words, modulus, size, share.flat(), self._mask(index, share.count, share.ring))
             case ask.Truncate(), Drawn(arrays=(bits, _)):
                 theirs, mine = _unpacked(data, share.count), _unpacked(bits, share.count)
-                self._note_masked(kind, theirs, 2, size, self._likely_bit(share), mine)
+                likely = self._likely_odd_bit(request) if share.modulus else self._likely_bit(share)
+                self._note_masked(kind, theirs, 2, size, likely, mine)
             case ask.Choose(), Drawn(index=index):
                 words = share.ring.unpack(data, share.count)
                 self._note_masked(
@@ -191,6 +193,12 @@ class _Watching(PartySession):
         """That of the other's share, in Z_2^w, if the value were zero."""
         likely = np.uint64(0 if self._leader else 2 ** (share.width - 2)) - share.flat()
         return np.asarray(likely >> np.uint64(share.width - 1) & np.uint64(1))
+
+    def _likely_odd_bit(self, request: ask.Truncate) -> Words:
+        """The same in an odd ring."""
+        other = request.share.ring.subtract(np.zeros(request.share.count, np.uint64), request.share.flat())
+        none = np.zeros((other.size + 7) // 8, np.uint8)
+        return _unpacked(request.conversion.mask(other, none, not self._leader), other.size)
 
     def _fetched(self, chosen: ask.Chosen, data: Packed) -> None:
         (index, transfers), (place, *known) = self._transfers, chosen.drawn

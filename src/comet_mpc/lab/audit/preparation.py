@@ -9,16 +9,18 @@ Ciphertexts are taken coefficient by coefficient, where their noise would be see
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc import _native
-from comet_mpc.engine.ring import odd_ring
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.lab.audit.controls import Control
 from comet_mpc.lab.audit.online import Recorded, as_parties
+from comet_mpc.lab.audit.products import LAYER_PRODUCTS, ODD, SLOT_PRODUCTS, LayerProduct, Repeating, SlotProduct
 from comet_mpc.lab.audit.statistics import Message
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.base import POINT_BYTES, TREE_BYTES
@@ -30,7 +32,8 @@ from comet_mpc.offline.ot.extension import (
     packed_bytes,
     set_up_transfers,
 )
-from comet_mpc.offline.rlwe.odd_slots import OddJob, odd_plan, read_slots
+from comet_mpc.offline.rlwe.defined import read_defined
+from comet_mpc.offline.rlwe.packing import Packing, packing_keys
 from comet_mpc.offline.rlwe.products import Homomorphic, Job, MatrixJob
 from comet_mpc.offline.rlwe.public_key import make_public_key
 from comet_mpc.offline.rlwe.scheme import (
@@ -46,7 +49,6 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
     unpack,
 )
-from comet_mpc.offline.rlwe.tiling import Tiling, choose_tiling
 
 Places = npt.NDArray[np.uint32]
 Guesses = Sequence[list[Bytes]]
@@ -55,7 +57,6 @@ Guesses = Sequence[list[Bytes]]
 _COUNT = 1024
 """Products of bits, of either direction half, and products of bits with words."""
 _WIDTH = 24
-_ROWS, _INPUTS, _OUTPUTS = 8, 8, 8
 _BLOCKS = 4
 """Runs are few and messages long: a message counts as that of so many runs."""
 SET_UPS = 4
@@ -152,28 +153,30 @@ class _Party:
         self.note("trees", words, 2**64, len(tree))
         return transfers
 
-    def products_of_bits(self, transfers: Transfers) -> Callable[[Words], None]:
+    def products_of_bits(self, transfers: Transfers, ring: Ring) -> Callable[[Words], None]:
         """Truncation's bits. What comes back notes the messages, told the other's bits, which it must not learn."""
         if self.control == "old mask":
             transfers.sender.used = transfers.receiver.used = 0
-        half = _COUNT // 2
+        half, odd = _COUNT // 2, ", odd" if ring.modulus else ""
         mine = slice(0, half) if self.party == CLIENT else slice(half, _COUNT)
         theirs = slice(half, _COUNT) if self.party == CLIENT else slice(0, half)
-        bits, shares = bit_products(self.channel, transfers, _COUNT, _WIDTH)
+        bits, shares = bit_products(self.channel, transfers, _COUNT, ring.width, ring.modulus)
         question, answer = self.channel.taken()
         choices = _bits(bits, _COUNT)
         self.bits = choices
         rows = np.frombuffer(question[: extension_bytes(half) - 48], np.uint8).reshape(_DIGITS, -1)
         digits = np.unpackbits(rows, axis=1, count=half, bitorder="little").astype(np.uint64)
         extension = np.asarray((np.uint64(1) << np.arange(_DIGITS, dtype=np.uint64)) @ digits, np.uint64)
-        reply = _numbers(answer, half, _WIDTH - 1, _WIDTH - 1)
-        known = shares[mine] - np.uint64(2) * choices[mine] * reply
+        sent = ring if ring.modulus else Ring(ring.width - 1)
+        reply = _numbers(answer, half, sent.width, sent.width)
+        step = choices[mine] * reply
+        known = ring.subtract(shares[mine], step) if ring.modulus else shares[mine] - np.uint64(2) * step
 
         def note(hidden: Words) -> None:
-            own = np.uint64(0) - shares[theirs]
-            self.note("extension", extension, 2**_DIGITS, len(question), word=own, bit=choices[theirs],
+            own = ring.subtract(np.zeros(half, np.uint64), shares[theirs])
+            self.note(f"extension{odd}", extension, 2**_DIGITS, len(question), word=own, bit=choices[theirs],
                       hidden=hidden[theirs] * np.uint64(2**_DIGITS - 1))  # fmt: skip
-            self.note("answer", reply, 2 ** (_WIDTH - 1), len(answer), word=known, half=known >> np.uint64(1),
+            self.note(f"answer{odd}", reply, sent.size, len(answer), word=known, half=known >> np.uint64(1),
                       bit=choices[mine], hidden=hidden[mine])  # fmt: skip
 
         return note
@@ -207,34 +210,52 @@ class _Party:
                 data = make_public_key(SecretKey(_NoSecret()), new_seed())
             key = unpack(np.frombuffer(data, np.uint8)[: Scheme(len(PRIMES), 0).upload_bytes], PRIMES)
             self.note("public key", _coefficients(PRIMES, key)[0], PRIMES[0], len(data))
+        engine.set_up_packing(Packing.TURNS)
+        frames = self.channel.taken()
+        if self.party == SERVER:
+            seed, packed = engine.read_seed(memoryview(frames[0]))
+            if self.control == "no mask":
+                packed = memoryview(packing_keys(SecretKey(_NoSecret()), Packing.MERGES, seed)[0])
+            self._ciphertexts("packing keys", [Scheme(len(PRIMES), 0)], seed, packed, len(frames[0]))
         return engine
 
-    def upload(self, engine: Homomorphic, data: bytes, tiling: Tiling) -> None:
-        """Server: the client's ciphertext."""
-        seed, packed = engine.read_seed(memoryview(data))
-        (both,) = read_uploads([tiling.scheme], seed, packed[: tiling.scheme.upload_bytes])
-        c0, c1 = (_coefficients(tiling.scheme.primes, each.reshape(-1)) for each in both)
-        self.note("upload", c0[0], PRIMES[0], len(data), public=c1[0])
+    def _ciphertexts(self, kind: str, schemes: Sequence[Scheme], seed: bytes, packed: memoryview, size: int) -> None:
+        """Server: the first ciphertexts of a message of the client's."""
+        for both in read_uploads(schemes, seed, packed[: sum(scheme.upload_bytes for scheme in schemes)]):
+            self._ciphertext(kind, both, size)
 
-    def product_in_slots(self, engine: Homomorphic, which: int, seed: bytes) -> Callable[[Guesses], None] | None:
-        """The same in the slots of an odd ring, with a mask of the client's that its ciphertext defines."""
-        scheme = _SLOTS.scheme
+    def _ciphertext(self, kind: str, both: Residues, size: int) -> None:
+        """Server: c0 beside the c1 that both sides expand, modulo the first prime."""
+        c0, c1 = (_coefficients(PRIMES[: len(each)], each.reshape(-1)) for each in both)
+        self.note(kind, c0[0], PRIMES[0], size, public=c1[0])
+
+    def upload(self, engine: Homomorphic, data: bytes, product: LayerProduct) -> None:
+        """Server: the client's first ciphertext."""
+        tiling, (seed, packed) = product.tiling, engine.read_seed(memoryview(data))
+        if tiling.defines:
+            rest = packed[: tiling.scheme.rest_bytes]
+            (both,) = read_defined(tiling.scheme, product.width, 1, seed, rest)
+            self._ciphertext(f"upload{product.kind}", both, len(data))
+        else:
+            self._ciphertexts("upload", [tiling.scheme], seed, packed, len(data))
+
+    def product_in_slots(
+        self, engine: Homomorphic, product: SlotProduct, which: int, seed: bytes
+    ) -> Callable[[Guesses], None] | None:
+        """The same in slots. In those of an odd ring the client has a mask that its ciphertext defines."""
         if self.party == SERVER:
             if self.control == "no mask":
                 engine.stream = _Silent()
-            engine.run([_SlotJob(which)])
+            engine.run([product.job(SERVER, which)])
             (data,) = self.channel.taken()
-            uploads = read_slots(_SLOTS, *engine.read_seed(memoryview(data)))
-            for kind, both in zip(("upload, defined", "upload"), uploads, strict=True):
-                c0, c1 = (_coefficients(scheme.primes, each.reshape(-1)) for each in both)
-                size = len(data) if kind == "upload, defined" else 0
-                self.note(kind, c0[0], PRIMES[0], size, public=c1[0])
-            self.guesses = self._guesses(engine, data, [_SlotJob(guess) for guess in (0, 1)])
+            for kind, both in product.uploads(*engine.read_seed(memoryview(data))):
+                self._ciphertext(kind, both, len(data))
+            self.guesses = self._guesses(engine, data, [product.job(SERVER, guess) for guess in (0, 1)])
             return None
-        engine.run([_SlotJob(which, seed if self.control == "old mask" else None)])
+        engine.run([product.job(CLIENT, which, seed if self.control == "old mask" else None)])
         (data,) = self.channel.taken()
         positions = np.arange(DEGREE, dtype=np.uint32)
-        return lambda guesses: self.response("response in slots", engine, scheme, data, positions, guesses)
+        return lambda guesses: self.response(product.kind, engine, product.scheme, data, positions, guesses)
 
     def _guesses(self, engine: Homomorphic, data: bytes, jobs: Sequence[Job]) -> Guesses:
         """Server: what it would answer with nothing to hide it."""
@@ -253,61 +274,26 @@ class _Party:
         self.note(kind, high[0], 2**62, len(data), first=high[1], second=high[2])
         self.note(f"{kind}, decrypted", phases[0], 2**64, 0, first=phases[1], second=phases[2])
 
-    def product(self, engine: Homomorphic, which: int, seed: bytes) -> Callable[[Guesses], None] | None:
+    def product(
+        self, engine: Homomorphic, product: LayerProduct, which: int, seed: bytes
+    ) -> Callable[[Guesses], None] | None:
         """A product of the client's words with the server's integers; what comes back notes the response."""
-        tiling = choose_tiling(_ROWS, _INPUTS, _OUTPUTS, 64, 24)
+        tiling, width = product.tiling, product.width
         if self.party == SERVER:
             if self.control == "no mask":
                 engine.stream = _Silent()
-            engine.run([MatrixJob(tiling, 64, y=_weights(which))])
+            engine.run([MatrixJob(tiling, width, y=product.weights(which))])
             (data,) = self.channel.taken()
-            self.upload(engine, data, tiling)
-            jobs = [MatrixJob(tiling, 64, y=_weights(guess)) for guess in (0, 1)]
+            self.upload(engine, data, product)
+            jobs = [MatrixJob(tiling, width, y=product.weights(guess)) for guess in (0, 1)]
             self.guesses = self._guesses(engine, data, jobs)
             return None
-        x = np.full((_ROWS, _INPUTS), (0, 2**63)[which], np.uint64)
-        job = _Repeating(tiling, x, seed) if self.control == "old mask" else MatrixJob(tiling, 64, x=x)
-        engine.run([job])
+        x = None if tiling.defines else np.full((tiling.rows, tiling.inputs), (0, 2**63)[which], np.uint64)
+        engine.run([Repeating(tiling, width, x, seed if self.control == "old mask" else None)])
         (data,) = self.channel.taken()
         positions = tiling.positions(0, 0)
-        return lambda guesses: self.response("response", engine, tiling.scheme, data, positions, guesses)
-
-
-_ODD = odd_ring(2.0**30)
-_SLOTS = odd_plan(_ODD, 1, 2, (((0, 0), (1, 1)),))
-"""One mask that is defined and one factor that is chosen, each times a factor of the server's."""
-
-
-class _SlotJob(OddJob):
-    """What is chosen is one of two, at either party. seed: for uploads under the same public polynomials every time."""
-
-    def __init__(self, which: int, seed: bytes | None = None) -> None:
-        super().__init__(_SLOTS)
-        self._which, self._seed = which, seed
-
-    def chosen(self, defined: list[Words]) -> list[Words]:
-        return [np.full(DEGREE, (0, _ODD.modulus // 2)[self._which], np.uint64)]
-
-    def factors(self) -> list[Words]:
-        return [np.full(DEGREE, (1, _ODD.modulus - 3)[self._which], np.uint64)] * 2
-
-    def drawn_seed(self) -> bytes:
-        return self._seed or super().drawn_seed()
-
-
-class _Repeating(MatrixJob):
-    """Uploads under the same public polynomials every time."""
-
-    def __init__(self, tiling: Tiling, x: Words, seed: bytes) -> None:
-        super().__init__(tiling, 64, x=x)
-        self._seed = seed
-
-    def drawn_seed(self) -> bytes:
-        return self._seed
-
-
-def _weights(which: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return np.full((_OUTPUTS, _INPUTS), (1, -3)[which], np.int64)
+        kind, scheme = f"response{product.kind}", tiling.answer_scheme
+        return lambda guesses: self.response(kind, engine, scheme, data, positions, guesses)
 
 
 def _coefficients(primes: tuple[int, ...], transformed: Residues) -> Words:
@@ -333,12 +319,16 @@ def record_preparation(
             tick_of(party)
         for run in range(set_ups, count):
             one.runs.append([])
-            note_bits = one.products_of_bits(transfers)
-            one.wait()
-            note_bits(parties[1 - party].bits)
+            for ring in (Ring(_WIDTH), ODD):
+                note_bits = one.products_of_bits(transfers, ring)
+                one.wait()
+                note_bits(parties[1 - party].bits)
+                one.wait()
             one.bits_times_words(transfers, inputs[party][run])
-            for product in (one.product, one.product_in_slots):
-                note_response = product(engine, inputs[party][run], seed)
+            steps = [partial(one.product, engine, product) for product in LAYER_PRODUCTS]
+            steps += [partial(one.product_in_slots, engine, product) for product in SLOT_PRODUCTS]
+            for step in steps:
+                note_response = step(inputs[party][run], seed)
                 one.wait()
                 if note_response is not None:
                     note_response(parties[SERVER].guesses)

@@ -40,9 +40,15 @@ CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
         "no mask": ("TruncateOpen, bit",),
     },
     "preparing": {
-        "old mask": ("points", "trees", "extension", "answer", "words", "flips", "upload", "upload, defined"),
+        "old mask": (
+            "points", "trees", "extension", "answer", "extension, odd", "answer, odd", "words", "flips", "upload",
+            "upload, packed", "upload, turned", "upload in slots", "upload in odd slots, defined",
+            "upload in odd slots",
+        ),
         "no mask": (
-            "public key", "response", "response, decrypted", "response in slots", "response in slots, decrypted"
+            "public key", "packing keys", "response", "response, decrypted", "response, packed",
+            "response, packed, decrypted", "response, turned", "response, turned, decrypted", "response in slots",
+            "response in slots, decrypted", "response in odd slots", "response in odd slots, decrypted",
         ),
     },
 }  # fmt: skip

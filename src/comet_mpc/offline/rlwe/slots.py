@@ -193,7 +193,7 @@ def _residues(values: Integers, primes: tuple[int, ...]) -> Residues:
     return out.reshape(-1)
 
 
-class _SlotJob(Job):
+class SlotJob(Job):
     """The sums of products of up to 8,192 elements, shared mod P."""
 
     def __init__(
@@ -290,7 +290,7 @@ def slot_sums(
     for start in range(0, count, DEGREE):
         cut = slice(start, min(count, start + DEGREE))
         jobs.append(
-            _SlotJob(
+            SlotJob(
                 plan,
                 cut.stop - cut.start,
                 left=None if left is None else [x[cut] for x in left],
