@@ -29,6 +29,8 @@ from support.processes import ServerProcess, World, running_world, server_proces
 from support.two_parties import both
 from support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.service
+
 LIMITS = {
     **dict.fromkeys(("stall_seconds", "step_seconds", "idle_seconds"), PATIENCE),
     "ready": 2,
@@ -251,8 +253,6 @@ def test_a_bundle_runs_once(world: World, tmp_path: Path) -> None:
 _LEAVES = """
 import sys
 from comet_mpc import Client
-
-pytestmark = pytest.mark.service
 client = Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=3)
 client.classify([sys.argv[4]])
 """
