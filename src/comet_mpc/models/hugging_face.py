@@ -188,8 +188,9 @@ def _shards(directory: Path) -> list[Path]:
     shards = []
     for name in sorted(set(places.values())):
         try:
-            beside = (directory / name).resolve().parent in homes
-        except (OSError, ValueError, RuntimeError):  # a name that cannot be one, links in a circle
+            found = (directory / name).resolve()
+            beside = found.parent in homes and not found.is_symlink()
+        except (OSError, ValueError, RuntimeError):  # a name that cannot be one; before Python 3.13, links in a circle
             beside = False
         if not beside or Path(name).name != name:
             raise CheckpointError(
