@@ -8,6 +8,7 @@ resumed by the same command.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -159,6 +160,12 @@ def main() -> int:
     if not chosen:
         raise SystemExit("mutants: no mutant has such a name")
 
+    WORK.mkdir(parents=True, exist_ok=True)
+    lock = (WORK / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # two faults in one copy: what either run says would mean nothing
+        raise SystemExit("mutants: another run is at work in build/mutants") from None
     print("mutants: copying the checkout to build/mutants", flush=True)
     copy_checkout()
     if not (VENV / "bin" / "comet").exists():
