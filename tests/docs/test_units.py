@@ -150,7 +150,7 @@ def test_what_a_unit_starts_sees_who_is_revoked_and_what_is_renewed(
         eventually(lambda: serial() != before, "the renewed certificate was never shown")
 
 
-@pytest.mark.parametrize("unit", ["server", "dealer"])
+@pytest.mark.parametrize("unit", ["server", "dealer", "gateway"])
 def test_units_read_keys_where_they_are_and_as_nobody_else_can(unit: str) -> None:
     settings = settings_of(unit)
     assert not {"LoadCredential", "LoadCredentialEncrypted", "SetCredential", "ImportCredential"} & settings.keys()

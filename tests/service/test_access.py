@@ -15,12 +15,13 @@ import pytest
 
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.errors import NotAuthenticated, QuotaExceeded
-from comet_mpc.net.authority import issue, revoke
+from comet_mpc.net.authority import issue, renew, revoke
 from comet_mpc.net.channel import Around, Channel, greet
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect
 from comet_mpc.offline.dealer.fetch import Ask, PartyRole, Proceed, Wait, _FromDealer
 from comet_mpc.offline.store import new_bundle_id
+from comet_mpc.service.connection import Connection
 from comet_mpc.service.messages import (
     Accepted,
     FromClient,
@@ -180,6 +181,21 @@ def test_an_older_list_or_none_brings_nobody_back_not_even_after_a_restart(
 
 def open_files(pid: int) -> set[str]:
     return {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def test_a_renewed_certificate_of_a_client_counts_at_its_next_connection(
+    own: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """A gateway runs for months: it shows what lies in its directory, not what lay there when it started."""
+    with running_world(own, tiny_checkpoint, tmp_path, with_dealer=False, limits={}) as world:
+        connection = Connection(
+            world.address, TlsIdentity.find(own, "alice"), timeout=PATIENCE, welcomed=lambda *_: None
+        )
+        connection.channel().close()
+        renew(own, "alice")
+        revoke(own, "alice", but_last=True)
+        connection.channel()
+        connection.close()
 
 
 def test_a_state_directory_is_one_servers(keys: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ class Connection:
         self.progress = progress
         self.lock = threading.RLock()
         """Of the connection for queries: bundles are asked for between queries."""
-        self._address, self._tls, self._tls_routed = address, identity.client_context(), identity.client_context()
-        self._route(state)
+        identity.client_context()  # what cannot be used is an error now, not at the first connection
+        self._address, self._identity, self._routed_to = address, identity, state
         self._source, self._third_party, self._model, self._fingerprint = source, third_party, model, fingerprint
         self._wrap, self._welcomed = wrap, welcomed
         self._welcome: Welcome | None = None
@@ -165,17 +165,17 @@ class Connection:
         self._channel = self._welcome = None
         if model:
             self._fingerprint = ""
-        self._route("")
-
-    def _route(self, state: str) -> None:
-        self._tls_routed.set_alpn_protocols([ROUTE + state[:STATE_DIGITS]] if state else [])
+        self._routed_to = ""
 
     def dial(self, address: Address) -> Channel:
-        return connect(*address, self._tls, self.timeout, connect_timeout=self.timeout, whom="dealer")
+        tls = self._identity.client_context()
+        return connect(*address, tls, self.timeout, connect_timeout=self.timeout, whom="dealer")
 
     def reach(self) -> Channel:
         """A new connection to the server, not greeted yet."""
-        return connect(*self._address, self._tls_routed, self.timeout, connect_timeout=self.timeout)
+        tls = self._identity.client_context()  # as its files are now: a renewed certificate counts without a restart
+        tls.set_alpn_protocols([ROUTE + self._routed_to[:STATE_DIGITS]] if self._routed_to else [])
+        return connect(*self._address, tls, self.timeout, connect_timeout=self.timeout)
 
     def _greeted(self) -> Channel:
         """A connection after the greeting. While the server has no room for it, tries again, until the timeout."""
@@ -202,7 +202,7 @@ class Connection:
             if self._fingerprint not in ("", welcome.fingerprint):
                 raise ProtocolMismatch("model", got=welcome.fingerprint, expected=self._fingerprint)
             self._fingerprint, self._source, self._welcome = welcome.fingerprint, source, welcome
-            self._route(welcome.state)
+            self._routed_to = welcome.state
         elif welcome.fingerprint != self._welcome.fingerprint:
             raise ProtocolMismatch(
                 "the model since this client was set up", got=welcome.fingerprint, expected=self._fingerprint

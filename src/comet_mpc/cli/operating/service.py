@@ -246,12 +246,15 @@ def deal(
         _say_metrics(pages)
 
     identity = TlsIdentity.find(keys, name)
-    run_dealer(
+    ended_by = run_dealer(
         *parse_address(listen),
         identity if state is None else replace(identity, kept_list=state / REVOKED),
         metrics=parse_address(metrics) if metrics is not None else None,
         started=started,
     )
+    if ended_by == signal.SIGINT:
+        _log.info("stopped by Ctrl-C: run the same command to deal again")
+        raise typer.Exit(STOPPED)
 
 
 def _say_metrics(address: Address | None) -> None:

@@ -23,12 +23,19 @@ def run_dealer(
     *,
     metrics: Address | None = None,
     started: Callable[[Address, Address | None], None] | None = None,
-) -> None:
-    """Runs a dealer in the main thread until SIGINT or SIGTERM.
+) -> int:
+    """Runs a dealer in the main thread until SIGINT or SIGTERM; returns which of them it was.
 
     metrics  where to answer by HTTP: `net.metrics`
     started  is told where it listens, and where it answers by HTTP
     """
+    ended_by = signal.SIGTERM
+
+    def stop(number: int, _: object) -> None:
+        nonlocal ended_by
+        ended_by = signal.Signals(number)
+        dealer.stop()
+
     with contextlib.ExitStack() as stack:
         dealer = stack.enter_context(Dealer(host, port, identity, limits))
         endpoint = None
@@ -37,8 +44,9 @@ def run_dealer(
             stack.callback(endpoint.close)
             endpoint.start()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: dealer.stop())
+            signal.signal(number, stop)
         _log.info("dealing", extra={"fields": {"address": "{}:{}".format(*dealer.address)}})
         if started is not None:
             started(dealer.address, endpoint.address if endpoint is not None else None)
         dealer.serve_forever()
+    return ended_by
