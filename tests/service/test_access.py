@@ -18,7 +18,7 @@ from comet_mpc.errors import NotAuthenticated, QuotaExceeded
 from comet_mpc.net.authority import issue, renew, revoke
 from comet_mpc.net.channel import Around, Channel, greet
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.net.sockets import connect
+from comet_mpc.net.sockets import connect, parse_address
 from comet_mpc.offline.dealer.fetch import Ask, PartyRole, Proceed, Wait, _FromDealer
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.service.connection import Connection
@@ -189,7 +189,10 @@ def test_a_renewed_certificate_of_a_client_counts_at_its_next_connection(
     """A gateway runs for months: it shows what lies in its directory, not what lay there when it started."""
     with running_world(own, tiny_checkpoint, tmp_path, with_dealer=False, limits={}) as world:
         connection = Connection(
-            world.address, TlsIdentity.find(own, "alice"), timeout=PATIENCE, welcomed=lambda *_: None
+            parse_address(world.server.address),
+            TlsIdentity.find(own, "alice"),
+            timeout=PATIENCE,
+            welcomed=lambda *_: None,
         )
         connection.channel().close()
         renew(own, "alice")
