@@ -69,6 +69,6 @@ def test_serving_asking_and_evaluating_import_no_ray() -> None:
 def test_with_cluster_and_no_ray_the_extra_is_named(command: tuple[str, ...]) -> None:
     found = without_ray("from comet_mpc.cli.start import run; run()", *command)
     assert found.returncode == 1
-    assert found.stderr.strip() == (
+    assert found.stderr.splitlines()[-1] == (
         "comet: this command needs ray, which is not installed: pip install 'comet-mpc[cluster]'"
     )

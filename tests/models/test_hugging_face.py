@@ -354,7 +354,7 @@ def test_a_name_is_found_in_the_hubs_cache(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "tokenizer.json").exists()
     failed = unify(home, "somebody/not-there", tmp_path / "other")
     assert failed.returncode == 1
-    assert failed.stderr.startswith("comet: somebody/not-there is not a directory, and it could not be loaded")
+    assert "\ncomet: somebody/not-there is not a directory, and it could not be loaded" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "other").exists()
 

@@ -31,6 +31,7 @@ COPY, CMAKE, VENV, KNOWN = WORK / "copy", WORK / "cmake", WORK / "venv", WORK / 
 EXTENSION = COPY / "src" / "comet_mpc" / Path(_native.__file__).name
 """Of the copy: what `scripts/setup` has built of the same sources, or a build with a fault."""
 GUARD_SECONDS = 240
+_PATIENCE = 60
 """A guard that takes longer has noticed something: without a fault each takes a fraction of it."""
 
 
@@ -78,6 +79,7 @@ def build() -> None:
 def failure(guards: Iterable[str], seconds: float | None = GUARD_SECONDS) -> str:
     """What pytest says of tests that fail in the copy; nothing if all pass."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["COMET_TEST_PATIENCE"] = str(_PATIENCE)
     command = [VENV / "bin" / "python", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *guards]
     try:
         done = subprocess.run(

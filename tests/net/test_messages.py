@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from comet_mpc import errors
-from comet_mpc.errors import CometError, ProtocolMismatch, ServerBusy, WrongSize, WrongVersion
+from comet_mpc.errors import CometError, ModelChanged, ProtocolMismatch, ServerBusy, WrongSize, WrongVersion
 from comet_mpc.net.messages import Mismatch, Refusal, raise_refusal, refusal
 
 TOLD_AS = {
@@ -39,19 +39,21 @@ TOLD_AS = {
     "ServerBusy": "ServerBusy",
     "ShapeError": "ShapeError",
     "TaskDataError": "ConfigurationError",
+    "UnsafeTokenizer": "PeerError",
     "WrongSize": "PeerError",
     "WrongVersion": "PeerError",
 }
 MISMATCH = ProtocolMismatch("program", got="a", expected="b")
+CHANGED = ModelChanged("server:7001", got="a", expected="b", changed=["tokenizer"])
 
 
 def every_error() -> Iterator[CometError]:
-    """One of each kind, except for the mismatch, which has a message of its own."""
+    """One of each kind, except for mismatches, which have a message of their own."""
     for name in errors.__all__:
         kind = getattr(errors, name)
         if kind in (WrongSize, WrongVersion):
             yield kind(got=1, expected=2)
-        elif kind is not ProtocolMismatch:
+        elif not issubclass(kind, ProtocolMismatch):
             yield kind("why")
 
 
@@ -60,6 +62,7 @@ def test_every_kind_of_error_has_a_name_for_the_other_side() -> None:
     told = {type(error).__name__: refusal(error) for error in every_error()}
     assert {name: message.error for name, message in told.items() if isinstance(message, Refusal)} == TOLD_AS
     assert refusal(MISMATCH) == Mismatch("program", "a", "b")
+    assert refusal(CHANGED) == Mismatch("model", "a", "b")
 
 
 def test_a_refusal_is_raised_again_by_its_type() -> None:
@@ -75,7 +78,7 @@ def test_a_name_that_is_not_on_the_list_is_refused(name: str) -> None:
         msgspec.json.decode(data, type=Refusal)
 
 
-@pytest.mark.parametrize("error", [*every_error(), MISMATCH], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [*every_error(), MISMATCH, CHANGED], ids=lambda error: type(error).__name__)
 def test_every_error_can_be_sent_between_processes(error: CometError) -> None:
     error.add_note("where it came from")
     again = pickle.loads(pickle.dumps(error))
