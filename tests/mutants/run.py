@@ -31,8 +31,9 @@ COPY, CMAKE, VENV, KNOWN = WORK / "copy", WORK / "cmake", WORK / "venv", WORK / 
 EXTENSION = COPY / "src" / "comet_mpc" / Path(_native.__file__).name
 """Of the copy: what `scripts/setup` has built of the same sources, or a build with a fault."""
 GUARD_SECONDS = 240
-_PATIENCE = 60
 """A guard that takes longer has noticed something: without a fault each takes a fraction of it."""
+_PATIENCE = 60
+"""Of a test that waits for what a fault may prevent (`support.waiting`)."""
 
 
 def run(*command: str | Path, **options: object) -> None:

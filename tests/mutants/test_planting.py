@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mutants.planting import DoesNotApply, Mutant, read_mutants
 
 ROOT = Path(__file__).parents[2]
 ALL = read_mutants()
+RECORD = ROOT / "benchmarks" / "results" / "mutants.json"
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
@@ -31,3 +33,13 @@ def test_a_mutant_whose_text_is_gone_says_so(tmp_path: Path) -> None:
         (tmp_path / "the file").write_text(text)
         with pytest.raises(DoesNotApply, match="times in the file"):
             Mutant("one", "It is none.", "the file", "here", "there", ()).planted(tmp_path)
+
+
+def test_the_record_has_every_mutant_and_no_survivor_that_is_not_explained() -> None:
+    """If this fails, run scripts/mutants --json benchmarks/results/mutants.json."""
+    found = {one["name"]: one["outcome"] for one in json.loads(RECORD.read_text())["mutants"]}
+    assert found.keys() == {mutant.name for mutant in ALL}
+    assert set(found.values()) <= {"caught", "survived"}
+    assert {name for name, outcome in found.items() if outcome == "survived"} <= {
+        mutant.name for mutant in ALL if mutant.survives
+    }
