@@ -22,6 +22,8 @@ from comet_mpc.lab.audit.report import Finding, findings
 from comet_mpc.lab.audit.statistics import LIMIT
 from support.judged import worst
 
+pytestmark = pytest.mark.slow
+
 RUNS = 104
 SECRET = b"deviating server"
 Deviation = Callable[[dict[int, Packed], Packed], Packed]

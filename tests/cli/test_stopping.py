@@ -22,6 +22,8 @@ from comet_mpc.service.prediction import Answer
 from support.answers import answer
 from support.toy_model import TINY, make_checkpoint
 
+pytestmark = pytest.mark.service
+
 HEAVY = ("adopt", "unify", "calibrate", "finetune", "eval", "serve", "query --csv", "query --ready")
 
 WATCH = """

@@ -18,6 +18,8 @@ from comet_mpc.lab.audit.report import Finding, findings
 from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS
 from support.judged import assert_nothing_but_caught, worst
 
+pytestmark = pytest.mark.slow
+
 SECRET = b"privacy tests   "
 RUNS = 160
 BROKEN = 104

@@ -24,6 +24,8 @@ from comet_mpc.gateway.token import find_token
 from support.gateways import Gateway, gateway_process
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.service
+
 NOBODY = "127.0.0.1:9"
 """No server: nothing here gets that far."""
 SECONDS = 2.0

@@ -28,6 +28,8 @@ from comet_mpc.lab.audit.statistics import (
     surprise_of_sum,
 )
 
+pytestmark = pytest.mark.slow
+
 RUNS, PLACES = 120, 8
 
 

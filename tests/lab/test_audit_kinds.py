@@ -32,6 +32,8 @@ from comet_mpc.offline.sources import PAIR, find_source
 from support.toy_model import some_texts
 from support.two_parties import run_two_parties
 
+pytestmark = pytest.mark.slow
+
 Kinds = set[str]
 REQUESTS = {kind.__name__ for kind in get_args(ask.Request)}
 

@@ -175,6 +175,7 @@ def sentence_encoder(directory: Path, *, mode: str = "mean_tokens", modules: tup
     return directory
 
 
+@pytest.mark.train
 def test_an_encoder_of_sentence_transformers_gives_embeddings(tmp_path: Path) -> None:
     config, tensors, absent = load_hugging_face(sentence_encoder(tmp_path))
     assert config.head == Head(kind="embedding", pooling="mean", unit=True)

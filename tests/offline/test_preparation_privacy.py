@@ -16,6 +16,8 @@ from comet_mpc.lab.audit.preparation import record_preparation
 from comet_mpc.lab.audit.report import Finding, findings
 from support.judged import assert_nothing_but_caught
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def preparing(control: Control = "") -> list[Finding]:

@@ -197,7 +197,7 @@ def test_a_renewed_certificate_of_a_client_counts_at_its_next_connection(
         connection.channel().close()
         renew(own, "alice")
         revoke(own, "alice", but_last=True)
-        connection.channel()
+        assert connection.channel().peer_role == "server"
         connection.close()
 
 

@@ -27,6 +27,8 @@ from support.processes import World, running_world
 from support.toy_model import TINY, make_checkpoint, some_texts, toy_tokenizer
 from support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.service
+
 TEXT = "the film is good"
 
 

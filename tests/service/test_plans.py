@@ -34,6 +34,8 @@ from support.clients import EnoughPlaces, local_service
 from support.processes import server_process
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.service
+
 
 class Counted(Counter[tuple[int, int]]):
     """How often each size was planned."""

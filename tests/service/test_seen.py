@@ -25,6 +25,8 @@ from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.service.clients.seen import Glimpse, Seen, SeenRun, _chi_squared_tail, glimpse
 from support.two_parties import KEY, as_parties, deal, masked, opened
 
+pytestmark = pytest.mark.service
+
 TEXT = "the film is good"
 NEVER = 1e-9
 """A p that no honest run has."""
