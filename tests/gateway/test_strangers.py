@@ -145,6 +145,28 @@ def test_what_a_killed_gateway_left_is_replaced_and_nothing_else(tmp_path: Path)
     assert path.read_text()
 
 
+def test_a_socket_that_somebody_may_listen_at_is_left_alone(tmp_path: Path) -> None:
+    """One whose queue is full cannot be asked; one that another gateway has made since is not ours to remove."""
+    path = tmp_path / "busy.sock"
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
+        busy.bind(str(path))
+        busy.listen(0)
+        first.connect(str(path))
+        with pytest.raises(ConfigurationError, match="in use"), listening(f"unix:{path}"):
+            pass
+        first.close()
+        busy.accept()[0].close()
+        with socket.socket(socket.AF_UNIX) as again:
+            again.connect(str(path))  # it is where it was
+    path.unlink()
+    with listening(f"unix:{path}"), socket.socket(socket.AF_UNIX) as another:
+        path.rename(tmp_path / "moved")
+        with pytest.raises(ConfigurationError, match="in use"), listening(f"unix:{path}"):  # it holds the lock
+            pass
+        another.bind(str(path))
+    assert path.is_socket()
+
+
 # Bodies --------------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +223,19 @@ def test_a_get_has_no_body(gateway: Gateway) -> None:
             assert answered(connection).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize("path", ["/", "/page.js", "/healthz", "/readyz", "/openapi.json"])
+def test_nobody_sends_a_body_without_a_token(gateway: Gateway, path: str) -> None:
+    """What needs no token is refused before its body comes: with one it could be held up for its deadline."""
+    asked = head(gateway, "Content-Length: 100", path=path)
+    for method in (b"POST", b"PUT", b"OPTIONS"):
+        with gateway.connect() as line:
+            line.sendall(asked.replace(b"POST", method, 1))
+            reply = answered(line)
+        assert reply.startswith(b"HTTP/1.1 405"), method
+        assert b'"MethodNotAllowed"' in reply
+        assert b"allow: GET, HEAD" in reply
+
+
 # Connections ---------------------------------------------------------------------------------------------------------
 
 
@@ -251,8 +286,10 @@ def test_every_error_has_the_same_shape_and_no_text(gateway: Gateway, client: ht
         client.post("/v1/classify", content=b"{}", headers={"content-type": "text/plain"}),
         client.post("/v1/classify", json={"texts": [secret]}),
         client.get("/healthz", headers={"host": "attacker.example"}),
+        client.get("/v1/model", headers={"origin": "http://["}),
+        client.get("/v1/model", headers={"origin": "null"}),
     ]
-    assert [one.status_code for one in found] == [404, 411, 405, 422, 422, 422, 415, 502, 421]
+    assert [one.status_code for one in found] == [404, 411, 405, 422, 422, 422, 415, 502, 421, 403, 403]
     with gateway.connect() as line:
         line.sendall(b"no HTTP at all\r\n\r\n")
         raw = answered(line)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -103,6 +105,21 @@ def test_a_damaged_plan_is_made_anew(tiny_model: ServedModel, tmp_path: Path, ca
         assert path.read_bytes() == good
     path.rename(kept.directory / "1x16")
     assert kept.find(1, 16) is None  # a plan of another size, whatever its name
+
+
+def test_plans_in_use_are_not_removed_however_old_they_are(
+    tiny_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model that starts beside this one removes what was not used for 30 days."""
+    served = Programs(tiny_model, PAIR, tmp_path)
+    served.plan(2, 16)
+    directory, now = KeptPlans(tmp_path, tiny_model, PAIR).directory, time.monotonic()
+    for later, left in ((3600.0, True), (3601.0, False)):  # noted once an hour
+        monkeypatch.setattr("comet_mpc.service.kept_plans.time.monotonic", lambda later=later: now + later)
+        os.utime(directory, (0, 0))
+        assert served.known(2, 16) is not None  # from memory
+        KeptPlans(tmp_path, replace(tiny_model, answer_bits=5), PAIR)
+        assert directory.exists() is left
 
 
 def test_of_all_who_ask_at_once_one_plans(tiny_model: ServedModel, tmp_path: Path) -> None:

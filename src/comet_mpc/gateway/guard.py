@@ -28,7 +28,7 @@ LARGEST_BODY = 1 << 22
 _LINKED = {"/", "/page.css", "/page.js", "/icon.svg"}
 """May be reached by a link on another site: it is the same for everybody."""
 _OPEN = _LINKED | {"/healthz", "/readyz", "/openapi.json"}
-"""Needs no token: it tells nothing of a text, and asks the server nothing that costs."""
+"""Needs no token: it tells nothing of a text, and asks the server nothing that costs. It is read, and takes no body."""
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -39,6 +39,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
+_TOLD_WITH = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
 Refusal = tuple[int, str, str]
 """Status, name and reason."""
 
@@ -67,14 +68,14 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        refused = self._stranger(scope["path"], headers) or _unfit_body(scope["method"], headers)
+        refused = self._stranger(scope["path"], headers) or _unfit(scope["path"], scope["method"], headers)
         if refused is None:
             body = await self._body(receive)
             if isinstance(body, bytes):
                 await self._app(scope, _given(body, receive), closed)
                 return
             refused = body
-        more = {"www-authenticate": "Bearer"} if refused[0] == 401 else {}
+        more = _TOLD_WITH.get(refused[0], {})
         # what was not read of the body would be taken for the next request
         await problems.answer(*refused, {"connection": "close", **more})(scope, receive, closed)
 
@@ -84,7 +85,7 @@ class Guard:
         if headers.getlist("host")[1:] or host not in self._names:
             asked = f"this gateway is not called {host[:100]!r}: ask for {', '.join(sorted(self._names))}"
             return 421, "WrongHost", asked
-        if origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != host):
+        if origin is not None and _named_by(origin) != host:
             return 403, "OtherSite", "a page of another site may not use this gateway"
         if path not in _LINKED and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return 403, "OtherSite", "a page of another site may not use this gateway"
@@ -117,7 +118,18 @@ class Guard:
             return 408, "TooSlow", f"the body did not come within {self._seconds:g} seconds"
 
 
-def _unfit_body(method: str, headers: Headers) -> Refusal | None:
+def _named_by(origin: str) -> str | None:
+    """The host that an `Origin` names; None if it names none, as null does."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:  # http://[
+        return None
+
+
+def _unfit(path: str, method: str, headers: Headers) -> Refusal | None:
+    """By its method or its body; None lets the request pass."""
+    if path in _OPEN and method not in ("GET", "HEAD"):  # it would be read for somebody without a token
+        return 405, "MethodNotAllowed", f"{path} is for GET and HEAD only"
     length, chunked = headers.get("content-length"), "transfer-encoding" in headers
     if chunked and length is not None:
         return 400, "BadRequest", "a body has Content-Length or Transfer-Encoding, not both"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import ipaddress
 import os
 import socket
@@ -40,10 +42,7 @@ def listening(at: str, others: Iterable[str] = ()) -> Iterator[Place]:
     if at.startswith(UNIX):
         path = Path(at.removeprefix(UNIX))
         with _at_path(path) as bound:
-            try:
-                yield Place(bound, at, others | {"localhost"})
-            finally:
-                path.unlink(missing_ok=True)
+            yield Place(bound, at, others | {"localhost"})
         return
     host, port = parse_address(at)
     if not is_this_machine(host) and not others:
@@ -78,26 +77,53 @@ def _at_address(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
 
 
-def _at_path(path: Path) -> socket.socket:
-    """Mode 0600 from its first moment. What a gateway that was killed has left there is replaced."""
-    bound = socket.socket(socket.AF_UNIX)
+@contextlib.contextmanager
+def _at_path(path: Path) -> Iterator[socket.socket]:
+    """Mode 0600 from its first moment. What a gateway that was killed has left there is replaced.
+
+    A lock beside the socket keeps others away who start at the same time: it stays behind, empty.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            bound, inode = _bound(path, held)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen at {UNIX}{path}: {error.strerror or error}") from error
+        try:
+            yield bound
+        finally:
+            with contextlib.suppress(OSError):  # gone, or another's: not ours to remove
+                if _inode(path) == inode:
+                    path.unlink()
+
+
+def _bound(path: Path, held: contextlib.ExitStack) -> tuple[socket.socket, tuple[int, int]]:
+    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    held.callback(os.close, lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from error
+    bound = held.enter_context(socket.socket(socket.AF_UNIX))
+    if _left_behind(path):
+        path.unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
-        if _left_behind(path):
-            path.unlink(missing_ok=True)
         bound.bind(str(path))
-        bound.listen(128)
-    except OSError as error:
-        bound.close()
-        raise ConfigurationError(f"cannot listen at {UNIX}{path}: {error.strerror or error}") from error
     finally:
         os.umask(before)
-    return bound
+    bound.listen(128)
+    return bound, _inode(path)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
 
 
 def _left_behind(path: Path) -> bool:
-    """Whether a socket is there at which nobody listens."""
+    """Whether a socket is there at which nobody listens. One that cannot be asked may be somebody's."""
     if not path.exists() or not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as asking:
-        return asking.connect_ex(str(path)) != 0
+        asking.setblocking(False)  # a queue that is full is no reason to wait
+        return asking.connect_ex(str(path)) in (errno.ECONNREFUSED, errno.ENOENT)

@@ -17,6 +17,7 @@ import hashlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,8 @@ from comet_mpc.offline.source import Source
 _log = logging.getLogger(__name__)
 
 _UNUSED_SECONDS = 30 * 86_400.0
+_USED_SECONDS = 3600.0
+"""So often it is noted that plans are in use."""
 _SUM_BYTES = hashlib.sha256().digest_size
 
 
@@ -58,8 +61,8 @@ class KeptPlans:
         key = hashlib.sha256(code_digest() + source.name.encode() + b" " + model.planned_from())
         self._key = key.digest()
         self.directory = home / f"plans-{key.hexdigest()[:32]}"
-        with contextlib.suppress(OSError):  # it is in use
-            os.utime(self.directory)
+        self._noted = -_USED_SECONDS
+        self.note_use()
         forget_unused(home, "plans-*", _UNUSED_SECONDS)
 
     def find(self, batch: int, bucket: int) -> Plan | None:
@@ -93,6 +96,14 @@ class KeptPlans:
             except ConfigurationError as error:
                 _log.warning("a plan cannot be kept", extra={"fields": {"reason": str(error)}})
             return made
+
+    def note_use(self) -> None:
+        """To be called whenever a plan is used, from disk or memory: what nobody used for long is removed."""
+        now = time.monotonic()
+        if now - self._noted >= _USED_SECONDS:
+            self._noted = now
+            with contextlib.suppress(OSError):  # there are none yet
+                os.utime(self.directory)
 
     def _path(self, batch: int, bucket: int) -> Path:
         return self.directory / f"{batch}x{bucket}"

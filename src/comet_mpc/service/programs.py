@@ -63,6 +63,8 @@ class Programs:
 
     def _remember(self, size: tuple[int, int], plan: Plan) -> None:
         """The least recently used are forgotten."""
+        if self._kept is not None:
+            self._kept.note_use()
         self._plans[size] = plan
         self._plans.move_to_end(size)
         if len(self._plans) > _MOST_IN_MEMORY:
