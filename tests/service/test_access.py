@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from comet_mpc.engine.seeds import SEED_BYTES
-from comet_mpc.errors import NotAuthenticated, QuotaExceeded
+from comet_mpc.errors import NotAuthenticated, QuotaExceeded, ServerBusy
 from comet_mpc.net.authority import issue, renew, revoke
 from comet_mpc.net.channel import Around, Channel, greet
 from comet_mpc.net.identity import TlsIdentity
@@ -168,6 +168,18 @@ def test_an_older_list_or_none_brings_nobody_back_not_even_after_a_restart(
         server.logged("revoked certificates is gone: the last one stays in force", level="error")
         with pytest.raises(NotAuthenticated, match=refused):
             welcomed(server, theirs, "bob")
+        assert welcomed(server, theirs, "client")
+        identity = TlsIdentity.find(theirs, "client")
+        with connect("127.0.0.1", server.port, identity.client_context(), PATIENCE) as channel:
+            introduce(channel, "client")
+            expect(channel, Welcome)
+            listed.mkdir()  # it is there, and nobody can read it
+            say(channel, GetPackage())
+            with pytest.raises(ServerBusy, match="list of revoked certificates cannot be read"):
+                expect(channel, Ready)
+        with pytest.raises(ServerBusy, match="list of revoked certificates cannot be read"):
+            welcomed(server, theirs, "client")
+        listed.rmdir()
         assert welcomed(server, theirs, "client")
     listed.write_bytes(first)
     with server_process(own, tiny_checkpoint, None, state, workers=2) as again:

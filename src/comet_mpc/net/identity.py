@@ -28,6 +28,19 @@ REVOKED = "revoked.pem"
 
 
 @dataclass(frozen=True, slots=True)
+class Authority:
+    """Who is trusted, as its file was read."""
+
+    certificate: x509.Certificate
+    pem: str
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        data = _read(path)
+        return cls(_certificate(path, data), data.decode("ascii", errors="ignore"))
+
+
+@dataclass(frozen=True, slots=True)
 class TlsIdentity:
     """The files with which a party shows who it is (certificate, key) and checks the other (authority)."""
 
@@ -44,28 +57,35 @@ class TlsIdentity:
         directory = Path(directory)
         return cls(directory / f"{name}.pem", directory / f"{name}.key", directory / f"{AUTHORITY}.pem")
 
-    def server_context(self, require_client: bool, known: RevocationList | None = None) -> ssl.SSLContext:
+    def server_context(
+        self, require_client: bool, authority: Authority | None = None, listed: RevocationList | None = None
+    ) -> ssl.SSLContext:
         """For `listen`. Clients are asked for a certificate; without `require_client` they may have none.
 
-        known: a list of revoked certificates that counts unless there is a newer one.
+        authority, listed: who is trusted and revoked, in place of what the files say now.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL
         context.num_tickets = 0  # sessions are not resumed: every connection proves its identity anew
-        return self._load(context, known)
+        return self._load(context, authority, listed)
 
     def client_context(self) -> ssl.SSLContext:
         """For `connect`. The server's certificate must come from the authority and be for the host asked."""
         return self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
-    def _load(self, context: ssl.SSLContext, known: RevocationList | None = None) -> ssl.SSLContext:
+    def _load(
+        self, context: ssl.SSLContext, authority: Authority | None = None, listed: RevocationList | None = None
+    ) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        for path in (self.certificate, self.authority):
-            check_dates(path, read_certificate(path))
+        check_dates(self.certificate, read_certificate(self.certificate))
+        if authority is None:
+            authority = Authority.read(self.authority)
+            listed = self.revocation_list(authority)
+        check_dates(self.authority, authority.certificate)
         check_private(self.key)
         _read(self.key)
         try:
-            context.load_verify_locations(self.authority)
+            context.load_verify_locations(cadata=authority.pem)
         except OSError as error:  # also an SSLError
             raise ConfigurationError(f"{self.authority} cannot be used: {_reason(error)}; copy it again") from error
         try:
@@ -80,7 +100,6 @@ class TlsIdentity:
             ) from error
         except OSError as error:
             raise ConfigurationError(f"{self.key} cannot be used: {_reason(error)}") from error
-        listed = self.revocation_list(known)
         if listed is not None:
             listed.install(context)
         return context
@@ -90,14 +109,13 @@ class TlsIdentity:
         """The list of revoked certificates, if there is one: beside the authority's certificate."""
         return self.authority.with_name(REVOKED)
 
-    def revocation_list(self, known: RevocationList | None = None) -> RevocationList | None:
+    def revocation_list(self, authority: Authority, known: RevocationList | None = None) -> RevocationList | None:
         """The newest list of the authority: the one beside its certificate, the one kept, or one that is known."""
-        authority = read_certificate(self.authority)
         beside = RevocationList.read(self.revocations)
-        if beside is not None and not beside.signed_by(authority):
+        if beside is not None and not beside.signed_by(authority.certificate):
             raise ConfigurationError(f"{self.revocations} is not signed by {self.authority}: copy both again")
         kept = None if self.kept_list is None else RevocationList.read(self.kept_list)
-        found = [one for one in (known, kept, beside) if one is not None and one.signed_by(authority)]
+        found = [one for one in (known, kept, beside) if one is not None and one.signed_by(authority.certificate)]
         return max(found, key=lambda one: one.rank, default=None)
 
     def _refuse_password(self) -> Never:
@@ -118,7 +136,10 @@ def _reason(error: OSError) -> str:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    data = _read(path)
+    return _certificate(path, _read(path))
+
+
+def _certificate(path: Path, data: bytes) -> x509.Certificate:
     try:
         found = x509.load_pem_x509_certificate(data)
         found.public_key()  # this and the dates are read when they are asked for

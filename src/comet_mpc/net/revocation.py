@@ -15,6 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from comet_mpc.errors import ConfigurationError
 
 
+class UnreadableList(ConfigurationError):
+    """There is a list, and nobody knows who is on it: its permissions, or no free descriptor."""
+
+
 @dataclass(frozen=True)
 class RevocationList:
     """A list as its authority has signed it."""
@@ -33,7 +37,7 @@ class RevocationList:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+            raise UnreadableList(f"cannot read {path}: {error.strerror}") from error
         try:
             found = x509.load_pem_x509_crl(data)
             numbers = [one.value.crl_number for one in found.extensions if isinstance(one.value, x509.CRLNumber)]

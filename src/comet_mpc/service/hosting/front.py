@@ -205,8 +205,8 @@ class FrontDesk:
 
     def _arrived(self, visitor: Visitor) -> None:
         channel = visitor.channel
-        if self._revoked(channel.peer_serial):
-            self._refuse(channel, "certificate", NotAuthenticated(REVOKED))
+        if objection := self._objection(channel.peer_serial):
+            self._refuse(channel, "certificate", objection)
             return
         client = channel.peer_name or f"[{visitor.address}]"
         if sum(guest.client == client for guest in self._guests) >= self._limits.waiting:
@@ -283,17 +283,17 @@ class FrontDesk:
             self._guests.remove(guest)
             self._refuse(guest.channel, "certificate", NotAuthenticated(REVOKED))
 
-    def _revoked(self, serial: int | None, asks: _Worker | None = None) -> bool:
+    def _objection(self, serial: int | None, asks: _Worker | None = None) -> PeerError | None:
         """At this moment: the list may have changed since the handshake began, or since the last request."""
         self._look(at_once=True, asks=asks)
-        return serial in self._context.revoked
+        return self._context.objection(serial)
 
     # Processes ---------------------------------------------------------------------------------------------
 
     def _hand_over(self, guest: _Guest) -> None:
         """A process for a connection. It has the connection from now on, and nobody else."""
-        if self._revoked(guest.channel.peer_serial):
-            self._refuse(guest.channel, "certificate", NotAuthenticated(REVOKED))
+        if objection := self._objection(guest.channel.peer_serial):
+            self._refuse(guest.channel, "certificate", objection)
             return
         row, self._numbers = self._rows.pop(), self._numbers + 1
         with contextlib.ExitStack() as undone:
@@ -341,8 +341,9 @@ class FrontDesk:
         ticket = worker.number, number
         match what:
             case Said.WANT_RUN | Said.WANT_PREPARE | Said.WANT_DOWNLOAD:
-                if self._revoked(worker.serial, worker):
-                    self._say(worker, Said.REVOKED, number)
+                if objection := self._objection(worker.serial, worker):
+                    revoked = isinstance(objection, NotAuthenticated)
+                    self._say(worker, Said.REVOKED if revoked else Said.UNREADABLE, number)
                 else:
                     self._turns.ask(ticket, worker.client, _WANTED[what], now)
             case Said.DONE:

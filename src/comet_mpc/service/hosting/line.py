@@ -30,6 +30,8 @@ class Said(IntEnum):
     """There was no place in time."""
     REVOKED = 20
     """There is none for this client: its certificate counts no more."""
+    UNREADABLE = 21
+    """There is none now: nobody knows whether its certificate counts."""
     LEAVE = 18
     """As soon as it is idle: others wait, or the server stops."""
     ABORT = 19

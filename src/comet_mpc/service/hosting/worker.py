@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from comet_mpc.errors import NotAuthenticated, PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel
-from comet_mpc.net.live import REVOKED
+from comet_mpc.net.live import REVOKED, UNREADABLE
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.hosting.line import Line, Said
@@ -82,6 +82,8 @@ class _Places:
             answer = self._answers.pop(number)
         if answer is Said.REVOKED:
             raise NotAuthenticated(REVOKED)
+        if answer is Said.UNREADABLE:
+            raise ServerBusy(UNREADABLE)
         if answer is Said.FULL:
             raise ServerBusy(_FULL[kind])
 
@@ -107,7 +109,7 @@ def _watch(conversation: Conversation, places: _Places, line: Line) -> None:
                 conversation.channel.close()
                 return
             what, number = heard
-            if what in (Said.GO, Said.FULL, Said.REVOKED):
+            if what in (Said.GO, Said.FULL, Said.REVOKED, Said.UNREADABLE):
                 places.answer(what, number)
                 load.reset()
             elif what is Said.LEAVE:
