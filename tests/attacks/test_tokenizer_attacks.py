@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers import AddedToken, Encoding, Regex, Tokenizer
 from tokenizers import models as kinds
 from tokenizers import normalizers as norm
 from tokenizers import pre_tokenizers as pre
@@ -22,6 +22,7 @@ from comet_mpc.errors import ConfigurationError, UnsafeTokenizer
 from comet_mpc.models import tokenizing
 from comet_mpc.models.hugging_face import own_tokenizer
 from comet_mpc.models.served import PublicModel, ServedModel
+from comet_mpc.models.tasks import words_of
 from comet_mpc.models.tokenizer_parts import MOST_ADDED
 from comet_mpc.models.tokenizing import GROWTH, MOST_CHARACTERS, TOKENS_PER_CHARACTER, TextTokenizer
 from support.toy_model import TINY, make_checkpoint, toy_tokenizer
@@ -76,6 +77,17 @@ TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 CLS = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 SPACES = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
+
+
+def bpe(**changed: Any) -> Json:
+    usual: Json = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    usual |= {"type": "BPE", "fuse_unk": False, "byte_fallback": False, "vocab": {"a": 1}, "merges": []}
+    return usual | changed
+
+
+def split(pattern: Json, *, invert: bool = False) -> Json:
+    return {"type": "Split", "pattern": pattern, "behavior": "Removed", "invert": invert}
+
 
 HOSTILE: dict[str, tuple[Hostile, str]] = {
     "sorts by a regular expression": (
@@ -155,6 +167,40 @@ HOSTILE: dict[str, tuple[Hostile, str]] = {
         }),
         "model.max_input_chars_per_word",
     ),
+    "has no token for words that WordPiece does not know": (
+        set_part("model", {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": {"good": 1},
+        }),
+        "unk_token",
+    ),
+    "has no token for words that WordLevel does not know": (set_model(unk_token="[NONE]"), "unk_token"),
+    "has no token for characters that BPE does not know": (set_part("model", bpe(unk_token="[NONE]")), "unk_token"),
+    "leaves out characters that it does not know": (set_part("model", bpe()), "token for every byte"),
+    "knows bytes, but is not given bytes": (
+        set_part("model", bpe(vocab=dict.fromkeys(pre.ByteLevel.alphabet(), 5))), "token for every byte"
+    ),
+    "leaves out a byte": (
+        lambda tokenizer: tokenizer.update(
+            pre_tokenizer=BYTES, model=bpe(vocab={one: 5 for one in pre.ByteLevel.alphabet() if one != "q"})
+        ),
+        "token for every byte",
+    ),
+    "leaves out a byte at the end of a word": (
+        lambda tokenizer: tokenizer.update(
+            pre_tokenizer=BYTES,
+            model=bpe(end_of_word_suffix="~", vocab=dict.fromkeys(pre.ByteLevel.alphabet(), 5)),
+        ),
+        "token for every byte",
+    ),
+    "falls back on bytes that it does not have": (
+        set_part("model", bpe(byte_fallback=True, vocab={f"<0x{i:02X}>": 5 for i in range(255)})),
+        "token for every byte",
+    ),
+    "removes a word": (set_part("pre_tokenizer", split({"String": "pregnant"})), "removes words"),
+    "keeps a word alone": (set_part("pre_tokenizer", split({"String": "pregnant"}, invert=True)), "removes words"),
+    "keeps blanks alone": (set_part("pre_tokenizer", split({"String": " "}, invert=True)), "removes words"),
+    "removes all that a public pattern finds": (set_part("pre_tokenizer", split({"Regex": GPT2})), "removes words"),
     "is a model that is not on the list": (set_part("model", {"type": "Unigram", "unk_id": 0, "vocab": []}), "model"),
     "has a field that nobody knows": (set_model(surprise=1), "surprise"),
     "cuts texts itself": (
@@ -307,6 +353,73 @@ def test_tokenizers_in_use_are_taken_and_give_the_same_tokens(name: str, text: s
     assert np.array_equal(cut.ids[:2], found.ids[:2])
     pair = taken.encode((text, text), 6)
     assert pair.total == len(plain.encode(text, text).ids)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@given(first=st.text(" ab中ﷺ.", max_size=30), second=st.text("film ab", max_size=30), longest=st.integers(6, 40))
+def test_texts_and_pairs_are_cut_as_the_library_cuts_them_in_training(
+    name: str, first: str, second: str, longest: int
+) -> None:
+    plain, taken = TAKEN[name]
+    plain.no_truncation()
+    total = len(plain.encode(first, second).ids)
+    plain.enable_truncation(longest)
+    for text in ((first, second), first):
+        if not "".join(text).strip():
+            continue
+        found = taken.encode(text, longest, words=True)
+        wanted = plain.encode(*text) if isinstance(text, tuple) else plain.encode(text)
+        assert found.ids.tolist() == wanted.ids
+        assert found.types.tolist() == wanted.type_ids
+        assert found.words == words_of(wanted)
+        assert isinstance(text, str) or found.total == total
+    plain.no_truncation()
+
+
+def test_a_long_pair_is_not_combined_with_all_that_is_cut_off_of_it() -> None:
+    """The library makes an encoding of each pair of parts: hundreds of megabytes for two texts of 2,000 words."""
+    taken = TAKEN["bert"][1]
+    made = []
+    library = taken._tokenizer
+
+    class Noting:
+        normalizer = library.normalizer
+
+        def encode(self, *given: Any, **options: Any) -> Encoding:
+            made.append(library.encode(*given, **options))
+            return made[-1]
+
+    taken._tokenizer = Noting()  # type: ignore[assignment]
+    try:
+        found = taken.encode(("film " * 2000, "a " * 2000), 16)
+    finally:
+        taken._tokenizer = library
+    assert (found.length, found.total) == (16, 4003)
+    assert [len(one.overflowing) for one in made] == [0, 0]
+
+
+def test_a_text_of_which_nothing_is_left_is_still_one_token() -> None:
+    """A mean over no token would be no number, which fails after a run was asked for."""
+    bare = gpt()
+    bare.normalizer = norm.Sequence([norm.StripAccents(), norm.Replace("film", "")])
+    taken = TextTokenizer.load(bare.to_str().encode(), "")
+    words = mpnet()
+    words.pre_tokenizer = pre.Punctuation("removed")
+    words.post_processor = post.ByteLevel()
+    unknown = TextTokenizer.load(words.to_str().encode(), "")
+    for tokenizer, text, wanted in ((taken, "film", 0), (taken, "\u0301", 0), (unknown, ".", 0)):
+        for given_text in (text, (text, text)):
+            found = tokenizer.encode(given_text, 16, words=True)
+            assert (found.ids.tolist(), found.types.tolist(), found.total, found.words) == ([wanted], [0], 1, ())
+    assert taken.encode("films", 16).total == 1  # the control
+
+
+def test_a_split_that_removes_nothing_is_taken() -> None:
+    """Blanks; and what is between the matches of a pattern that matches everything, as in conversions of GPT-4."""
+    for pattern, inverted in (({"Regex": GPT2}, True), ({"String": " "}, False)):
+        tokenizer = json.loads(gpt().to_str())
+        tokenizer["pre_tokenizer"]["pretokenizers"][0] = split(pattern, invert=inverted)
+        assert TextTokenizer.load(json.dumps(tokenizer).encode(), "").encode("film", 16).total == 1
 
 
 def test_the_same_tokenizer_makes_the_same_package(model: ServedModel, checkpoint: Path) -> None:

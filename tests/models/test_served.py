@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
 
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, RangeError, ShapeError
 from comet_mpc.models.bounds import activation_bounds
 from comet_mpc.models.certify import Weights, certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import PublicModel, Query, ServedModel
-from comet_mpc.models.transformer import public_weights
+from comet_mpc.models.transformer import input_rows, public_weights
 from comet_mpc.net.channel import FRAME_HEADER
 from comet_mpc.offline.pair.arrangement import check_weight
 from comet_mpc.offline.source import Source
@@ -233,6 +238,43 @@ def test_a_damaged_package_is_refused(model: ServedModel, damage: object) -> Non
     assert callable(damage)
     with pytest.raises(CheckpointError):
         PublicModel.unpack(damage(model.package()))
+
+
+def with_row(package: bytes, table: str, row: npt.NDArray[Any]) -> bytes:
+    """The package of a server that has one row of a table for some texts alone."""
+    tables, size = load_tensors(package), int.from_bytes(package[:8], "little")
+    changed = tables[table].astype(row.dtype)
+    changed[5] = row
+    return save_tensors(tables | {table: changed}, msgspec.json.decode(package[8 : 8 + size])["__metadata__"])
+
+
+@pytest.mark.parametrize("table", ["words", "positions"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, np.float32(1e38), np.float64(1e300)])
+def test_tables_that_fail_for_some_texts_alone_are_refused(model: ServedModel, table: str, value: Any) -> None:
+    """A client that gives up after it has asked for a run tells the server that such a token was in the text."""
+    kind = value.dtype if isinstance(value, np.generic) else np.float16
+    with pytest.raises(CheckpointError, match=r"not finite|half precision"):
+        PublicModel.unpack(with_row(model.package(), table, np.full(model.config.encoder.hidden, value, kind)))
+
+
+def test_every_row_of_a_table_that_is_taken_can_be_encoded(model: ServedModel) -> None:
+    """The largest and the smallest numbers that there are, alone and beside each other."""
+    d = model.config.encoder.hidden
+    top, tiny = np.finfo(np.float16).max, np.finfo(np.float16).smallest_subnormal
+    for row in (np.full(d, top), np.full(d, tiny), np.eye(1, d)[0] * top, np.eye(1, d)[0] * tiny, np.zeros(d)):
+        package = with_row(model.package(), "words", row.astype(np.float16))
+        client = PublicModel.unpack(package)
+        rows = client.embed(np.full((1, 16), 5), np.zeros((1, 16), np.int64))
+        assert np.abs(rows).max() <= np.sqrt(d)
+        given = input_rows(TwinSession(fused=False), rows, rows.shape)  # raises for what cannot be encoded
+        assert given.values is not None
+
+
+def test_a_padding_token_that_the_model_does_not_know_is_refused(model: ServedModel) -> None:
+    """Only texts that do not fill their bucket would fail."""
+    encoder = msgspec.structs.replace(model.config.encoder, padding=model.config.encoder.vocabulary)
+    with pytest.raises(CheckpointError, match="padding token"):
+        replace(model.public(), config=msgspec.structs.replace(model.config, encoder=encoder))
 
 
 def test_a_top_below_what_the_weights_allow_is_refused(directory: Path, tmp_path: Path) -> None:

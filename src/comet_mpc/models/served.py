@@ -129,6 +129,11 @@ class PublicModel:
             raise ConfigurationError(f"an answer has 1 to {MOST_ANSWER_BITS} fraction bits, not {self.answer_bits}")
         if self.tokenizer.special(pair=True) >= self.longest:
             raise CheckpointError(f"the model's tokenizer cannot cut texts after {self.longest} tokens")
+        if self.config.encoder.padding >= self.config.encoder.vocabulary:
+            raise CheckpointError("the model's padding token is not in its vocabulary")
+        for name, table in self.embeddings.items():
+            if not np.all(np.isfinite(table)):
+                raise CheckpointError(f"the model's embedding table of {name} has values that are not finite numbers")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.fingerprint[:12]}, {self.config.encoder.architecture})"
@@ -159,10 +164,13 @@ class PublicModel:
         """
         try:
             card = msgspec.json.decode(_card_of(package), type=_Card)
-            tables = {name: value.astype(np.float32) for name, value in load_tensors(package).items()}
+            halves = load_tensors(package)
             known = card.config.encoder.vocabulary
         except Exception as error:
             raise CheckpointError(f"the model's public package is damaged: {type(error).__name__}") from error
+        if any(value.dtype != np.float16 for value in halves.values()):
+            raise CheckpointError("the model's public package has embedding tables that are not in half precision")
+        tables = {name: value.astype(np.float32) for name, value in halves.items()}
         chosen = tokenizer or TextTokenizer(card.tokenizer)
         chosen.check_fits(known)
         fields_of = msgspec.structs.asdict(card) | {"tokenizer": chosen, "embeddings": tables, "network": network}
@@ -359,7 +367,12 @@ class PublicModel:
         return rows
 
     def embed(self, ids: npt.NDArray[np.int64], types: npt.NDArray[np.int64]) -> Reals:
-        """Normalised embeddings, without γ and β, which the server has folded into its first layer."""
+        """Normalised embeddings, without γ and β, which the server has folded into its first layer.
+
+        Whatever the tables are, every row can be encoded (`input_rows`), so that no text ends a run that was asked for.
+        The tables were finite half precision numbers, so that sums and squares are finite; ε is above 0; and a
+        normalised row is within √d but for rounding, which is cut off.
+        """
         self._check_ids(ids)
         e = self.config.encoder
         tables = self.embeddings
@@ -367,7 +380,9 @@ class PublicModel:
         if e.types:
             x = x + tables["types"][np.minimum(types, e.types - 1)]
         centred = x - x.mean(axis=-1, keepdims=True)
-        return np.asarray(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + e.epsilon))
+        top = math.sqrt(e.hidden)
+        normalised = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + e.epsilon)
+        return np.asarray(np.clip(normalised, -top, top))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

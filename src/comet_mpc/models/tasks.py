@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -126,12 +127,15 @@ def with_labels(examples: list[Example], task: Task, labels: tuple[str, ...]) ->
     )
 
 
-def words_of(encoding: Encoding) -> tuple[tuple[int, int, int], ...]:
+def words_of(encoding: Encoding, most: int | None = None) -> tuple[tuple[int, int, int], ...]:
     """The words of a text as its tokenizer sees them: the place of each one's first token, and where its characters
-    begin and end. Special tokens belong to no word, and of a pair only the first text counts."""
+    begin and end. Special tokens belong to no word, and of a pair only the first text counts.
+
+    most: tokens to look at
+    """
     found: dict[int, tuple[int, int, int]] = {}
     facts = zip(encoding.word_ids, encoding.sequence_ids, encoding.offsets, strict=True)
-    for token, (word, sequence, (start, end)) in enumerate(facts):
+    for token, (word, sequence, (start, end)) in enumerate(islice(facts, most)):
         if word is not None and sequence == 0:
             first, begin, _ = found.get(word, (token, start, end))
             found[word] = first, begin, end

@@ -6,7 +6,10 @@ in proportion to the text, and makes at most `Grammar.growth` characters of one.
 are public patterns, word by word; whatever is not on the list is refused by name (`UnsafeTokenizer`).
 
 The list is the types: a tokenizer.json is decoded into them, and the library is given what is encoded from them again,
-so that it never sees a field that was not understood here.
+so that it never sees a field that was not understood here. Nor may one fail at some texts alone: there is a token for
+everything that a text can have in it.
+
+Above 400 lines, because a list is one: every part that is taken, and what is asked of it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
+from tokenizers.pre_tokenizers import ByteLevel as ByteAlphabet
 
 from comet_mpc.errors import UnsafeTokenizer
 
@@ -44,6 +48,9 @@ PUBLIC_PATTERNS = frozenset({
     _BEFORE + r"\p{N}" + _AFTER,  # Qwen 2
 })  # fmt: skip
 """Regular expressions of well-known tokenizers. None of them goes back over more than it takes."""
+
+
+_BYTE_LETTERS = frozenset(ByteAlphabet.alphabet())
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,6 +201,13 @@ class Split(_Typed, frozen=True):
     behavior: Behavior
     invert: bool
 
+    def __post_init__(self) -> None:
+        """What is removed is blanks, or what is between the matches of a public pattern, which is nothing."""
+        literal = self.pattern.String
+        harmless = self.invert if literal is msgspec.UNSET else not self.invert and not literal.strip()
+        if self.behavior == "Removed" and not harmless:
+            raise ValueError("it removes words from a text")
+
 
 OnePreTokenizer = (
     BertPreTokenizer | Whitespace | WhitespaceSplit | ByteLevel | Metaspace | Punctuation | Digits | Split
@@ -217,12 +231,18 @@ class WordPiece(_Typed, frozen=True):
     max_input_chars_per_word: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_WORD)]
     vocab: Vocabulary
 
+    def __post_init__(self) -> None:
+        _check_unknown(self.unk_token, self.vocab)
+
 
 class WordLevel(_Typed, frozen=True):
     """One token for a word."""
 
     vocab: Vocabulary
     unk_token: Word
+
+    def __post_init__(self) -> None:
+        _check_unknown(self.unk_token, self.vocab)
 
 
 class BPE(_Typed, frozen=True):
@@ -237,6 +257,23 @@ class BPE(_Typed, frozen=True):
     vocab: Vocabulary
     merges: list[tuple[str, str]]
     ignore_merges: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unk_token is not None:
+            _check_unknown(self.unk_token, self.vocab)
+
+    def knows_bytes(self, *, spelled: bool) -> bool:
+        """Whether it has a token for every byte. spelled: also as a letter of ByteLevel, anywhere in a word"""
+        if self.byte_fallback and all(f"<0x{byte:02X}>" in self.vocab for byte in range(256)):
+            return True
+        before, after = {"", self.continuing_subword_prefix or ""}, {"", self.end_of_word_suffix or ""}
+        return spelled and all(a + one + b in self.vocab for one in _BYTE_LETTERS for a in before for b in after)
+
+
+def _check_unknown(token: str, vocabulary: Vocabulary) -> None:
+    """The library fails at a text with an unknown word if there is no token for it."""
+    if token not in vocabulary:
+        raise ValueError("its unk_token is not in its vocabulary")
 
 
 # What is put around a text -------------------------------------------------------------------------------
@@ -298,6 +335,13 @@ class TemplateProcessing(_Typed, frozen=True):
                 if one.SpecialToken is not msgspec.UNSET and one.SpecialToken.id not in self.special_tokens:
                     raise ValueError("a template names a special token that it does not have")
 
+    def place(self, piece: _Piece) -> tuple[int | str, int]:
+        """A special token's number, or which text, and the type."""
+        if piece.SpecialToken is not msgspec.UNSET:
+            return self.special_tokens[piece.SpecialToken.id].ids[0], piece.SpecialToken.type_id
+        assert piece.Sequence is not msgspec.UNSET
+        return piece.Sequence.id, piece.Sequence.type_id
+
 
 OneProcessor = BertProcessing | RobertaProcessing | TemplateProcessing | ByteLevel
 
@@ -351,6 +395,29 @@ class Grammar(_Part, frozen=True, kw_only=True):
                 raise ValueError(f"{kind.__name__} is there twice, and would make the text longer each time")
         if sum(not isinstance(one, ByteLevel) for one in _steps(self.post_processor)) > 1:
             raise ValueError("special tokens are put around a text twice")
+        if isinstance(self.model, BPE) and self.model.unk_token is None:
+            kinds = {type(one) for one in pre}
+            if not self.model.knows_bytes(spelled=ByteLevel in kinds and Metaspace not in kinds):
+                raise ValueError("its model has neither an unk_token nor a token for every byte, and leaves words out")
+
+    def layout(self, *, pair: bool) -> tuple[tuple[int | str, int], ...]:
+        """What the model reads of a text, or of a pair: special tokens, and A and B for texts, with their types."""
+        for one in _steps(self.post_processor):
+            if isinstance(one, TemplateProcessing):
+                return tuple(one.place(piece) for piece in (one.pair if pair else one.single))
+            if isinstance(one, BertProcessing | RobertaProcessing):
+                (_, sep), (_, cls) = one.sep, one.cls
+                if not pair:
+                    return (cls, 0), ("A", 0), (sep, 0)
+                if isinstance(one, BertProcessing):
+                    return (cls, 0), ("A", 0), (sep, 0), ("B", 1), (sep, 1)
+                return (cls, 0), ("A", 0), (sep, 0), (sep, 0), ("B", 0), (sep, 0)
+        return (("A", 0), ("B", 1)) if pair else (("A", 0),)
+
+    def instead_of_nothing(self) -> int:
+        """The token of a text of which nothing is left: the unknown one, or the first that there is."""
+        unknown = self.model.unk_token
+        return min(self.ids(), default=0) if unknown is None else self.model.vocab[unknown]
 
     def ids(self) -> set[int]:
         """Every token that it can give."""

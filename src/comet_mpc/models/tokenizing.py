@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from comet_mpc.errors import CheckpointError, ConfigurationError, UnsafeTokenizer
 from comet_mpc.models.tasks import words_of
@@ -66,7 +66,8 @@ class TextTokenizer:
         grammar = read_grammar(text)
         self.text = msgspec.json.encode(grammar).decode()
         self._tokenizer = _guarded(partial(Tokenizer.from_str, self.text))
-        self._longest = 0
+        self._layouts = {pair: grammar.layout(pair=pair) for pair in (False, True)}
+        self._nothing = grammar.instead_of_nothing()
         self._largest_id = max(grammar.ids(), default=0)
         _check_added(grammar, self._tokenizer)
 
@@ -92,25 +93,34 @@ class TextTokenizer:
 
     def special(self, *, pair: bool) -> int:
         """How many tokens are put around a text, or around a pair."""
-        return int(self._tokenizer.num_special_tokens_to_add(pair))
+        return sum(isinstance(what, int) for what, _ in self._layouts[pair])
 
     def encode(self, text: Text, longest: int, *, number: int = 1, words: bool = False) -> Tokens:
         """The tokens of a text, cut after `longest`: of a pair, the longer one, as in training.
 
         number: by which an error names the text. words: also where its words are
         """
-        first, second = _parts(text, number)
-        parts = (first,) if second is None else (first, second)
+        parts = _parts(text, number)
+        layout = self._layouts[len(parts) == 2]
         most = TOKENS_PER_CHARACTER * sum(self._normalised(part, number) for part in parts)
-        if longest != self._longest:
-            self._tokenizer.enable_truncation(longest)
-            self._longest = longest
-        encoding = _guarded(lambda: self._tokenizer.encode(first, second))
-        total = self._total(encoding, parts)
-        if total > most + self.special(pair=len(parts) == 2):
+        # Each text alone and whole: the library, asked to cut a pair, makes every pair of what it cuts off as well.
+        found = [_guarded(partial(self._tokenizer.encode, part, add_special_tokens=False)) for part in parts]
+        lengths = [len(one.ids) for one in found]
+        if sum(lengths) > most:
             raise UnsafeTokenizer("it makes more tokens of a text than its characters can have")
-        places = words_of(encoding) if words else ()
-        return Tokens(np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32), total, places)
+        special = self.special(pair=len(parts) == 2)
+        if not special + sum(lengths):  # its normalizer left nothing: a mean over no token is no number
+            return Tokens(np.array([self._nothing], np.int32), np.zeros(1, np.int32), 1)
+        kept = dict(zip("AB", _cut(lengths, longest - special), strict=False))
+        ids: list[int] = []
+        types: list[int] = []
+        places: tuple[tuple[int, int, int], ...] = ()
+        for what, kind in layout:
+            if what == "A" and words:
+                places = tuple((len(ids) + at, start, end) for at, start, end in words_of(found[0], kept["A"]))
+            ids += [what] if isinstance(what, int) else found["AB".index(what)].ids[: kept[what]]
+            types += [kind] * (len(ids) - len(types))
+        return Tokens(np.array(ids, np.int32), np.array(types, np.int32), special + sum(lengths), places)
 
     def _normalised(self, part: str, number: int) -> int:
         """The length of a part of a text once it is normalised, in characters, and one more."""
@@ -125,12 +135,15 @@ class TextTokenizer:
             raise UnsafeTokenizer("its normalizer makes a text longer than any normalizer on the list does")
         return length + 1
 
-    def _total(self, encoding: Encoding, parts: Sequence[str]) -> int:
-        if not encoding.overflowing:
-            return len(encoding.ids)
-        alone = [encoding] if len(parts) == 1 else [_guarded(partial(self._tokenizer.encode, part)) for part in parts]
-        pieces = (piece for one in alone for piece in (one, *one.overflowing))
-        return sum(piece.special_tokens_mask.count(0) for piece in pieces) + sum(encoding.special_tokens_mask)
+
+def _cut(lengths: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each text are kept: of a pair, the longer one is cut first, as in training."""
+    if sum(lengths) <= room:
+        return [*lengths]
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 
 
 def _guarded(work: Callable[[], T]) -> T:
@@ -151,7 +164,7 @@ def _check_added(grammar: Grammar, tokenizer: Tokenizer) -> None:
             raise UnsafeTokenizer("added_tokens: one of them is nothing once it is normalised")
 
 
-def _parts(text: object, place: int) -> tuple[str, str | None]:
+def _parts(text: object, place: int) -> tuple[str, ...]:
     """A text, or the two of a pair, if a tokenizer can read them."""
     parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, tuple | list) else ()
     if len(parts) != (1 if isinstance(text, str) else 2) or not all(isinstance(part, str) for part in parts):
@@ -162,4 +175,4 @@ def _parts(text: object, place: int) -> tuple[str, str | None]:
         raise ConfigurationError(f"text {place} is not valid text: it has bytes that are not UTF-8") from error
     if not any(part.strip() for part in parts):
         raise ConfigurationError(f"text {place} is empty: there is nothing to classify")
-    return parts[0], parts[1] if len(parts) == 2 else None
+    return parts
