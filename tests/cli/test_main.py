@@ -51,7 +51,7 @@ def test_a_model_that_was_not_fine_tuned_is_not_served(tmp_path: Path) -> None:
     save_config(model, config)
     for more in ([], ["--untrained"]):
         refused = comet("--debug", "serve", str(model), "--keys", str(tmp_path), "--state", str(tmp_path / "s"), *more)
-        assert "server.pem" in str(refused.exception)  # so far it came
+        assert "authority.pem is missing" in str(refused.exception)  # so far it came
     assert in_form_of(config).scores == {}
 
 
@@ -317,7 +317,7 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
 def test_missing_keys_are_one_clear_line_unless_debugging(tmp_path: Path) -> None:
     result = comet("deal", "--listen", "127.0.0.1:0", "--keys", str(tmp_path))
     assert result.exit_code == 1
-    assert "dealer.pem is missing" in result.stderr
+    assert "authority.pem is missing" in result.stderr
     debugged = comet("--debug", "deal", "--listen", "127.0.0.1:0", "--keys", str(tmp_path))
     assert type(debugged.exception).__name__ == "ConfigurationError"
 
