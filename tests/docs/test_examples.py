@@ -83,7 +83,9 @@ def test_your_own_model_is_served(tmp_path: Path, keys: Path, tiny_checkpoint: P
 def test_a_protocol_of_your_own_runs_three_ways() -> None:
     printed = run("your_own_protocol").splitlines()
     assert printed[0] == "products: the client sends 32 bytes, the server 0"
-    assert [line.partition(":")[0] for line in printed[-3:]] == ["in the clear", "by two parties", "largest error"]
+    said = [line.partition(":")[0] for line in printed[3:]]
+    assert said == ["in the clear", "by two parties", "online", "online", "offline", "largest error"]
+    assert printed[5].replace("planned", "measured") == printed[6] == "online: measured 90 bytes in 3 rounds"
 
 
 def test_a_plan_is_read() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
-from support.two_parties import Program, Run, run_two_parties, together, twin_value
+from support.two_parties import Program, TwoPartyRun, run_two_parties, together, twin_value
 
 Integers = npt.NDArray[np.int64]
 
@@ -66,7 +66,7 @@ def integers(words: Words, width: int) -> Integers:
     return (words << np.uint64(WORD - width)).view(np.int64) >> np.int64(WORD - width)
 
 
-def whole(run: Run[Share]) -> Integers:
+def whole(run: TwoPartyRun[Share]) -> Integers:
     """The integer behind the two parties' shares."""
     assert run.client.values is not None
     assert run.server.values is not None
@@ -77,7 +77,7 @@ def units_of(seed: int, shape: Sequence[int], largest: int) -> Integers:
     return np.random.default_rng(seed).integers(-largest, largest + 1, tuple(shape))
 
 
-def both_ways(program: Program[Share], weights: Mapping[str, Weight] | None = None) -> list[Run[Share]]:
+def both_ways(program: Program[Share], weights: Mapping[str, Weight] | None = None) -> list[TwoPartyRun[Share]]:
     return [run_two_parties(program, weights, fused=fused) for fused in (True, False)]
 
 

@@ -1,0 +1,263 @@
+"""Run a protocol of your own between two parties, and compare what happens with its plan and its plaintext twin.
+
+    from comet_mpc.testing import run_two_parties
+
+    run = run_two_parties(program, tolerance=2**-10, processes=True)
+    print(run.value, run.plan.online_bytes, run.plan.rounds)
+
+A program is a function of a session and the server's weights. Both parties run the same function: a private value is
+taken from its owner only (`Session.private`), and the client gets weights without their values.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import numpy as np
+
+from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.requests import Weight
+from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
+from comet_mpc.engine.twin import run_twin
+from comet_mpc.errors import PeerError
+from comet_mpc.net.channel import Channel, Traffic, memory_pair
+from comet_mpc.net.sockets import TcpChannel
+from comet_mpc.offline.bundle import Bundle, OpenBundle
+from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight
+from comet_mpc.offline.pair.prepare import prepare_bundle
+from comet_mpc.offline.sources import find_source
+
+A = TypeVar("A")
+B = TypeVar("B")
+Result = TypeVar("Result")
+Weights = Mapping[str, Weight]
+Program = Callable[[Session, Weights], Result]
+Ends = tuple[Channel, Channel]
+"""The client's end of a connection, and the server's."""
+
+WEIGHT_KEY = bytes(16)
+"""From which the masks of weights are derived, with a dealer: known to all, because nothing is secret in a test."""
+_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class TwoPartyRun(Generic[Result]):
+    """What came of a program that two parties have run. Bytes and rounds were compared with the plan."""
+
+    client: Result
+    server: Result
+    plan: Plan
+    traffic: tuple[Traffic, Traffic]
+    """Of the online phase, as the client and as the server count it."""
+    offline: Traffic
+    """Of preparing the randomness, as the client counts it; with a dealer, the corrections that it sends."""
+    twin: Result | None = None
+    """The plaintext twin's result, if it was compared."""
+
+    @property
+    def value(self) -> Reals:
+        """The result in the clear: the sum of the two shares, or what was revealed to either party."""
+        return _in_the_clear(self.client, self.server)
+
+
+class Mismatch(AssertionError):
+    """The parties did something else than the plan or the twin says."""
+
+
+def run_two_parties(
+    program: Program[Result],
+    weights: Weights | None = None,
+    *,
+    source: Literal["dealer", "pair"] = "dealer",
+    processes: bool = False,
+    tolerance: float | None = None,
+    ways: Ways = USUAL_WAYS,
+    fused: bool | None = None,
+    permits_leaks: bool = False,
+    seeds: tuple[bytes, bytes] | None = None,
+    channels: Ends | None = None,
+) -> TwoPartyRun[Result]:
+    """Plans a program, prepares randomness and runs both parties; raises `Mismatch` if plan and run differ.
+
+    weights        of the server, by name
+    source         of the randomness: the two parties (pair), or a dealer in this process, which is quicker
+    processes      run the server in a process of its own, and not in a thread
+    tolerance      compare the result with the plaintext twin's, which rounds to nearest where parties round at random;
+                   it must be an array, or a share. None: the twin is not run
+    ways           where the program takes another way than usual (`Session.goes`)
+    fused          truncate and open in one round; None: if the source can
+    permits_leaks  also protocols that are known to leak
+    seeds          of the client's and the server's randomness, with a dealer
+    channels       to use in place of a connection in memory; for threads only
+    """
+    held = weights or {}
+    public = {name: weight.public() for name, weight in held.items()}
+    fuses = find_source(source).fused if fused is None else fused
+    plan = plan_program(lambda session: program(session, public), fused=fuses, permits_leaks=permits_leaks, ways=ways)
+    offline = find_source(source).offline_traffic(plan.correlations)
+    prepare = _dealt(plan, held, seeds, fuses) if source == "dealer" else _paired(plan, held, offline)
+
+    def work(channel: Channel, party: int) -> tuple[Result, Traffic]:
+        randomness, own = prepare(channel, party)
+        before = channel.traffic
+        session = PartySession(party, channel, randomness, permits_leaks=permits_leaks, ways=ways)
+        result = program(session, own)
+        measured = channel.traffic - before
+        _compare(
+            f"the traffic of party {party}", measured, Traffic(plan.sent(party), plan.sent(1 - party), plan.rounds)
+        )
+        _compare("the unused correlations", randomness.remaining, 0)
+        return result, measured
+
+    (client, ours), (server, theirs) = _in_processes(work) if processes else as_parties(work, channels)
+    twin = None
+    if tolerance is not None:
+        twin = run_twin(lambda session: program(session, held), fused=fuses, permits_leaks=permits_leaks, ways=ways)
+        error = float(np.max(np.abs(_in_the_clear(client, server) - _in_the_clear(twin, None)), initial=0.0))
+        if not error <= tolerance:
+            raise Mismatch(f"the parties' result is {error:g} from the twin's, more than {tolerance:g}")
+    return TwoPartyRun(client, server, plan, (ours, theirs), offline, twin)
+
+
+def _compare(what: str, measured: object, planned: object) -> None:
+    if measured != planned:
+        raise Mismatch(f"{what}: {measured}, planned {planned}")
+
+
+def _in_the_clear(client: object, server: object) -> Reals:
+    """Two shares, or one that holds everything, or an array that one of the two has."""
+    if isinstance(client, Share):
+        words = client.flat() if server is None else client.ring.add(client.flat(), cast(Share, server).flat())
+        return decode(words, client.fraction, client.ring).reshape(client.shape)
+    found = server if client is None else client
+    if not isinstance(found, np.ndarray):
+        raise TypeError(f"only a share or an array can be compared, not {type(found).__name__}")
+    return found
+
+
+# Two at once ----------------------------------------------------------------------------------------------------
+
+
+def both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """Runs the two in threads, to their ends. The first error, as time goes, is raised here."""
+    results: dict[int, object] = {}
+    errors: list[BaseException] = []
+
+    def work(which: int, action: Callable[[], object]) -> None:
+        try:
+            results[which] = action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=each, daemon=True) for each in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return cast(A, results[0]), cast(B, results[1])
+
+
+def as_parties(work: Callable[[Channel, int], Result], ends: Ends | None = None) -> tuple[Result, Result]:
+    """The same function as client and as server, in two threads. Whoever fails closes its end."""
+    channels = ends or memory_pair(_TIMEOUT)
+
+    def one(party: int) -> Result:
+        try:
+            return work(channels[party], party)
+        except BaseException:
+            channels[party].close()
+            raise
+
+    return both(lambda: one(CLIENT), lambda: one(SERVER))
+
+
+def _in_processes(work: Callable[[Channel, int], Result]) -> tuple[Result, Result]:
+    """The client here, the server in a process that is forked. An error of the server is raised here."""
+    here, there = socket.socketpair()
+    context = multiprocessing.get_context("fork")
+    result, told = context.Pipe(duplex=False)
+
+    def serve() -> None:
+        here.close()
+        try:
+            with TcpChannel(there, _TIMEOUT) as channel:
+                told.send((True, work(channel, SERVER)))
+        except BaseException as error:
+            told.send((False, error))
+
+    server = context.Process(target=serve, name="server", daemon=True)
+    server.start()
+    there.close()
+    told.close()
+    try:
+        with TcpChannel(here, _TIMEOUT) as channel:
+            client = work(channel, CLIENT)
+    except PeerError:
+        if result.poll(1.0):
+            _outcome(result.recv())  # why the server has ended the connection
+        raise
+    finally:
+        server.join(1.0)
+    return client, _outcome(result.recv())
+
+
+def _outcome(message: tuple[bool, Any]) -> Any:
+    succeeded, value = message
+    if not succeeded:
+        raise value
+    return value
+
+
+# Randomness -----------------------------------------------------------------------------------------------------
+
+Prepared = tuple[OpenBundle, Weights]
+"""What a party draws from, and what it has of the weights."""
+
+
+def deal(
+    correlations: Sequence[Correlation], key: bytes = WEIGHT_KEY, seeds: tuple[bytes, bytes] | None = None
+) -> tuple[Bundle, Bundle]:
+    """Both parts of a bundle, as a dealer makes them."""
+    dealing = Dealing(tuple(correlations), key, seeds)
+    corrections = io.BytesIO(b"".join(dealing.corrections()))
+    client = Bundle(CLIENT, dealing.client_seed, tuple(correlations))
+    return client, Bundle(SERVER, dealing.server_seed, tuple(correlations), corrections)
+
+
+def masked(weights: Weights, key: bytes = WEIGHT_KEY) -> dict[str, Weight]:
+    """What the client of a dealer has of the server's weights."""
+    return {name: replace(weight.public(), masked=mask_weight(key, weight)) for name, weight in weights.items()}
+
+
+def _dealt(
+    plan: Plan, weights: Weights, seeds: tuple[bytes, bytes] | None, fused: bool
+) -> Callable[[Channel, int], Prepared]:
+    bundles = deal(plan.correlations, WEIGHT_KEY, seeds)
+    corrections = bundles[SERVER].stored
+    assert isinstance(corrections, io.BytesIO)
+    _compare("bytes of corrections", len(corrections.getvalue()), plan.correction_bytes)
+    held = masked(weights), weights
+    return lambda _, party: (DealtRandomness(bundles[party], held[party], fused=fused), held[party])
+
+
+def _paired(plan: Plan, weights: Weights, planned: Traffic) -> Callable[[Channel, int], Prepared]:
+    held = {name: weight.public() for name, weight in weights.items()}, weights
+
+    def prepare(channel: Channel, party: int) -> Prepared:
+        randomness = prepare_bundle(channel, party, plan.correlations, held[party], threads=1)
+        if party == CLIENT:
+            _compare("the traffic of the preparation", channel.traffic, planned)
+        return randomness, held[party]
+
+    return prepare
