@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from comet_mpc.service.client import Client
     from comet_mpc.service.clients.asynchronous import AsyncClient
     from comet_mpc.service.deployment import ServiceLimits
+    from comet_mpc.service.hosting.server import Server
     from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tag, Tagging
-    from comet_mpc.service.server import Server
 
     __version__: str
 
@@ -77,7 +77,7 @@ _HOMES = {
     "service.clients.asynchronous": ("AsyncClient",),
     "service.client": ("Client",),
     "service.prediction": ("Answer", "Cost", "Embedding", "Prediction", "Tag", "Tagging"),
-    "service.server": ("Server",),
+    "service.hosting.server": ("Server",),
     "service.deployment": ("ServiceLimits",),
     "offline.sources": ("DealerSource", "PairSource"),
     "models.served": ("PublicModel", "ServedModel"),

@@ -100,7 +100,7 @@ def test_what_clients_may_take_is_what_the_operator_says(tmp_path: Path, monkeyp
         given.update(options)
         raise ConfigurationError("seen")
 
-    monkeypatch.setattr("comet_mpc.service.blueprint.Server", server)
+    monkeypatch.setattr("comet_mpc.service.hosting.blueprint.Server", server)
     assert comet("keys", "make", str(tmp_path / "keys")).exit_code == 0
     checkpoint = make_checkpoint(tmp_path / "model", **TINY)
     file = written(tmp_path, "[serve]\nstore_gb = 2.5\nclient_gb = 0.5\npreparations = 3\nclient_connections = 7\n")

@@ -51,7 +51,7 @@ def test_only_the_package_cluster_imports_ray() -> None:
 
 @pytest.mark.service
 def test_serving_asking_and_evaluating_import_no_ray() -> None:
-    modules = ("cli.operating.service", "cli.asking.query", "cli.evaluate", "service.server", "service.client")
+    modules = ("cli.operating.service", "cli.asking.query", "cli.evaluate", "service.hosting.server", "service.client")
     program = "\n".join(f"import comet_mpc.{module}" for module in modules)
     found = without_ray(f"{program}\nprint(any(name.partition('.')[0] == 'ray' for name in sys.modules))")
     assert (found.stdout.strip(), found.stderr) == ("False", "")

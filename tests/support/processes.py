@@ -66,7 +66,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.logs import log_as_json
-from comet_mpc.service.server import Server
+from comet_mpc.service.hosting.server import Server
 options = json.loads(sys.argv[1])
 live._LOOK_SECONDS = options.pop("look_seconds", live._LOOK_SECONDS)
 limits = ServiceLimits(**options.pop("limits"))

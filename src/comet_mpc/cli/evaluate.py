@@ -25,8 +25,8 @@ from comet_mpc.models.tasks import Example, Task
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar, doing
-from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Asks
+from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.units import human_bytes, human_seconds
 
 Rule = Literal[RuleName, "newton", "paper"]

@@ -26,8 +26,8 @@ from comet_mpc.models.runs import TextRun, text_runs
 from comet_mpc.models.served import PublicModel
 from comet_mpc.models.tokenizing import Text
 from comet_mpc.net.authority import make_test_set
-from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.client import Client, ClientOptions
+from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.service.prediction import Answer
 
 _LOOPBACK = "127.0.0.1"

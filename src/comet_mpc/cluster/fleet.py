@@ -26,8 +26,8 @@ from comet_mpc.cluster.ray_cluster import Machine
 from comet_mpc.cluster.scaling import Scale
 from comet_mpc.errors import CometError, ConfigurationError, PeerError
 from comet_mpc.net.sockets import Address
-from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.connection import STATE_DIGITS
+from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.service.hosting.lookout import Load
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ import msgspec
 from comet_mpc.cluster.node_server import Order, Started
 from comet_mpc.errors import ConfigurationError, PeerError
 from comet_mpc.net.sockets import Address
-from comet_mpc.service.blueprint import Blueprint
+from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.service.hosting.lookout import Load
 
 _LOOK_SECONDS = 10.0  # as long as the fleet waits for it

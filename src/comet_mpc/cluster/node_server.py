@@ -15,7 +15,7 @@ from comet_mpc.errors import CometError
 from comet_mpc.logs import log_as_json
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import Address
-from comet_mpc.service.blueprint import Blueprint
+from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.service.hosting.lifeline import end_with_parent
 
 _LOOPBACK = "127.0.0.1"

@@ -16,7 +16,7 @@ from comet_mpc.cluster.relay import Relay
 from comet_mpc.cluster.scaling import Scale
 from comet_mpc.net.metrics import MetricsEndpoint
 from comet_mpc.net.sockets import Address
-from comet_mpc.service.blueprint import Blueprint
+from comet_mpc.service.hosting.blueprint import Blueprint
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DealerSource
 from comet_mpc.service.deployment import ServiceLimits
-from comet_mpc.service.server import Server
+from comet_mpc.service.hosting.server import Server
 
 ON_THIS_MACHINE = Network.parse("10gbit/0.1ms")
 """What a model that is served so may be planned for: a loopback device is fast."""

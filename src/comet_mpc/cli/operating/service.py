@@ -23,8 +23,8 @@ from comet_mpc.net.sockets import Address, parse_address
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.dealer.process import run_dealer
 from comet_mpc.offline.sources import find_source
-from comet_mpc.service.blueprint import Blueprint
 from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.service.hosting.blueprint import Blueprint
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.progress import bar
 from comet_mpc.service.deployment import ServiceLimits
-from comet_mpc.service.server import Server
+from comet_mpc.service.hosting.server import Server
 
 _log = logging.getLogger(__name__)
 
