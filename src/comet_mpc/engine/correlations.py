@@ -9,8 +9,7 @@ modulus that is not 0, that of the odd modulus. What is not uniform by itself (a
 client's part comes from its seed, and the server's part is the *correction*, sent once, `correction_bytes` long.
 
 A kind says all that can be said without knowing who prepares it: its size, the masks it builds on, its corrections,
-what it costs to use, and whether its parts fit together. A new kind is a class here, a name in `AnyKind`,
-and a branch in each source that can prepare it (`offline.dealer.bundles`, `offline.pair.prepare`).
+what it costs to use, and whether its parts fit together. Who prepares it, and how, is a line in `offline.kinds`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, Union
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ import numpy as np
 from comet_mpc.engine.ring import MOST_BITS, WORD, Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
 from comet_mpc.engine.tables import MOST_ENTRIES
-from comet_mpc.errors import ShapeError
+from comet_mpc.errors import ConfigurationError, ShapeError
 
 # What a description from outside may say. Decoding enforces it, so nobody computes with numbers beyond reason.
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -36,8 +36,13 @@ Modulus = Annotated[int, msgspec.Meta(ge=0, le=(1 << MOST_BITS) - 1)]
 Power = Annotated[int, msgspec.Meta(ge=0, le=64)]
 Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
-Work = Literal["opened word", "monomial", "bit", "table entry", "product", "weight product"]
-"""What a server's computing is counted in; `costs` knows what each takes."""
+# Seconds on one core of about 3 GHz with AVX2 (`benchmarks/kernels.py` prints this machine's rates).
+_OPENED_WORD = 12e-9  # expand, mask, pack, send, receive, unpack, add
+_MONOMIAL = 6e-9  # of an element: expand or unpack, multiply, add
+_BIT = 6e-9
+_TABLE_ENTRY = 6e-9  # of a table that is given: expand, add, pack, send
+_PRODUCT = 1.0 / 6e9
+_WEIGHT_PRODUCT = 1.0 / 9e9
 
 
 class Reference(NamedTuple):
@@ -53,8 +58,8 @@ class Facts(NamedTuple):
     """A correlation in numbers."""
 
     elements: int
-    work: tuple[Work, int]
-    """What the server computes with it online, roughly: of what, and how many."""
+    seconds: float
+    """The server's computing with it online, roughly."""
     corrections: tuple[tuple[int, Ring], ...] = ()
     """The arrays of its correction, in order: (elements, their ring)."""
     references: tuple[Reference, ...] = ()
@@ -80,10 +85,6 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     def layout(self, party: int) -> list[tuple[int, int]]:
         """The arrays that a party draws, masks aside: (elements, bytes of a word), or (bytes, 0) for packed bytes."""
         return [(count, word_bytes(ring.width)) for count, ring in self.facts.corrections]
-
-    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
-        """Words that a dealer holds at once, beyond a few chunks. masks: those it refers to."""
-        return 0
 
     def moved(self, by: int) -> Self:
         """The same, in a program that is so many places further on."""
@@ -117,7 +118,7 @@ class AnyMask(Correlation, frozen=True):
     @property
     def facts(self) -> Facts:
         count = math.prod(self.shape)
-        return Facts(count, ("opened word", count), party_words=4 * count)
+        return Facts(count, count * _OPENED_WORD, party_words=4 * count)
 
     def held_by(self, party: int) -> bool:
         """Whether a party has a part of it."""
@@ -185,7 +186,7 @@ class BitProducts(Correlation, frozen=True):
 
     @property
     def facts(self) -> Facts:
-        return Facts(self.count, ("bit", self.count), ((self.count, Ring(self.width, self.modulus)),))
+        return Facts(self.count, self.count * _BIT, ((self.count, Ring(self.width, self.modulus)),))
 
     def layout(self, party: int) -> list[tuple[int, int]]:
         return [(-(-self.count // 8), 0), *super().layout(party)]
@@ -214,14 +215,11 @@ class Monomials(Correlation, frozen=True):
         count = math.prod(self.shape)
         return Facts(
             count,
-            ("monomial", count * len(self.terms)),
+            count * len(self.terms) * _MONOMIAL,
             tuple((count, Ring(term.width, self.modulus)) for term in self.terms),
             tuple(Reference(place, Mask) for place in self.masks),
             party_words=count * (len(self.terms) + 2),
         )
-
-    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
-        return sum(mask.facts.elements for mask in masks if mask.shape != self.shape)
 
     def check(self, masks: Sequence[AnyMask]) -> None:
         super().check(masks)
@@ -248,10 +246,7 @@ class SquareSums(Correlation, frozen=True):
     @property
     def facts(self) -> Facts:
         count, ring = self.rows * self.columns, Ring(self.width, self.modulus)
-        return Facts(count, ("monomial", count), ((self.rows, ring),), (Reference(self.mask, Mask, count),))
-
-    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
-        return self.columns
+        return Facts(count, count * _MONOMIAL, ((self.rows, ring),), (Reference(self.mask, Mask, count),))
 
 
 class MatrixProduct(Correlation, frozen=True):
@@ -273,13 +268,10 @@ class MatrixProduct(Correlation, frozen=True):
         batch, m, k, n = self.batch, self.m, self.k, self.n
         return Facts(
             batch * m * k * n,
-            ("product", 2 * batch * m * k * n),
+            2 * batch * m * k * n * _PRODUCT,
             ((batch * m * n, Ring(self.width)),),
             (Reference(self.left, Mask, batch * m * k), Reference(self.right, Mask, batch * k * n)),
         )
-
-    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
-        return self.k * self.n
 
 
 class WeightCorrelation(Correlation, frozen=True):
@@ -304,14 +296,11 @@ class WeightProduct(WeightCorrelation, frozen=True):
         rows, inputs, outputs = self.rows, self.inputs, self.outputs
         return Facts(
             rows * inputs * outputs,
-            ("weight product", rows * inputs * outputs),
+            rows * inputs * outputs * _WEIGHT_PRODUCT,
             ((rows * outputs, Ring(self.width)),),
             (Reference(self.mask, ClientMask, rows * inputs),),
             party_words=3 * rows * outputs,
         )
-
-    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
-        return self.rows * self.inputs + max(self.rows, self.inputs)
 
 
 class WeightScale(WeightCorrelation, frozen=True):
@@ -324,10 +313,7 @@ class WeightScale(WeightCorrelation, frozen=True):
     def facts(self) -> Facts:
         count = self.rows * self.size
         reference = Reference(self.mask, ClientMask, count)
-        return Facts(count, ("monomial", count), ((count, Ring(self.width)),), (reference,))
-
-    def dealer_words(self, masks: Sequence[AnyMask], chunk: int) -> int:
-        return self.size
+        return Facts(count, count * _MONOMIAL, ((count, Ring(self.width)),), (reference,))
 
 
 class TableTransfers(Correlation, frozen=True):
@@ -346,7 +332,7 @@ class TableTransfers(Correlation, frozen=True):
         places = self.count * self.entries
         return Facts(
             places,
-            ("table entry", places * len(self.sizes)),
+            places * len(self.sizes) * _TABLE_ENTRY,
             tuple((self.count, Ring(8 * size)) for size in self.sizes),
             party_words=places * sum(self.sizes) // 2,
         )
@@ -363,18 +349,19 @@ class TableTransfers(Correlation, frozen=True):
             raise ShapeError(f"a table's columns have {sum(self.sizes)} bytes in all: it must be 1 to {WORD // 8}")
 
 
-AnyKind = (
-    Mask
-    | PartyBits
-    | ClientMask
-    | BitProducts
-    | Monomials
-    | SquareSums
-    | MatrixProduct
-    | WeightProduct
-    | WeightScale
-    | TableTransfers
-)
+_KINDS: list[type[Correlation]] = []
+
+
+def register_kind(kind: type[Correlation]) -> None:
+    """Adds a kind to those that are read. `offline.kinds` registers them, with whoever prepares them."""
+    if any(other.__name__ == kind.__name__ for other in _KINDS):
+        raise ConfigurationError(f"there is a kind of randomness called {kind.__name__} already")
+    _KINDS.append(kind)
+
+
+def any_kind() -> Any:
+    """The registered kinds as one type, for strict decoding: whatever else comes is refused."""
+    return Union[tuple(_KINDS)]  # noqa: UP007
 
 
 def repeated(correlations: Sequence[Correlation], count: int) -> tuple[Correlation, ...]:
@@ -389,7 +376,13 @@ def encode_correlations(correlations: Iterable[Correlation]) -> bytes:
 
 def decode_correlations(data: bytes) -> list[Correlation]:
     """Strict: an unknown kind, field or type, or a number out of range, is a msgspec.ValidationError."""
-    return [*msgspec.json.decode(data, type=list[AnyKind])]
+    found: list[Correlation] = _decoder(any_kind()).decode(data)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(list[kind])
 
 
 def program_digest(correlations: Iterable[Correlation]) -> str:

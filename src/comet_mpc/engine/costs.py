@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from comet_mpc.engine.correlations import Correlation, Work
 from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.net.channel import Traffic
@@ -70,7 +69,7 @@ def _grouped(plan: Plan, name_of: Callable[[str], str]) -> list[Cost]:
     for correlation, part in zip(plan.correlations, plan.parts, strict=True):
         name = name_of(part)
         offline[name] += correlation.correction_bytes
-        compute[name] += _seconds(correlation)
+        compute[name] += correlation.facts.seconds
     names = dict.fromkeys([*online, *offline])
     return [Cost(name, rounds[name], online[name], offline[name], compute[name]) for name in names]
 
@@ -89,26 +88,9 @@ def by_layer(plan: Plan) -> list[Cost]:
     return _grouped(plan, lambda part: part.split("/")[0])
 
 
-# Seconds on one core of about 3 GHz with AVX2 (`benchmarks/kernels.py` prints this machine's rates).
-_SECONDS: dict[Work, float] = {
-    "opened word": 12e-9,  # expand, mask, pack, send, receive, unpack, add
-    "monomial": 6e-9,  # of an element: expand or unpack, multiply, add
-    "bit": 6e-9,
-    "table entry": 6e-9,  # of a table that is given: expand, add, pack, send
-    "product": 1.0 / 6e9,
-    "weight product": 1.0 / 9e9,
-}
-
-
-def _seconds(correlation: Correlation) -> float:
-    """A server's online compute for one correlation, roughly."""
-    kind, count = correlation.facts.work
-    return count * _SECONDS[kind]
-
-
 def compute_seconds(plan: Plan) -> float:
     """A party's online compute, an estimate."""
-    return sum(_seconds(correlation) for correlation in plan.correlations)
+    return sum(correlation.facts.seconds for correlation in plan.correlations)
 
 
 def party_memory(plan: Plan, weight_words: int) -> int:

@@ -12,10 +12,11 @@ import msgspec
 
 from comet_mpc.engine.correlations import AnyMask, Correlation, decode_correlations
 from comet_mpc.errors import ForeignRandomness, ServerBusy
-from comet_mpc.offline.dealer.bundles import CHUNK, Dealing
+from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import PartyRole
+from comet_mpc.offline.dealer.preparer import dealer_preparer
 
-_MOST_ARRAYS = (1 << 16) - 2  # each array of a correlation has its own stream of the seed: `bundles._stream`
+_MOST_ARRAYS = (1 << 16) - 2  # each array of a correlation has its own stream of the seed: `preparer.stream_of`
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def _held_words(place: int, program: Sequence[Correlation]) -> int:
         raise ForeignRandomness(f"correlation {place}, {type(entry).__name__}: {error}") from error
     if len(entry.facts.corrections) > _MOST_ARRAYS:
         raise ForeignRandomness(f"correlation {place} has more than {_MOST_ARRAYS} arrays")
-    return entry.dealer_words(masks, CHUNK)
+    return dealer_preparer(entry).held_words(entry, masks)
 
 
 def admit_program(data: bytes | bytearray, key: bytes, limits: ProgramLimits) -> Dealing:
