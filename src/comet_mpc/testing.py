@@ -25,7 +25,7 @@ from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.requests import Weight
-from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
+from comet_mpc.engine.session import USUAL_WAYS, Abilities, Session, Ways
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import PeerError
@@ -101,10 +101,12 @@ def run_two_parties(
     """
     held = weights or {}
     public = {name: weight.public() for name, weight in held.items()}
-    fuses = find_source(source).fused if fused is None else fused
-    plan = plan_program(lambda session: program(session, public), fused=fuses, permits_leaks=permits_leaks, ways=ways)
+    abilities = find_source(source).abilities if fused is None else able(fused)
+    plan = plan_program(
+        lambda session: program(session, public), abilities=abilities, permits_leaks=permits_leaks, ways=ways
+    )
     offline = find_source(source).offline_traffic(plan.correlations)
-    prepare = _dealt(plan, held, seeds, fuses) if source == "dealer" else _paired(plan, held, offline)
+    prepare = _dealt(plan, held, seeds, abilities) if source == "dealer" else _paired(plan, held, offline)
 
     def work(channel: Channel, party: int) -> tuple[Result, Traffic]:
         randomness, own = prepare(channel, party)
@@ -121,7 +123,9 @@ def run_two_parties(
     (client, ours), (server, theirs) = _in_processes(work) if processes else as_parties(work, channels)
     twin = None
     if tolerance is not None:
-        twin = run_twin(lambda session: program(session, held), fused=fuses, permits_leaks=permits_leaks, ways=ways)
+        twin = run_twin(
+            lambda session: program(session, held), abilities=abilities, permits_leaks=permits_leaks, ways=ways
+        )
         error = float(np.max(np.abs(_in_the_clear(client, server) - _in_the_clear(twin, None)), initial=0.0))
         if not error <= tolerance:
             raise Mismatch(f"the parties' result is {error:g} from the twin's, more than {tolerance:g}")
@@ -221,6 +225,12 @@ def _outcome(message: tuple[bool, Any]) -> Any:
 
 # Randomness -----------------------------------------------------------------------------------------------------
 
+
+def able(fused: bool) -> Abilities:
+    """What a source can do that prepares openings which truncate on the way, or one that does not."""
+    return find_source("dealer" if fused else "pair").abilities
+
+
 Prepared = tuple[OpenBundle, Weights]
 """What a party draws from, and what it has of the weights."""
 
@@ -241,14 +251,14 @@ def masked(weights: Weights, key: bytes = WEIGHT_KEY) -> dict[str, Weight]:
 
 
 def _dealt(
-    plan: Plan, weights: Weights, seeds: tuple[bytes, bytes] | None, fused: bool
+    plan: Plan, weights: Weights, seeds: tuple[bytes, bytes] | None, abilities: Abilities
 ) -> Callable[[Channel, int], Prepared]:
     bundles = deal(plan.correlations, WEIGHT_KEY, seeds)
     corrections = bundles[SERVER].stored
     assert isinstance(corrections, io.BytesIO)
     _compare("bytes of corrections", len(corrections.getvalue()), plan.correction_bytes)
     held = masked(weights), weights
-    return lambda _, party: (DealtRandomness(bundles[party], held[party], fused=fused), held[party])
+    return lambda _, party: (DealtRandomness(bundles[party], held[party], abilities=abilities), held[party])
 
 
 def _paired(plan: Plan, weights: Weights, planned: Traffic) -> Callable[[Channel, int], Prepared]:

@@ -26,14 +26,14 @@ from comet_mpc.engine.requests import Choose, Request, Result, wire_bytes
 from comet_mpc.engine.share import CLIENT, SERVER
 from support.every_message import LARGE, seeds
 from support.recording import recording_pair
-from support.two_parties import run_two_parties
+from support.two_parties import able, run_two_parties
 
 
 class WatchfulPlan(PlanSession):
     """A plan that notes which mask every request uses."""
 
     def __init__(self, *, fused: bool) -> None:
-        super().__init__(fused=fused)
+        super().__init__(abilities=able(fused))
         self.uses: list[tuple[int, Correlation, Request]] = []
 
     def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:

@@ -17,7 +17,7 @@ from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.activation import Smu, smu, smu_rule
 from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION, RootRule, root_rule
 from comet_mpc.offline.sources import find_source
-from support.two_parties import run_two_parties, together, twin_value
+from support.two_parties import able, run_two_parties, together, twin_value
 
 INTERVALS = [(2.0**-8, 1.02), (2.0**-10, 1.0), (0.3, 900.0), (1e-3, 0.2)]
 CERTIFIED = Smu(1.0 / 16.0)
@@ -101,7 +101,7 @@ def test_twin_and_parties_evaluate_the_rule(degree: str, precision: int, source:
     slope = np.polynomial.polynomial.polyval(x**2 + 2.0**-8, np.polynomial.polynomial.polyder(rule.coefficients))
     cut = 2.0**-14 * np.abs(slope * x)  # half of what a unit of x moves the root
     unit = 0.5 * rule.root_rounding * math.sqrt(rule.high) + 2.0**-17
-    fused = find_source(source).fused
+    fused = find_source(source).abilities.fused
     real = together(run_two_parties(program, fused=fused, source=source))  # type: ignore[arg-type]
     assert np.all(np.abs(twin_value(program) - expected) <= 0.6 * cut + unit)
     # without a dealer all is in one odd ring: truncations are off by 9/8 units, and x itself is one that was cut
@@ -118,7 +118,7 @@ def test_a_linear_root_needs_one_opening_and_no_truncation_between() -> None:
 
 def test_with_a_pair_all_is_done_in_one_odd_ring() -> None:
     x = Share((1000,), 36, 1.0, 56)
-    plan = plan_program(lambda session: smu(session, x, CERTIFIED, certified("quadratic")), fused=False)
+    plan = plan_program(lambda session: smu(session, x, CERTIFIED, certified("quadratic")), abilities=able(False))
     assert all(entry.modulus for entry in plan.correlations if isinstance(entry, Monomials))
 
 

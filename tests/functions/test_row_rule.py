@@ -20,7 +20,7 @@ from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import inverse_sqrt
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
-from support.two_parties import Program, run_two_parties, together, twin_value
+from support.two_parties import Program, able, run_two_parties, together, twin_value
 
 INTERVALS = {
     "variances": row_rule(2.0**-6, 27.0, gain=0.866),
@@ -81,7 +81,9 @@ def test_rounds_are_what_it_is_for() -> None:
 
     def rounds(which: MinimaxRule, *, fused: bool, ways: Ways = USUAL_WAYS) -> int:
         share = Share((3072,), 28, 1.0078, 31)
-        return plan_program(lambda session: inverse_sqrt(session, share, which), fused=fused, ways=ways).rounds
+        return plan_program(
+            lambda session: inverse_sqrt(session, share, which), abilities=able(fused), ways=ways
+        ).rounds
 
     assert (len(rule.steps), len(other.steps)) == (3, 5)
     assert (rounds(rule, fused=True), rounds(other, fused=True)) == (4, 6)

@@ -29,7 +29,7 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.service.programs import Programs
 from support.toy_model import make_checkpoint, some_texts
-from support.two_parties import run_two_parties, together, twin_value
+from support.two_parties import able, run_two_parties, together, twin_value
 
 LOGITS = 0.02
 """Two parties against the twin: roundings of the toy model's two layers, with a wide margin."""
@@ -60,7 +60,7 @@ def test_two_parties_the_twin_and_the_plaintext_model_agree(directory: Path, pri
     plain = model.plain_logits(query)
     twin = twin_value(program, model.weights())
     plan = client.plan(query.batch, query.bucket, source)
-    run = run_two_parties(program, model.weights(), fused=source.fused, ways=plan.ways)
+    run = run_two_parties(program, model.weights(), fused=source.abilities.fused, ways=plan.ways)
     assert np.abs(twin - plain).max() < REAL + UNIT / 2
     assert np.abs(together(run) - twin).max() < LOGITS + 2 * UNIT
     assert run.plan.correlations == model.plan(query.batch, query.bucket, source).correlations
@@ -266,7 +266,7 @@ def test_every_row_of_a_table_that_is_taken_can_be_encoded(model: ServedModel) -
         client = PublicModel.unpack(package)
         rows = client.embed(np.full((1, 16), 5), np.zeros((1, 16), np.int64))
         assert np.abs(rows).max() <= np.sqrt(d)
-        given = input_rows(TwinSession(fused=False), rows, rows.shape)  # raises for what cannot be encoded
+        given = input_rows(TwinSession(abilities=able(False)), rows, rows.shape)  # raises for what cannot be encoded
         assert given.values is not None
 
 

@@ -75,7 +75,7 @@ def test_the_wire_is_as_planned_and_the_twin_agrees(
         program, model.weights(), source="dealer" if source is DEALER else "pair", ways=plan.ways
     )
     assert run.plan.correlations == plan.correlations
-    twin = twin_value(program, model.weights(), fused=source.fused, ways=plan.ways)
+    twin = twin_value(program, model.weights(), fused=source.abilities.fused, ways=plan.ways)
     assert np.abs(together(run) - twin).max() < 0.02 + 2 * 2.0**-8
 
 
@@ -150,7 +150,7 @@ def test_no_network_takes_longer_than_with_fixed_ways_and_some_take_less(source:
         rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
         return forward(session, rows, mask, shape, rules, weights)
 
-    fixed = plan_program(program, fused=source.fused, ways=FIXED[source])
+    fixed = plan_program(program, abilities=source.abilities, ways=FIXED[source])
     gains = [seconds(fixed, source, network) / seconds(bert(source, network), source, network) for network in NETWORKS]
     assert min(gains) >= 1.0
     assert max(gains) > 1.04

@@ -206,7 +206,7 @@ def test_parties_with_different_programs_stop_before_anything_is_made() -> None:
 
 def test_a_fused_plan_is_refused() -> None:
     def work(channel: Channel, party: int) -> None:
-        with pytest.raises(RandomnessError, match="fused=False"):
+        with pytest.raises(RandomnessError, match="abilities"):
             prepare_bundle(channel, party, [Mask((2,), 64, 12, 64)])
 
     as_parties(work)

@@ -50,7 +50,7 @@ class Case:
         seen, query = Seen(), self.model.encode([TEXT])
 
         def work(channel: Channel, party: int) -> None:
-            randomness = opened(bundles[party], weights[party], fused=self.source.fused)
+            randomness = opened(bundles[party], weights[party], fused=self.source.abilities.fused)
             if party == CLIENT:
                 session = client(party, channel, randomness, ways=self.plan.ways, watch=seen.run(1, 16))
             else:

@@ -13,13 +13,14 @@ from comet_mpc.errors import CometError
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.testing import WEIGHT_KEY as KEY
-from comet_mpc.testing import Program, TwoPartyRun, Weights, as_parties, both, deal, masked, run_two_parties
+from comet_mpc.testing import Program, TwoPartyRun, Weights, able, as_parties, both, deal, masked, run_two_parties
 
 __all__ = [
     "KEY",
     "Program",
     "TwoPartyRun",
     "Weights",
+    "able",
     "as_parties",
     "both",
     "deal",
@@ -43,7 +44,7 @@ def outcome(action: Callable[[], object]) -> object:
 
 def opened(bundle: Bundle, weights: Weights | None = None, *, fused: bool = True) -> DealtRandomness:
     """A dealt bundle, as a party draws from it."""
-    return DealtRandomness(bundle, weights or {}, fused=fused)
+    return DealtRandomness(bundle, weights or {}, abilities=able(fused))
 
 
 def together(run: TwoPartyRun[Share]) -> Reals:
@@ -55,7 +56,7 @@ def twin_value(
     program: Program[Share], weights: Weights | None = None, *, fused: bool = True, ways: Ways = USUAL_WAYS
 ) -> Reals:
     """The same program's plaintext twin."""
-    share = program(TwinSession(fused=fused, permits_leaks=True, ways=ways), weights or {})
+    share = program(TwinSession(abilities=able(fused), permits_leaks=True, ways=ways), weights or {})
     assert share.values is not None
     return decode(share.values, share.fraction, share.ring)
 

@@ -8,7 +8,7 @@ from comet_mpc.engine.party import Measured, PartySession, Randomness
 from comet_mpc.engine.plan import Plan, PlanSession, plan_program
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.requests import Deferred, Give, Given, Open, Opened, Reveal, Truncate, TruncateOpen, Weight
-from comet_mpc.engine.session import Session
+from comet_mpc.engine.session import Abilities, Session
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, concatenate, decode, encode, ring_width
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.engine.twin import TwinSession, run_twin
@@ -18,6 +18,7 @@ __all__ = [
     "CLIENT",
     "SERVER",
     "WORD",
+    "Abilities",
     "Column",
     "Cost",
     "Deferred",

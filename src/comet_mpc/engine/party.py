@@ -17,7 +17,7 @@ from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.demand import DrawingSession, Drawn, MaskTerm, expansions
 from comet_mpc.engine.requests import Opened, Request, Result, Step
-from comet_mpc.engine.session import USUAL_WAYS, Ways
+from comet_mpc.engine.session import USUAL_WAYS, Abilities, Ways
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.net.channel import Channel, Traffic
@@ -37,8 +37,8 @@ class Randomness(Protocol):
         """Whose side it is."""
 
     @property
-    def fused(self) -> bool:
-        """Whether it was prepared for programs that truncate and open in one round."""
+    def abilities(self) -> Abilities:
+        """Those of its source, for which the program was planned."""
 
     def draw(self, correlation: Correlation) -> Drawn:
         """The next of the program's correlations. They are handed out in order, each once."""
@@ -75,7 +75,7 @@ class PartySession(DrawingSession):
         ways: Ways = USUAL_WAYS,
         watch: Sent | None = None,
     ) -> None:
-        super().__init__(fused=randomness.fused, permits_leaks=permits_leaks, ways=ways)
+        super().__init__(abilities=randomness.abilities, permits_leaks=permits_leaks, ways=ways)
         if party not in (CLIENT, SERVER):
             raise ShapeError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
         if randomness.party != party:

@@ -15,7 +15,7 @@ from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation, any_kind, program_digest
 from comet_mpc.engine.demand import DrawingSession, Drawn
 from comet_mpc.engine.requests import Request, Result, Step
-from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
+from comet_mpc.engine.session import FUSED, USUAL_WAYS, Abilities, Session, Ways
 from comet_mpc.engine.share import Words
 from comet_mpc.net.channel import FRAME_HEADER
 
@@ -91,8 +91,8 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 class PlanSession(DrawingSession):
     """Runs a program on shapes."""
 
-    def __init__(self, *, fused: bool = True, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
-        super().__init__(fused=fused, permits_leaks=permits_leaks, ways=ways)
+    def __init__(self, *, abilities: Abilities = FUSED, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
+        super().__init__(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
         self.correlations: list[Correlation] = []
         self.parts: list[str] = []
         self.schedule: list[PlannedRound] = []
@@ -141,11 +141,11 @@ class PlanSession(DrawingSession):
 def plan_program(
     program: Callable[[Session], object],
     *,
-    fused: bool = True,
+    abilities: Abilities = FUSED,
     permits_leaks: bool = False,
     ways: Ways = USUAL_WAYS,
 ) -> Plan:
     """Plans a program: `plan_program(lambda session: activation(session, x, rule))`."""
-    session = PlanSession(fused=fused, permits_leaks=permits_leaks, ways=ways)
+    session = PlanSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
     program(session)
     return Plan(tuple(session.correlations), tuple(session.parts), tuple(session.schedule), ways, tuple(session.forks))

@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -38,11 +39,26 @@ _ROUNDED = 1.0 + 2.0**-7
 """Room for what roundings add to a bound."""
 
 
+@dataclass(frozen=True)
+class Abilities:
+    """What a source of randomness can prepare, which decides by which protocols a program runs.
+
+    fused  masks of openings that truncate on the way in Z_2^w, so that both share a round
+    odd    masks and their monomials modulo odd numbers, in which element-wise work is cheaper for two parties alone
+    """
+
+    fused: bool = True
+    odd: bool = False
+
+
+FUSED = Abilities()
+
+
 class Session(ABC):
     """One run of a program: a plan, a twin, or a party's side of the real thing."""
 
-    def __init__(self, *, fused: bool = True, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
-        self._fused, self._permits_leaks, self._ways = fused, permits_leaks, ways
+    def __init__(self, *, abilities: Abilities = FUSED, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
+        self._abilities, self._permits_leaks, self._ways = abilities, permits_leaks, ways
         self._parts: list[str] = []
         self._deferred: list[Deferred[Any]] = []
         self.forks: dict[str, None] = {}
@@ -51,15 +67,12 @@ class Session(ABC):
     @property
     def fused(self) -> bool:
         """Whether truncation and opening share a round, which the randomness must support."""
-        return self._fused
+        return self._abilities.fused
 
     @property
     def odd(self) -> bool:
-        """Whether element-wise work is done modulo odd numbers: where two parties prepare the randomness alone.
-
-        That is also where nothing can be fused in Z_2^w.
-        """
-        return not self._fused
+        """Whether element-wise work is done modulo odd numbers, which the randomness must support."""
+        return self._abilities.odd
 
     def ring(self, fraction: int, bound: float) -> Ring:
         """The ring in which a tensor is opened for element-wise work whose results have these bits and this bound.

@@ -16,7 +16,7 @@ from comet_mpc.engine import kernels
 from comet_mpc.engine import requests as ask
 from comet_mpc.engine.requests import Opened, Request, Result, Step
 from comet_mpc.engine.ring import Ring
-from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
+from comet_mpc.engine.session import FUSED, USUAL_WAYS, Abilities, Session, Ways
 from comet_mpc.engine.share import Share, Words, decode
 from comet_mpc.errors import RangeError
 
@@ -109,9 +109,9 @@ def _integers(opened: Opened) -> Words:
 def run_twin(
     program: Callable[[Session], Output],
     *,
-    fused: bool = True,
+    abilities: Abilities = FUSED,
     permits_leaks: bool = False,
     ways: Ways = USUAL_WAYS,
 ) -> Output:
     """Runs a program in the clear and returns what it returns."""
-    return program(TwinSession(fused=fused, permits_leaks=permits_leaks, ways=ways))
+    return program(TwinSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways))

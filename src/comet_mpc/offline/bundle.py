@@ -10,6 +10,7 @@ from typing import BinaryIO, Protocol
 
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.demand import Drawn, InOrder
+from comet_mpc.engine.session import FUSED
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RandomnessDamaged, RandomnessExhausted, RandomnessSpent
 
@@ -81,8 +82,8 @@ class Bundle:
 class OpenBundle(ABC):
     """A bundle in use: hands out the program's correlations in order, each once."""
 
-    fused = True
-    """Whether it has the masks of openings that truncate on the way (`Session.fused`)."""
+    abilities = FUSED
+    """Those of its source."""
 
     def __init__(self, bundle: Bundle) -> None:
         bundle.claim()

@@ -49,7 +49,7 @@ def cheapest_plan(
     tried, times = sample or Sample(program, 1)
 
     def planned(whole: Program, ways: frozenset[str]) -> Plan:
-        return plan_program(whole, fused=source.fused, permits_leaks=permits_leaks, ways=ways)
+        return plan_program(whole, abilities=source.abilities, permits_leaks=permits_leaks, ways=ways)
 
     def seconds(plan: Plan) -> float:
         return times * network.seconds(plan) + offline_seconds(plan, source, network, times)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from comet_mpc.engine import Weight
+from comet_mpc.engine import Abilities, Weight
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.net.channel import Channel, Traffic
@@ -201,8 +201,8 @@ class Source(ABC):
     """What privacy rests on, in words."""
     number: ClassVar[int]
     """In files."""
-    fused: ClassVar[bool]
-    """Whether truncation and opening can share a round."""
+    abilities: ClassVar[Abilities]
+    """What it can prepare."""
     has_third_party: ClassVar[bool]
     masks_weights: ClassVar[bool]
     """Whether a client works with masked weights, which it downloads once."""

@@ -33,7 +33,7 @@ class OldMasks:
 
     def __init__(self, inner: OpenBundle) -> None:
         self._inner, self._given = inner, dict[Correlation, tuple[Words, ...]]()
-        self.party, self.fused, self.bundle = inner.party, inner.fused, inner.bundle
+        self.party, self.abilities, self.bundle = inner.party, inner.abilities, inner.bundle
 
     def draw(self, correlation: Correlation) -> Drawn:
         drawn = self._inner.draw(correlation)

@@ -34,6 +34,7 @@ from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.bundle import Bundle, OpenBundle
 from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight, weight_key, weights_digest
 from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.sources import find_source
 
 Made = TypeVar("Made")
 Secrets = tuple[int, int]
@@ -363,7 +364,9 @@ def record(
     public = {name: weight.public() for name, weight in MODELS[0].items()}
     leaks = control == "flooded"
     chosen = flooded if leaks else program
-    plan = plan_program(lambda session: chosen(session, public, (0, 0)), fused=source != "pair", permits_leaks=leaks)
+    plan = plan_program(
+        lambda session: chosen(session, public, (0, 0)), abilities=find_source(source).abilities, permits_leaks=leaks
+    )
     case = _Case(source, chosen, plan, control, seeds, secret)
 
     inputs = [run % 2 for run in range(runs)], [run // 2 % 2 for run in range(runs)]

@@ -243,7 +243,7 @@ def _errors(built: Built, case: Case, kind: Source, values: Values, result: Real
 
 def _twin_error(built: Built, case: Case, kind: Source, values: Values, result: Reals) -> float | None:
     """Distance to the plaintext twin, which computes the same approximation; None if that leaves its bounds."""
-    session = TwinSession(permits_leaks=built.leaks, fused=kind.fused)
+    session = TwinSession(permits_leaks=built.leaks, abilities=kind.abilities)
     try:
         twin = built.program(session, built.share(session, values), _weights(built, case))
     except RangeError:

@@ -17,10 +17,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from comet_mpc.engine import Weight
+from comet_mpc.engine import Abilities, Weight
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
+from comet_mpc.engine.session import FUSED
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle
@@ -62,10 +63,12 @@ def mask_weight(key: bytes, weight: Weight) -> Words:
 class DealtRandomness(OpenBundle):
     """One party's randomness from a dealer's bundle."""
 
-    def __init__(self, bundle: Bundle, weights: Mapping[str, Weight] | None = None, *, fused: bool = True) -> None:
-        """weights: of the model, masked at the client. fused: off in tests of programs that were planned so."""
+    def __init__(
+        self, bundle: Bundle, weights: Mapping[str, Weight] | None = None, *, abilities: Abilities = FUSED
+    ) -> None:
+        """weights: of the model, masked at the client. abilities: others in tests of programs that were planned so."""
         super().__init__(bundle)
-        self.fused = fused
+        self.abilities = abilities
         self._view = PartyView(bundle.party, Streams(bundle.seed), bundle.stored, dict(weights or {}))
         self._ahead: dict[int, tuple[Words, ...]] = {}
         if self.party == SERVER and bundle.stored is None:

@@ -35,7 +35,7 @@ class DealerSource(Source):
     name, number = "dealer", 0
     who = "from the dealer to the server"
     promise = "Privacy rests on the dealer being run by neither the server's operator nor the client's."
-    fused = True
+    abilities = DealtRandomness.abilities
     has_third_party = True
     masks_weights = True
     computes_ahead = True

@@ -92,7 +92,9 @@ class Preparer:
         self.weights, self._threads = weights or {}, threads
         self._tools: tuple[Homomorphic, Transfers] | None = None
         if any(isinstance(correlation, Mask) and correlation.shift for correlation in correlations):
-            raise RandomnessError("two parties alone cannot truncate and open in one round: plan with fused=False")
+            raise RandomnessError(
+                "two parties alone cannot truncate and open in one round: plan with the abilities of their source"
+            )
 
     @property
     def fresh(self) -> bool:
@@ -147,7 +149,7 @@ def prepare_bundle(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> PairRandomness:
-    """One bundle. Both parties call it with the same program, planned with fused=False; the server with its weights."""
+    """One bundle. Both parties call it with the same program, planned for this source; the server with its weights."""
     return Preparer(channel, party, correlations, weights, threads=threads).prepare(progress=progress)[0].open()
 
 

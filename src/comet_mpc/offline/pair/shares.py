@@ -11,6 +11,7 @@ import numpy as np
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.seeds import expand
+from comet_mpc.engine.session import Abilities
 from comet_mpc.engine.share import CLIENT, Words, word_bytes
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
@@ -22,7 +23,7 @@ Arrays = tuple[Words, ...]
 class PairRandomness(OpenBundle):
     """One party's randomness, prepared with the other party: most masks from its seed, the rest as it was stored."""
 
-    fused = False
+    abilities = Abilities(fused=False, odd=True)
 
     def __init__(self, bundle: Bundle, shares: Callable[[int], Arrays] | None = None) -> None:
         """shares: gives the words of the correlation at a place, each once; without it the bundle is read."""

@@ -45,7 +45,7 @@ class PairSource(Source):
     name, number = "pair", 1
     who = "between the two parties"
     promise = "There is no third party: privacy rests on the two parties alone."
-    fused = False
+    abilities = PairRandomness.abilities
     has_third_party = False
     masks_weights = False
     computes_ahead = False
