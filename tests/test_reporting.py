@@ -21,7 +21,7 @@ def test_cluster():
 
 @pytest.mark.parametrize(("reason", "name"), [
     ("the extra [train] is not installed (torch)", "train"),
-    ("crypten is not installed: see comet_mpc/plugins/crypten.py", "crypten"),
+    ("crypten is not installed: see comet_research/crypten.py", "crypten"),
     ("set COMET_GLUE to a directory of GLUE TSV files", "data"),
     ("needs curl", "machine"),
     ("not today", ""),

@@ -1,14 +1,14 @@
-"""What other forms cost in accuracy: every row by one recipe. `comet report` makes tables of the results.
+"""What other forms cost in accuracy: every row by one recipe. `comet-lab report` makes tables of the results.
 
-python benchmarks/accuracy.py run ENCODER GLUE WORK --task MRPC [--rule quadratic] [--seed 1] [--epochs 3]
-python benchmarks/accuracy.py table 1 ENCODER GLUE WORK [--task MRPC] [--seed 1 --seed 2] [--estimate]
-python benchmarks/accuracy.py distributions MODEL GLUE --task MRPC
+python research/benchmarks/accuracy.py run ENCODER GLUE WORK --task MRPC [--rule quadratic] [--seed 1] [--epochs 3]
+python research/benchmarks/accuracy.py table 1 ENCODER GLUE WORK [--task MRPC] [--seed 1 --seed 2] [--estimate]
+python research/benchmarks/accuracy.py distributions MODEL GLUE --task MRPC
 
 The recipe: fine-tune the encoder unmodified; put that into another form and fine-tune it, distilled from the unmodified
 one, or with --no-distil without it. The epoch is chosen on rows held out of train.tsv (a tenth, 1000 at most, drawn by
 seed 0), and dev.tsv is scored once. `run` makes the certified form, through the protocol's own steps (3 by default) or
 the root's polynomial (--rule); then it evaluates the same weights with 0 to 4 steps, by minimax and by plain Newton
-from the paper's constant. `table` makes the rows of the paper's tables 1, 2 and 5 (`lab.bench.published_models`), and
+from the paper's constant. `table` makes the rows of the paper's tables 1, 2 and 5 (`bench.published_models`), and
 says first how long that takes here. They are many, so every one of them has a short training of its own, the same for
 all: one pass over 2,000 rows. A stage whose result exists is skipped, one that broke off is resumed. Needs the extra
 [train]. Results are one JSON file per stage. `distributions` records what GeLU and LayerNorm of a trained model get,
@@ -30,12 +30,12 @@ import typer
 from comet_mpc.cli.inputs import load_any, read_rows, read_task
 from comet_mpc.cli.main import app as comet
 from comet_mpc.cli.options import Spread
-from comet_mpc.cli.tables import with_origin, write_json
+from comet_mpc.cli.tables import origin, write_json
 from comet_mpc.cli.train import HELD_OUT_SEED, rows_held_out, unified
-from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row, short_stage
 from comet_mpc.models.checkpoint import USUAL_RULE, load_checkpoint
 from comet_mpc.models.hugging_face import need
 from comet_mpc.models.tasks import TASKS, find_task
+from comet_research.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row, short_stage
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -325,8 +325,10 @@ def distributions(
             {"record": "distribution", "model": name or model.name, "task": chosen.name, "rows": len(data),
              "site": site, "what": what, "quantiles": shown[site], "curve": curve}
         )  # fmt: skip
-    command = f"python benchmarks/accuracy.py distributions {model.name} GLUE --task {chosen.name} --rows {rows}"
-    write_json(results / f"distributions-{label}.json", [each | {"command": command} for each in with_origin(found)])
+    command = (
+        f"python research/benchmarks/accuracy.py distributions {model.name} GLUE --task {chosen.name} --rows {rows}"
+    )
+    write_json(results / f"distributions-{label}.json", [each | origin() | {"command": command} for each in found])
     typer.echo(f"wrote {results / f'distributions-{label}.json'}: {len(found)} sites, {len(data)} rows")
 
 

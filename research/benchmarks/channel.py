@@ -1,6 +1,6 @@
 """Rate and latency of `Channel.exchange` on loopback between two processes, both directions at once.
 
-python benchmarks/channel.py [--megabytes 32] [--rounds 40] [--json FILE|-]
+python research/benchmarks/channel.py [--megabytes 32] [--rounds 40] [--json FILE|-]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A file of many rows is classified by `comet query --csv` while the client is killed again and again.
 
-    python benchmarks/csv_kills.py [--rows 1000] [--kills 2] [--source dealer] [--json FILE|-]
+    python research/benchmarks/csv_kills.py [--rows 1000] [--kills 2] [--source dealer] [--json FILE|-]
 
 A server (and a dealer) and every run of the command are processes of their own. Each run but the last is killed with
 SIGKILL in the middle. At the end every row must be there once, in its order, with the label that the same model has in
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from comet_mpc.lab.demo import demo_model
+from comet_mpc.local.demo import demo_model
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.authority import make_test_set
 

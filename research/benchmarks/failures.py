@@ -4,7 +4,7 @@ such as its ciphertexts define; uploads are turned where the plan turns them. Ne
 is kept in the file after every run, so that it can be stopped and started again; exits with status 1 if any result was
 ever wrong.
 
-    python benchmarks/failures.py [--results 100000000] [--kind slots] [--json benchmarks/results/failures.json]
+    python research/benchmarks/failures.py [--results 100000000] [--kind slots] [--json FILE]
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Wrong results among many homomorphic products.")
     parser.add_argument("--results", type=int, default=10**8, help="results to check, of each kind")
     parser.add_argument("--kind", action="append", choices=KINDS, help="only these; may be given again")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/failures.json"), metavar="FILE")
+    parser.add_argument("--json", type=Path, default=Path("research/benchmarks/results/failures.json"), metavar="FILE")
     arguments = parser.parse_args()
     path: Path = arguments.json
     counts: dict[str, Count] = json.loads(path.read_text()) if path.exists() else {}

@@ -3,7 +3,7 @@
 Times are CPU times, the best of several calls: the kernels are single-threaded, like numpy's integer code.
 Exits with status 1 if the ring matmul is less than 12 times as fast as numpy's.
 
-    python benchmarks/kernels.py [--json FILE|-]
+    python research/benchmarks/kernels.py [--json FILE|-]
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two parties in two threads over a memory channel, one thread each. Seconds are C
 several runs; bytes are those on the channel, keys not included (they are sent once and listed). Every result is
 checked; `failures.py` counts wrong ones among many.
 
-    python benchmarks/lattice.py [--repeats 3] [--json FILE|-]
+    python research/benchmarks/lattice.py [--repeats 3] [--json FILE|-]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Small labelled data sets, made of patterns: for trials of `comet adopt` where no data is at hand.
 
-    python benchmarks/made_data.py OUT
+    python research/benchmarks/made_data.py OUT
 
 writes OUT/spam.csv (300 messages, ham and spam) and OUT/names/train.tsv and dev.tsv (sentences in which persons, places
 and organisations are tagged). The same files every time. They say nothing about real messages.

@@ -1,6 +1,6 @@
 """One, two, … nodes of a Ray cluster on this machine: what clients get, what waits, and what the front costs.
 
-    PYTHONPATH=tests python benchmarks/nodes.py [--nodes 1 2] [--clients 4] [--queries 6] [--json FILE]
+    PYTHONPATH=tests python research/benchmarks/nodes.py [--nodes 1 2] [--clients 4] [--queries 6] [--json FILE]
 
 Every node has one place. The clients prepare and ask, all at once, each with its own certificate. Several times a
 second the metrics of the front tell how many requests wait on each node and how many of its places are in use. All

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Every record that `comet report` shows, the most important first. Durations are those of two free cores: let nothing
+# Every record that `comet-lab report` shows, the most important first. Durations are those of two free cores: let nothing
 # else run. Records that are there are kept, and a run that broke off goes on; --again makes the named ones anew.
 #
-#   benchmarks/records.sh [--again] [SECTION …]      all but accuracy and secure, if no section is named
+#   research/benchmarks/records.sh [--again] [SECTION …]      all but accuracy and secure, if no section is named
 #
 #   models   20 min   whole encoders: against their length, with a dealer and without, over slower networks
 #   plans     1 min   the same by rule and by length, without running them
@@ -18,9 +18,9 @@
 #   secure    1 h     200 rows of each task inside the protocol   (GLUE and WORK, after accuracy)
 #   accuracy  hours   every row of the tables of accuracy         (ENCODER, GLUE and WORK; says first how long)
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 results="$root/benchmarks/results"
-comet="$root/.venv/bin/comet"
+comet="$root/.venv/bin/comet" lab="$root/.venv/bin/comet-lab"
 again=
 if [ "${1:-}" = --again ]; then
     again=yes
@@ -48,15 +48,15 @@ goes_on() {
 models() {
     local bert=(bench model --shape bert-base --rule quadratic) tokens
     for tokens in 128 32 64 256; do
-        keep "model/bert-base-$tokens-quadratic-pair" "$comet" "${bert[@]}" --tokens "$tokens" --source pair
+        keep "model/bert-base-$tokens-quadratic-pair" "$lab" "${bert[@]}" --tokens "$tokens" --source pair
     done
     for tokens in 32 64 128 256 512; do
-        keep "model/bert-base-$tokens-quadratic" "$comet" "${bert[@]}" --tokens "$tokens"
+        keep "model/bert-base-$tokens-quadratic" "$lab" "${bert[@]}" --tokens "$tokens"
     done
-    keep model/bert-base-128-quadratic-200mbit "$comet" "${bert[@]}" --network 200mbit/10ms
-    keep model/minilm-128-quadratic "$comet" bench model --shape minilm --tokens 128 --rule quadratic
-    keep model/bert-base-128-quadratic-pair-1gbit "$comet" "${bert[@]}" --source pair --network 1gbit/1ms
-    keep model/bert-base-128-quadratic-pair-200mbit "$comet" "${bert[@]}" --source pair --network 200mbit/10ms
+    keep model/bert-base-128-quadratic-200mbit "$lab" "${bert[@]}" --network 200mbit/10ms
+    keep model/minilm-128-quadratic "$lab" bench model --shape minilm --tokens 128 --rule quadratic
+    keep model/bert-base-128-quadratic-pair-1gbit "$lab" "${bert[@]}" --source pair --network 1gbit/1ms
+    keep model/bert-base-128-quadratic-pair-200mbit "$lab" "${bert[@]}" --source pair --network 200mbit/10ms
 }
 
 plans() {
@@ -80,28 +80,28 @@ plans() {
 }
 
 peers() {
-    goes_on peers/layer "$comet" bench peers --task layer
-    goes_on peers/operations "$comet" bench peers --task activation --task attention --task layer_norm \
+    goes_on peers/layer "$lab" bench peers --task layer
+    goes_on peers/operations "$lab" bench peers --task activation --task attention --task layer_norm \
         --task inverse_sqrt --system comet --system comet-pair --system crypten --system crypten-comet \
         --system crypten-paper --system spu-semi2k
-    again='' goes_on peers/operations "$comet" bench peers --task activation --system spu-cheetah
+    again='' goes_on peers/operations "$lab" bench peers --task activation --system spu-cheetah
 }
 
 paper() {
-    goes_on paper/3 "$comet" bench paper 3
-    goes_on paper/4 "$comet" bench paper 4
-    keep paper/appendix "$comet" bench paper appendix
+    goes_on paper/3 "$lab" bench paper 3
+    goes_on paper/4 "$lab" bench paper 4
+    keep paper/appendix "$lab" bench paper appendix
 }
 
-ops() { keep ops "$comet" bench ops; }
-rules() { keep rules "$comet" bench rules; }
+ops() { keep ops "$lab" bench ops; }
+rules() { keep rules "$lab" bench rules; }
 kernels() { keep kernels "$root/.venv/bin/python" "$root/benchmarks/kernels.py"; }
-truncation() { keep truncation "$comet" bench truncation; }
-trials() { goes_on trials "$comet" bench trials; }
+truncation() { keep truncation "$lab" bench truncation; }
+trials() { goes_on trials "$lab" bench trials; }
 
 profile() {
-    keep profile/demo "$comet" bench profile
-    keep profile/bert-base-128-2layers "$comet" bench profile --shape bert-base --layers 2
+    keep profile/demo "$lab" bench profile
+    keep profile/bert-base-128-2layers "$lab" bench profile --shape bert-base --layers 2
 }
 
 demo() {
@@ -134,4 +134,4 @@ for section in "${@:-models plans peers paper ops rules profile kernels demo tru
         "$name"
     done
 done
-"$comet" report "$results" --docs "$root/docs" --page "$root/report.html"
+"$lab" report "$results" --docs "$root/docs" --page "$root/report.html"

@@ -1,6 +1,6 @@
 """What the relay of a cluster's front costs: CPU seconds for a gigabyte that it passes on, between processes here.
 
-PYTHONPATH=tests python benchmarks/relay.py [--gigabytes 1] [--json FILE]
+PYTHONPATH=tests python research/benchmarks/relay.py [--gigabytes 1] [--json FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long `comet serve` takes to let clients in, and `comet unify` to convert a model, alone and beside a load.
 
-python benchmarks/threads.py MODEL [--load 8] [--repeats 3] [--note TEXT] [--json FILE|-]
+python research/benchmarks/threads.py MODEL [--load 8] [--repeats 3] [--note TEXT] [--json FILE|-]
 
 MODEL is a Hugging Face checkpoint, for example MiniLM. Each is measured with the threads that Comet chooses and with
 those that numeric libraries take by themselves, one after the other. The load is that of another user: processes in a

@@ -3,7 +3,7 @@
 Two parties in two threads over a memory channel. Rates are per second of CPU time of one party, the best of several
 runs; bytes are those of both parties together, as the channel counts them.
 
-    python benchmarks/transfer.py [--count 1048576] [--json FILE|-]
+    python research/benchmarks/transfer.py [--count 1048576] [--json FILE|-]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A server that sends what it likes online: every message of the client's stays masked, whatever it has received.
 
-The audit's program and statistics (`comet_mpc.lab.audit`), with a server that follows the protocol in what it draws and
-notes, but not in what it sends. Beside it stands a client whose masks are used twice, which must be caught.
+The audit's program and statistics (`comet_mpc.local.audit`), with a server that follows the protocol in what it draws
+and notes, but not in what it sends. Beside it stands a client whose masks are used twice, which must be caught.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.party import Leg, Packed
 from comet_mpc.engine.requests import Request
 from comet_mpc.engine.share import SERVER
-from comet_mpc.lab.audit import online
-from comet_mpc.lab.audit.controls import Control
-from comet_mpc.lab.audit.report import Finding, findings
-from comet_mpc.lab.audit.statistics import LIMIT
+from comet_mpc.local.audit import online
+from comet_mpc.local.audit.controls import Control
+from comet_mpc.local.audit.report import Finding, findings
+from comet_mpc.local.audit.statistics import LIMIT
 from support.judged import worst
 
 pytestmark = pytest.mark.slow

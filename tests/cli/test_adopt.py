@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 from comet_mpc.cli.adopt import REPORT
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, TaskDataError
-from comet_mpc.lab.evaluation import evaluate_twin
+from comet_mpc.local.evaluation import evaluate_twin
 from comet_mpc.models.checkpoint import CometConfig, load_checkpoint, save_checkpoint
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.own_data import own_task, read_split

@@ -48,12 +48,12 @@ def test_the_users_own_file_is_read_and_none_is_needed(tmp_path: Path) -> None:
 def test_what_stands_above_is_for_all_and_a_section_goes_first(tmp_path: Path) -> None:
     """Names are as on the command line, with - or _; a command that has commands passes its sections on."""
     file = Path(
-        written(tmp_path, 'keys = "a"\nsource = "pair"\n[serve]\nkeys = "b"\nanswer-bits = 4\n[bench.ops]\nx = 1\n')
+        written(tmp_path, 'keys = "a"\nsource = "pair"\n[serve]\nkeys = "b"\nanswer-bits = 4\n[group.ops]\nx = 1\n')
     )
-    settings = Settings(file, ["serve", "deal", "bench"])
+    settings = Settings(file, ["serve", "deal", "group"])
     assert settings.of("serve", {"keys": "keys", "answer_bits": "bits"}) == {"keys": "b", "bits": 4}
     assert settings.of("deal", {"keys": "directory"}) == {"directory": "a"}
-    assert settings.of("bench", {}) == {"ops": {"x": 1}}
+    assert settings.of("group", {}) == {"ops": {"x": 1}}
 
 
 @pytest.mark.parametrize(

@@ -126,29 +126,6 @@ def test_every_combination_of_the_paper(glue: Path, tmp_path: Path, activation: 
         assert "seen" in comet("calibrate", out, "--task", "SST-2", "--data", glue, "--limit", 16)
 
 
-@pytest.mark.parametrize("rule", ["minimax", "paper"])
-def test_the_paper_form_inside_the_protocol_is_for_research_only(glue: Path, tmp_path: Path, rule: str) -> None:
-    source, out, result = make_checkpoint(tmp_path / "source", labels=("0", "1")), tmp_path / "out", tmp_path / "r.json"
-    task = ("--task", "SST-2", "--data", glue)
-    choice = ("--attention", "smu", "--attention-mu", 0.5, "--pooler", "algebraic")
-    comet("unify", source, out, "--form", "paper", *choice)
-    comet("calibrate", out, *task, "--limit", 32)
-    output = comet("eval", out, *task, "--secure", "--research", "--rule", rule, "--limit", 3, "--json", result)
-    assert "NOT CERTIFIED" in output
-    assert ("NOT PRIVATE" in output) == (rule == "paper")
-    found = json.loads(result.read_text())
-    assert found["runs"] == 3
-    assert found["certified"] is False
-    if rule == "minimax":
-        assert found["untrusted"] == 0
-        assert found["examples"] == 3
-        assert found["logit_difference"]["largest"] < 0.1
-    with pytest.raises(CheckpointError, match="cannot be served"):
-        comet("eval", out, *task, "--secure")
-    with pytest.raises(ConfigurationError, match="--research goes with --secure"):
-        comet("eval", out, *task, "--research")
-
-
 def test_a_teacher_alone_is_enough_and_nobody_is_too_little(glue: Path, tmp_path: Path) -> None:
     plain, unified = tmp_path / "plain", tmp_path / "unified"
     comet("unify", make_checkpoint(tmp_path / "source", labels=("0", "1")), plain, "--form", "unmodified")

@@ -53,9 +53,9 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_survives_a_client_that_is_killed_twice(tiny_checkpoint: Path) -> None:
-    """The short form of what benchmarks/csv_kills.py does with a thousand rows."""
+    """The short form of what research/benchmarks/csv_kills.py does with a thousand rows."""
     arguments = ("--rows", 30, "--source", "pair", "--model", tiny_checkpoint)
-    found = json.loads(run("csv_kills", *arguments, directory=ROOT / "benchmarks"))
+    found = json.loads(run("csv_kills", *arguments, directory=ROOT / "research" / "benchmarks"))
     assert found["rows"] == 30
     assert all(kept < 30 for kept in found["kept_by_killed_runs"])
     assert len(found["kept_by_killed_runs"]) == 2

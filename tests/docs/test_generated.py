@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from comet_mpc.lab.report.documents import BLOCKS, PICTURES, drawn, rewritten
-from comet_mpc.lab.report.records import read_results
+from comet_research.report.documents import BLOCKS, PICTURES, drawn, rewritten
+from comet_research.report.records import read_results
 from support.documents import ROOT
 
-RESULTS = read_results(ROOT / "benchmarks" / "results")
+RESULTS = read_results(ROOT / "research" / "benchmarks" / "results")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_are_what_the_records_say(page: Path) -> None:
     text = page.read_text("utf-8")
-    assert text == rewritten(text, RESULTS, page.name), "run comet report --docs docs"
+    assert text == rewritten(text, RESULTS, page.name), "run comet-lab report --docs docs"
 
 
 def test_a_number_that_was_changed_by_hand_is_found() -> None:
@@ -34,6 +34,6 @@ def test_every_block_is_somewhere() -> None:
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_what_the_records_say_and_are_shown(name: str) -> None:
     path = ROOT / "docs" / "pictures" / f"{name}.svg"
-    assert path.read_text("utf-8") == drawn(name, RESULTS), "run comet report --docs docs"
+    assert path.read_text("utf-8") == drawn(name, RESULTS), "run comet-lab report --docs docs"
     text = (ROOT / "README.md").read_text("utf-8") + "".join(page.read_text("utf-8") for page in PAGES)
     assert f"pictures/{name}.svg)" in text

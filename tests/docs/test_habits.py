@@ -10,7 +10,7 @@ import tomllib
 import comet_mpc
 from support.documents import ROOT
 
-FOLDERS = (".ci", "benchmarks", "deploy", "docs", "examples", "native", "scripts", "src", "tests")
+FOLDERS = (".ci", "deploy", "docs", "examples", "native", "research", "scripts", "src", "tests")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -18,6 +18,12 @@ def test_the_changelog_begins_with_this_version() -> None:
     versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert next(version for version in versions if version != "Unreleased") == PROJECT["version"]
     assert comet_mpc.__version__ == PROJECT["version"]
+
+
+def test_the_laboratory_has_the_same_version() -> None:
+    lab = tomllib.loads((ROOT / "research" / "pyproject.toml").read_text())["project"]
+    assert lab["version"] == PROJECT["version"]
+    assert lab["dependencies"] == [f"comet-mpc=={PROJECT['version']}"]
 
 
 def test_what_the_metadata_names_is_there() -> None:

@@ -10,8 +10,11 @@ import pytest
 from support.documents import ROOT, Page, markdown_files, page_of
 
 PAGES = {path: page_of(path) for path in markdown_files()}
-_FILE = re.compile(r"^(?:src|tests|docs|scripts|benchmarks|examples|native|comet_mpc)/[\w./-]+$")
-_MODULE = re.compile(r"^(?:net|engine|offline|functions|models|train|service|lab|cli)(?:\.(?!tsv)[a-z_]+)+$")
+_FILE = re.compile(r"^(?:src|tests|docs|scripts|research|examples|native|comet_mpc|comet_research)/[\w./-]+$")
+_MODULE = re.compile(
+    r"^(?:comet_research|net|engine|offline|functions|models|train|service|local|cli)(?:\.(?!tsv)[a-z_]+)+$"
+)
+_SOURCES = {"comet_mpc": ROOT / "src", "comet_research": ROOT / "research" / "src"}
 
 
 def broken_links(page: Page) -> list[str]:
@@ -31,10 +34,14 @@ def broken_links(page: Page) -> list[str]:
 
 def missing_files(page: Page) -> list[str]:
     """Paths and modules that a page names and that are not there."""
-    found = []
+    found: list[str] = []
+    if page.path.name == "CHANGELOG.md":  # tells of what was there
+        return found
     for line, code in page.code_spans:
-        name = f"comet_mpc/{code.replace('.', '/')}" if _MODULE.match(code) else code
-        path = ROOT / "src" / name if name.startswith("comet_mpc/") else ROOT / name
+        name = code
+        if _MODULE.match(code):
+            name = ("" if code.startswith("comet_research.") else "comet_mpc/") + code.replace(".", "/")
+        path = _SOURCES.get(name.partition("/")[0], ROOT) / name
         if (_FILE.match(code) or _MODULE.match(code)) and not (path.exists() or path.with_suffix(".py").exists()):
             found.append(f"{page.path.name}:{line}: there is no {code}")
     return found

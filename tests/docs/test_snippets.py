@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from comet_mpc.cli.main import app
+from comet_research.cli.main import app as lab
 from support.documents import (
     ROOT,
     Block,
@@ -28,6 +29,7 @@ from support.documents import (
 
 PAGES = [page_of(path) for path in markdown_files()]
 COMET = typer.main.get_command(app)
+COMMANDS = {"comet": COMET, "comet-lab": typer.main.get_command(lab)}
 
 
 def named(page: Page) -> str:
@@ -40,8 +42,8 @@ def blocks(language: str) -> Iterator[Block]:
 
 @pytest.fixture(scope="module")
 def accuracy() -> Any:
-    """The command line of benchmarks/accuracy.py."""
-    spec = importlib.util.spec_from_file_location("accuracy_commands", ROOT / "benchmarks" / "accuracy.py")
+    """The command line of research/benchmarks/accuracy.py."""
+    spec = importlib.util.spec_from_file_location("accuracy_commands", ROOT / "research" / "benchmarks" / "accuracy.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -75,9 +77,9 @@ def test_every_command_is_one_that_the_command_line_takes(accuracy: Any) -> None
     for block in blocks("sh"):
         for line, words in comet_lines(block):
             try:
-                if words[0] == "comet":
-                    check_command(COMET, words[1:])
-                elif words[:2] == ["python", "benchmarks/accuracy.py"]:
+                if words[0] in COMMANDS:
+                    check_command(COMMANDS[words[0]], words[1:])
+                elif words[:2] == ["python", "research/benchmarks/accuracy.py"]:
                     check_command(accuracy, words[2:])
                 elif words[0] == "python" and words[1].endswith(".py"):
                     assert (ROOT / words[1]).is_file(), f"there is no {words[1]}"
@@ -93,12 +95,14 @@ def test_every_command_is_one_that_the_command_line_takes(accuracy: Any) -> None
 def test_every_command_that_the_text_mentions_exists() -> None:
     found = 0
     for page in PAGES:
+        if page.path.name == "CHANGELOG.md":  # tells of what was there
+            continue
         for line, code in page.code_spans:
             words = code.split()
-            if words[0] == "comet" and len(words) > 1:
+            if words[0] in COMMANDS and len(words) > 1:
                 found += 1
                 try:
-                    check_command(COMET, words[1:], whole=False)
+                    check_command(COMMANDS[words[0]], words[1:], whole=False)
                 except ValueError as error:
                     pytest.fail(f"{page.path.name}:{line}: {error}")
     assert found > 20

@@ -1,7 +1,7 @@
 """What a party receives says nothing together with what it holds: its share, its seed, its result, earlier messages.
 
 Both parties have one of two inputs in every run. A statistic of the protocol must stay below the limit of
-`comet_mpc.lab.audit.statistics` (all of an audit together are above it by chance less than once in a million audits),
+`comet_mpc.local.audit.statistics` (all of an audit together are above it by chance less than once in a million audits),
 and the same statistic of a protocol that is broken on purpose must be above it. All randomness follows from one fixed
 secret, so the outcome is the same on every run.
 """
@@ -12,10 +12,10 @@ from functools import cache
 
 import pytest
 
-from comet_mpc.lab.audit.controls import Control
-from comet_mpc.lab.audit.online import record
-from comet_mpc.lab.audit.report import Finding, findings
-from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS
+from comet_mpc.local.audit.controls import Control
+from comet_mpc.local.audit.online import record
+from comet_mpc.local.audit.report import Finding, findings
+from comet_mpc.local.audit.statistics import LIMIT, STATISTICS
 from support.judged import assert_nothing_but_caught, worst
 
 pytestmark = pytest.mark.slow

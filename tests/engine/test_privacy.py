@@ -18,8 +18,8 @@ from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.share import CLIENT, SERVER, Words, decode, encode
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private, flooded_shares
-from comet_mpc.lab.audit.controls import Unmasked
-from comet_mpc.lab.audit.statistics import LIMIT, surprise_of_sum
+from comet_mpc.local.audit.controls import Unmasked
+from comet_mpc.local.audit.statistics import LIMIT, surprise_of_sum
 from comet_mpc.offline.dealer.bundles import Dealing, mask_weight, weight_key
 from support.every_message import LARGE, SMALL, TABLE, X, seeds
 from support.recording import recording_pair
@@ -81,7 +81,7 @@ def test_what_a_party_receives_does_not_depend_on_the_inputs(
 
 
 def worst_place(runs: Sequence[bytes]) -> float:
-    """The surprise of the largest mean byte, place by place (`comet_mpc.lab.audit.statistics`)."""
+    """The surprise of the largest mean byte, place by place (`comet_mpc.local.audit.statistics`)."""
     rows = np.stack([np.frombuffer(run, np.uint8) for run in runs]).astype(np.float64)
     deviations = np.abs(rows.mean(axis=0) - 127.5) / np.sqrt((256**2 - 1) / 12 / len(rows))
     return surprise_of_sum(float(deviations.max()), rows.shape[1])

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.lab.audit import report
-from comet_mpc.lab.audit.report import Finding, audit, passes
-from comet_mpc.lab.audit.statistics import (
+from comet_mpc.local.audit import report
+from comet_mpc.local.audit.report import Finding, audit, passes
+from comet_mpc.local.audit.statistics import (
     FALSE_ALARM,
     LIMIT,
     STATISTICS,

@@ -16,8 +16,8 @@ import pytest
 from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.party import PartySession
-from comet_mpc.lab.audit.online import record
-from comet_mpc.lab.audit.preparation import record_preparation
+from comet_mpc.local.audit.online import record
+from comet_mpc.local.audit.preparation import record_preparation
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import SHAPES

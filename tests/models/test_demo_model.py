@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from comet_mpc.cli.main import app
 from comet_mpc.functions import fit
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.lab.evaluation import evaluate_twin
+from comet_mpc.local.evaluation import evaluate_twin
 from comet_mpc.models.checkpoint import USUAL_RULE
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.served import PublicModel, ServedModel
@@ -71,7 +71,7 @@ def test_a_client_classifies_without_scipy_and_torch(tmp_path: Path) -> None:
         (tmp_path / f"{module}.py").write_text(f"raise ImportError('this test has no {module}')\n")
     program = """
 import importlib
-from comet_mpc.lab.demo import demo_model, run_demo
+from comet_mpc.local.demo import demo_model, run_demo
 from comet_mpc.offline.sources import DEALER
 for module in ("scipy", "torch"):
     try:

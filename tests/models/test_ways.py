@@ -14,7 +14,7 @@ from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS, Ways
 from comet_mpc.engine.share import Share
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.lab.demo import demo_model
+from comet_mpc.local.demo import demo_model
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import PublicModel, Query, ServedModel
 from comet_mpc.models.transformer import (

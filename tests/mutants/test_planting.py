@@ -11,7 +11,7 @@ from mutants.planting import DoesNotApply, Mutant, read_mutants
 
 ROOT = Path(__file__).parents[2]
 ALL = read_mutants()
-RECORD = ROOT / "benchmarks" / "results" / "mutants.json"
+RECORD = ROOT / "research" / "benchmarks" / "results" / "mutants.json"
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
@@ -36,7 +36,7 @@ def test_a_mutant_whose_text_is_gone_says_so(tmp_path: Path) -> None:
 
 
 def test_the_record_has_every_mutant_and_no_survivor_that_is_not_explained() -> None:
-    """If this fails, run scripts/mutants --json benchmarks/results/mutants.json."""
+    """If this fails, run scripts/mutants --json research/benchmarks/results/mutants.json."""
     found = {one["name"]: one["outcome"] for one in json.loads(RECORD.read_text())["mutants"]}
     assert found.keys() == {mutant.name for mutant in ALL}
     assert set(found.values()) <= {"caught", "survived"}

@@ -33,7 +33,6 @@ from comet_mpc.errors import (
     RangeError,
 )
 from comet_mpc.functions.activation import Smu, smu, smu_rule
-from comet_mpc.lab.bench.models import random_weights
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
     SHAPES,
@@ -51,6 +50,7 @@ from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.sources import PAIR
+from comet_research.bench.models import random_weights
 from support.two_parties import as_parties, equal, run_two_parties, together, twin_value
 
 RNG = np.random.default_rng(11)

@@ -1,7 +1,7 @@
 """What a party receives while two parties prepare says nothing together with its transfers, its key and its factors.
 
 Here the randomness is the operating system's, so the outcome is not the same on every run: by the bounds of
-`comet_mpc.lab.audit.statistics` all of this fails by chance less than once in a million times.
+`comet_mpc.local.audit.statistics` all of this fails by chance less than once in a million times.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from functools import cache
 
 import pytest
 
-from comet_mpc.lab.audit.controls import Control
-from comet_mpc.lab.audit.online import record
-from comet_mpc.lab.audit.preparation import record_preparation
-from comet_mpc.lab.audit.report import Finding, findings
+from comet_mpc.local.audit.controls import Control
+from comet_mpc.local.audit.online import record
+from comet_mpc.local.audit.preparation import record_preparation
+from comet_mpc.local.audit.report import Finding, findings
 from support.judged import assert_nothing_but_caught
 
 pytestmark = pytest.mark.slow

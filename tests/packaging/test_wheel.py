@@ -43,7 +43,7 @@ def test_a_whole_wheel_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("without", "more", "said"),
     [
-        ("comet_mpc/lab/report/drawing.css", "", "missing: comet_mpc/lab/report/drawing.css"),
+        ("comet_mpc/py.typed", "", "missing: comet_mpc/py.typed"),
         ("comet_mpc/data/demo_model/tokenizer.json", "", "missing: comet_mpc/data/demo_model/tokenizer.json"),
         ("comet_mpc/_native.abi3.so", "", "missing: the extension comet_mpc/_native.abi3.so"),
         (INFORMATION + "licenses/LICENSE", "", "missing: the licence"),

@@ -16,21 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from comet_mpc.cli.tables import operations_table, profile_tables
 from comet_mpc.engine import Weight
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
-from comet_mpc.lab.bench import operations
-from comet_mpc.lab.bench.cases import HIDDEN, INNER, MATRICES, OPERATIONS, Case, build, choose
-from comet_mpc.lab.bench.models import ModelCase
-from comet_mpc.lab.bench.operations import Record, measure, plan_case
-from comet_mpc.lab.bench.parties import Run, Runs, Seat, Spent
-from comet_mpc.lab.bench.profile import ProfileCase, ProfileRecord, profile_query
-from comet_mpc.lab.bench.published import whole_cost
-from comet_mpc.lab.bench.truncation import check_truncation
-from comet_mpc.lab.processes import Crew
+from comet_mpc.local.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.pair.costs import preparation_traffic
@@ -38,6 +29,15 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.units import human_bytes, human_seconds
+from comet_research.bench import operations
+from comet_research.bench.cases import HIDDEN, INNER, MATRICES, OPERATIONS, Case, build, choose
+from comet_research.bench.models import ModelCase
+from comet_research.bench.operations import Record, measure, plan_case
+from comet_research.bench.parties import Run, Runs, Seat, Spent
+from comet_research.bench.profile import ProfileCase, ProfileRecord, profile_query
+from comet_research.bench.published import whole_cost
+from comet_research.bench.truncation import check_truncation
+from comet_research.cli.tables import operations_table, profile_tables
 from support.two_parties import as_parties
 from support.waiting import PATIENCE, Clock, eventually
 
@@ -245,7 +245,7 @@ def test_nothing_is_left_behind() -> None:
 @pytest.mark.service
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_bench_leaves_no_process(number: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from comet_mpc.cli.main import app; app()", "bench", "ops"]
+    command = [sys.executable, "-c", "from comet_research.cli.main import app; app()", "bench", "ops"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     running = subprocess.Popen(
         command,

@@ -1,7 +1,7 @@
 """Comet's functions on CrypTen's tensors: they compute what they should, and CrypTen is as before afterwards.
 
 CrypTen lives in one process here: its communicator of one party computes on the values themselves, by the same code.
-`comet bench peers` runs it between two processes.
+`comet-lab bench peers` runs it between two processes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pytest
 
 from comet_mpc.errors import ConfigurationError, LeakError
 from comet_mpc.functions.activation import Smu, smu_rule
-from comet_mpc.plugins.crypten import Ranges, comet_functions, load_crypten
+from comet_research.crypten import Ranges, comet_functions, load_crypten
 
 INSTALLED = find_spec("crypten") is not None and find_spec("torch") is not None
-needs_crypten = pytest.mark.skipif(not INSTALLED, reason="crypten is not installed: see comet_mpc/plugins/crypten.py")
+needs_crypten = pytest.mark.skipif(not INSTALLED, reason="crypten is not installed: see comet_research/crypten.py")
 
 
 def test_without_crypten_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import CheckpointError, CometError, ConfigurationError
-from comet_mpc.lab.paper import Parties, UncertifiedModel, evaluate_uncertified
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import TASKS, Example
+from comet_research.cli.main import app
+from comet_research.paper import Parties, UncertifiedModel, evaluate_uncertified
 from support.toy_model import make_checkpoint, some_texts
 
 S_GELU = ActivationChoice(mu=1 / math.sqrt(2), normalised=False)
@@ -88,7 +91,7 @@ def test_torch_has_the_same_states_from_the_same_file(directory: Path) -> None:
 
 
 def test_no_service_takes_such_a_model(directory: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be served.*--form certified.*--research"):
+    with pytest.raises(CheckpointError, match=r"cannot be served.*--form certified"):
         ServedModel.load(directory)
 
 
@@ -145,5 +148,24 @@ def test_what_has_no_protocol_is_named(tmp_path: Path, change: dict[str, Any], w
 
 
 def test_the_certified_form_needs_no_research(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="without --research"):
+    with pytest.raises(ConfigurationError, match="comet eval --secure"):
         UncertifiedModel.load(make_checkpoint(tmp_path))
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("rule", ["own", "paper"])
+def test_the_command_says_that_nothing_is_certified(rule: str, tmp_path: Path) -> None:
+    form = (S_GELU, S_SOFTMAX_STAR)
+    model = make_checkpoint(tmp_path / "model", form=form, seen=seen(), steps=4, labels=("0", "1"))
+    (tmp_path / "SST-2").mkdir()
+    rows = (f"{text}\t{label}" for label, text in enumerate(TEXTS))
+    (tmp_path / "SST-2" / "dev.tsv").write_text("\n".join(["sentence1\tlabel", *rows]) + "\n")
+    words = [str(model), "--task", "SST-2", "--data", str(tmp_path), "--rule", rule, "--json", str(tmp_path / "r.json")]
+    shown = CliRunner().invoke(app, ["paper", *words], catch_exceptions=False)
+    assert shown.exit_code == 0, shown.output
+    assert "NOT CERTIFIED" in shown.output
+    assert ("NOT PRIVATE" in shown.output) == (rule == "paper")
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["runs"] == 2
+    assert found["certified"] is False
+    assert rule == "paper" or found["logit_difference"]["largest"] < PARTIES

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
 
 from comet_mpc.errors import CheckpointError
-from comet_mpc.lab.bench.published_models import ACCURACY_TABLES
-from comet_mpc.lab.report.drawings import distribution_drawings
-from comet_mpc.lab.report.published_models import accuracy_grids
-from comet_mpc.lab.report.records import read_results
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint
+from comet_research.bench.published_models import ACCURACY_TABLES
+from comet_research.report.drawings import distribution_drawings
+from comet_research.report.published_models import accuracy_grids
+from comet_research.report.records import read_results
 from support.documents import ROOT
 from support.toy_model import TINY, WORDS, make_checkpoint
 
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.train
 
 @pytest.fixture
 def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """benchmarks/accuracy.py as a module."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    """research/benchmarks/accuracy.py as a module."""
+    monkeypatch.syspath_prepend(ROOT / "research" / "benchmarks")
     return importlib.import_module("accuracy")
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from comet_mpc.cli.main import app
 from comet_mpc.errors import CometError
-from comet_mpc.lab.peers import compare as comparing
-from comet_mpc.lab.peers.compare import SYSTEMS, PeerRecord, compare
-from comet_mpc.lab.peers.crypten_trials import LARGE, TRIALS, expected_wraps
-from comet_mpc.lab.peers.inputs import TASKS, USUAL, load, smooth
-from comet_mpc.plugins.crypten import Ranges
+from comet_research.cli.main import app
+from comet_research.crypten import Ranges
+from comet_research.peers import compare as comparing
+from comet_research.peers.compare import SYSTEMS, PeerRecord, compare
+from comet_research.peers.crypten_trials import LARGE, TRIALS, expected_wraps
+from comet_research.peers.inputs import TASKS, USUAL, load, smooth
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -1,4 +1,4 @@
-"""`comet report`: tables and drawings from whatever records there are, and a page that a browser shows."""
+"""`comet-lab report`: tables and drawings from whatever records there are, and a page that a browser shows."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.lab.bench.published import EXPONENTS_APART, GUESS_SPAN, OFF_AFTER_STEPS, SHARE_TELLS
-from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
-from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series, picture
-from comet_mpc.lab.report.claims import aim_grid, claim_grid
-from comet_mpc.lab.report.costs import model_grid, operation_grid, peer_grids
-from comet_mpc.lab.report.documents import rewritten
-from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.page import make_page, sections
-from comet_mpc.lab.report.published import cost_grids
-from comet_mpc.lab.report.published_models import accuracy_grids
-from comet_mpc.lab.report.records import Results, read_results
-from comet_mpc.lab.report.trade_off import trade_offs
+from comet_research.bench.published import EXPONENTS_APART, GUESS_SPAN, OFF_AFTER_STEPS, SHARE_TELLS
+from comet_research.cli.main import app
+from comet_research.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
+from comet_research.report.charts import Axis, Bars, Point, Scatter, Series, picture
+from comet_research.report.claims import aim_grid, claim_grid
+from comet_research.report.costs import model_grid, operation_grid, peer_grids
+from comet_research.report.documents import rewritten
+from comet_research.report.grid import Grid
+from comet_research.report.page import make_page, sections
+from comet_research.report.published import cost_grids
+from comet_research.report.published_models import accuracy_grids
+from comet_research.report.records import Results, read_results
+from comet_research.report.trade_off import trade_offs
 from support.documents import ROOT
 from support.waiting import PATIENCE
 
-RECORDED = ROOT / "benchmarks" / "results"
+RECORDED = ROOT / "research" / "benchmarks" / "results"
 
 
 def write(directory: Path, name: str, content: Any) -> None:
@@ -147,7 +147,7 @@ def costs(
     function: str, method: str, size: int, seconds: float, told: float | None, table: str = "3", keys: int = 0,
     offline_seconds: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """A function of a whole model, as `comet bench paper` records it."""
+    """A function of a whole model, as `comet-lab bench paper` records it."""
     paper = {"paper_seconds": told, "paper_bytes": None if told is None else told * 1e9}
     amounts = {"online_bytes": size, "offline_bytes": 2 * size, "key_bytes": keys, "rounds": 3, "seconds": seconds}
     amounts |= {"offline_seconds": offline_seconds, "tokens": 128}
@@ -352,7 +352,7 @@ def test_the_papers_tables_have_a_dash_and_a_command_for_what_nobody_has_run(tmp
         in second.markdown()
     )
     assert "| plain Newton, 3 steps | mini | - | - | - | - | - | - |" in second.markdown()
-    assert "python benchmarks/accuracy.py table 2" in second.note.replace("\n", " ")
+    assert "python research/benchmarks/accuracy.py table 2" in second.note.replace("\n", " ")
 
 
 def test_a_rule_that_is_new_is_shown_by_its_name(results: Results) -> None:

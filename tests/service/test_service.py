@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, PeerClosed, ProtocolMismatch, ServerBusy
-from comet_mpc.lab.evaluation import evaluate_securely
+from comet_mpc.local.evaluation import evaluate_securely
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example
 from comet_mpc.net.channel import Channel

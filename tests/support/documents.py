@@ -41,9 +41,9 @@ _FENCE = re.compile(r"^(\s*)```(.*)$")
 
 def markdown_files() -> list[Path]:
     """Every Markdown file of the checkout that is ours."""
-    places = (ROOT, ROOT / "docs", ROOT / "examples", ROOT / "benchmarks")
+    places = (ROOT, ROOT / "docs", ROOT / "examples")
     found = {path for place in places for path in place.glob("*.md")}
-    return sorted(found | set((ROOT / "benchmarks" / "results").rglob("*.md")))
+    return sorted(found | set((ROOT / "research").rglob("*.md")))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def page_of(path: Path, text: str | None = None) -> Page:
             unknown = block.flags - _FLAGS.get(language, set())
             if unknown:
                 raise ValueError(f"{block}: unknown words after ```{language}: {', '.join(sorted(unknown))}")
-            if language not in _FLAGS and re.search(r"^\s*(\$|comet|python|pip) ", block.text, re.MULTILINE):
+            if language not in _FLAGS and re.search(r"^\s*(\$|comet|comet-lab|python|pip) ", block.text, re.MULTILINE):
                 raise ValueError(f"{block}: commands belong into a block that begins with ```sh")
             blocks.append(block)
             start = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from comet_mpc.lab.audit.report import Finding
-from comet_mpc.lab.audit.statistics import LIMIT
+from comet_mpc.local.audit.report import Finding
+from comet_mpc.local.audit.statistics import LIMIT
 
 __all__ = ["assert_nothing_but_caught", "worst"]
 

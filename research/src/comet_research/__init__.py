@@ -1,1 +1,1 @@
-"""Comet's functions inside other systems. A plug-in imports the other system only when it is used."""
+"""Comet's laboratory: measurements, the paper's tables, other systems beside ours, and the report of all of it."""

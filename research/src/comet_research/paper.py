@@ -40,10 +40,8 @@ from comet_mpc.functions.activation import Smu, SmuRule
 from comet_mpc.functions.attention import AttentionForm
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.inverse_sqrt import NewtonRule
-from comet_mpc.lab.bench.models import masked_weights
-from comet_mpc.lab.bench.parties import Seat, check_planned, set_up
-from comet_mpc.lab.evaluation import compared, texts_of
-from comet_mpc.lab.processes import LOOPBACK, Crew, Link
+from comet_mpc.local.evaluation import compared, texts_of
+from comet_mpc.local.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
 from comet_mpc.models.checkpoint import AnyRule, CometConfig, Tensors, load_checkpoint
@@ -57,6 +55,8 @@ from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.source import Progress
 from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
+from comet_research.bench.models import masked_weights
+from comet_research.bench.parties import Seat, check_planned, set_up
 
 ResearchRule = Literal["own", "paper"]
 
@@ -95,7 +95,7 @@ def _check_form(config: CometConfig) -> None:
             "tanh has no protocol here: `comet unify --form paper --pooler algebraic` takes x/sqrt(1 + x²) instead"
         )
     if activation.normalised or attention.cosine:
-        raise ConfigurationError("this is (part of) the certified form: evaluate it without --research")
+        raise ConfigurationError("this is (part of) the certified form: evaluate it with `comet eval --secure`")
     layers = range(config.encoder.layers)
     needed = [f"layers.{i}.{part}" for i in layers for part in ("activation", "scores", "denominators")]
     missing = [name for name in (*needed, *norm_sites(config), "pooler") if name not in config.sites]

@@ -11,8 +11,8 @@ import typer
 from comet_mpc.cli.options import JsonFile
 from comet_mpc.cli.tables import report, table
 from comet_mpc.errors import CometError
-from comet_mpc.lab.audit.report import FEWEST, Finding, audit, passes
-from comet_mpc.lab.audit.statistics import FALSE_ALARM, LIMIT, STATISTICS
+from comet_mpc.local.audit.report import FEWEST, Finding, audit, passes
+from comet_mpc.local.audit.statistics import FALSE_ALARM, LIMIT, STATISTICS
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
 

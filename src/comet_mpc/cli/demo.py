@@ -10,8 +10,8 @@ import typer
 from comet_mpc.cli.options import DEFAULT_SOURCE, JsonFile, LinkName, SourceName
 from comet_mpc.cli.tables import demo_tables, report
 from comet_mpc.engine.costs import Network
-from comet_mpc.lab.demo import SENTENCES, demo_model, run_demo
-from comet_mpc.lab.service import ON_THIS_MACHINE
+from comet_mpc.local.demo import SENTENCES, demo_model, run_demo
+from comet_mpc.local.service import ON_THIS_MACHINE
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes

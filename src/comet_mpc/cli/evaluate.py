@@ -14,9 +14,8 @@ from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, r
 from comet_mpc.cli.options import DEFAULT_SOURCE, Clients, Data, JsonFile, Limit, LinkName, SourceName, TaskName
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CheckpointError, ConfigurationError
-from comet_mpc.lab.evaluation import evaluate_securely, evaluate_twin
-from comet_mpc.lab.paper import Parties, evaluate_uncertified
-from comet_mpc.lab.service import ON_THIS_MACHINE
+from comet_mpc.local.evaluation import evaluate_securely, evaluate_twin
+from comet_mpc.local.service import ON_THIS_MACHINE
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import RuleName, checkpoint_digest
 from comet_mpc.models.hugging_face import need, tokenizer_json
@@ -29,7 +28,7 @@ from comet_mpc.service.client import Asks
 from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.units import human_bytes, human_seconds
 
-Rule = Literal[RuleName, "newton", "paper"]
+Rule = Literal[RuleName, "newton"]
 Mode = Literal["exact", "steps", "served"]
 
 _BATCH, _GROUP = 4, 16
@@ -47,8 +46,8 @@ def evaluate(
     rule: Annotated[
         Rule | None,
         typer.Option(
-            help="Another rule of activations and scores than the model's: minimax, a polynomial of that degree, "
-            "newton (from the paper's constant), or with --research paper (the paper's flooded guess, NOT PRIVATE)."
+            help="Another rule of activations and scores than the model's: minimax, a polynomial of that degree, or "
+            "newton (Newton steps from one constant)."
         ),
     ] = None,
     steps: Annotated[
@@ -71,9 +70,6 @@ def evaluate(
     twin: Annotated[
         bool, typer.Option("--twin", help="In fixed point, as served, but in the clear. Needs no torch.")
     ] = False,
-    research: Annotated[
-        bool, typer.Option("--research", help="With --secure: a model that is not certified and cannot be served.")
-    ] = False,
     json: JsonFile = None,
 ) -> None:
     """Measure a model's accuracy on the rows of dev.tsv.
@@ -83,10 +79,8 @@ def evaluate(
     """
     if secure and twin:
         raise ConfigurationError("give --secure or --twin, not both")
-    if (research or rule == "paper") and not (secure and research):
-        raise ConfigurationError("--research goes with --secure, and --rule paper (not private) with both")
-    if cluster is not None and (not secure or research or find_source(source).has_third_party):
-        raise ConfigurationError("--cluster goes with --secure and --source pair, and not with --research")
+    if cluster is not None and (not secure or find_source(source).has_third_party):
+        raise ConfigurationError("--cluster goes with --secure and --source pair")
     asking = need("comet_mpc.cluster.asking", "cluster") if cluster is not None else None
     link = Network.parse(network)
     with doing(f"reading {model}"):
@@ -94,12 +88,9 @@ def evaluate(
     chosen = read_task(task, data, config)
     if secure or twin:
         rows = read_examples(config, data, chosen, "dev", limit)
-        if research:
-            _research(model, chosen, rows, rule, json)
-        else:
-            with _clients(asking, cluster, clients, model, link) as spread:
-                served = ServedModel.load(model, network=link)
-                _served(served, chosen, rows, find_source(source) if secure else None, json, spread)
+        with _clients(asking, cluster, clients, model, link) as spread:
+            served = ServedModel.load(model, network=link)
+            _served(served, chosen, rows, find_source(source) if secure else None, json, spread)
         return
     if config.encoder.labels and "classifier.weight" not in tensors:
         raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
@@ -165,37 +156,16 @@ def _served(
                 group=_GROUP if clients is None else 2 * len(examples),  # all of them, also of pairs
                 progress=tick,
             )
-    _show_comparison(task, report, f"inside the protocol ({source})" if source else "in fixed point", hidden)
+    show_comparison(task, report, f"inside the protocol ({source})" if source else "in fixed point", hidden)
     if source is not None:
-        _show_costs(
+        show_costs(
             report, report["examples"], f"{human_seconds(report['online_seconds'] / report['examples'])}", hidden
         )
     kind = {"record": served.config.head.kind} if served.config.head.kind != "label" else {}
     record(json, {"task": task.name, **kind, **report})
 
 
-def _research(model: Path, task: Task, examples: list[Example], rule: Rule | None, json: Path | None) -> None:
-    """A form that is not certified, inside the protocol: by its own rules, or by the paper's."""
-    if rule not in (None, "minimax", "paper"):
-        raise ConfigurationError("--research takes the model's own rules, or --rule paper")
-    with bar("evaluating") as tick, Parties(model, "paper" if rule == "paper" else "own") as parties:
-        report = evaluate_uncertified(parties, examples, task, progress=tick)
-    hidden = str(json) == "-"
-    privacy = "shares uniform" if report["private"] else "NOT PRIVATE: the flooded guess leaks"
-    typer.echo(f"for research only, NOT CERTIFIED, cannot be served; rule {rule}: {privacy}", err=hidden)
-    if report["untrusted"]:
-        typer.echo(
-            f"{report['untrusted']} of {report['runs']} rows cannot be trusted, because a value left its calibrated "
-            f"range (first: {report['first_reason']}); scores with them: {in_words(report['all_scores'])}",
-            err=hidden,
-        )
-    if "scores" in report:
-        _show_comparison(task, report, "inside the protocol", hidden)
-    _show_costs(report, report["runs"], f"{report['rounds'] / report['runs']:.0f} rounds", hidden)
-    record(json, {"task": task.name, "rule": rule, **report})
-
-
-def _show_comparison(task: Task, report: dict[str, Any], where: str, hidden: bool) -> None:
+def show_comparison(task: Task, report: dict[str, Any], where: str, hidden: bool) -> None:
     scored = f": {in_words(report['scores'])}; in real arithmetic: {in_words(report['plain_scores'])}"
     typer.echo(f"{task.name}, {report['examples']} rows {where}{scored if 'scores' in report else ''}", err=hidden)
     parts = []
@@ -210,6 +180,6 @@ def _show_comparison(task: Task, report: dict[str, Any], where: str, hidden: boo
     typer.echo(", ".join(parts), err=hidden)
 
 
-def _show_costs(report: dict[str, Any], rows: int, online: str, hidden: bool) -> None:
+def show_costs(report: dict[str, Any], rows: int, online: str, hidden: bool) -> None:
     sent, prepared = (human_bytes(report[f"{phase}_bytes"] / rows) for phase in ("online", "offline"))
     typer.echo(f"per row: {sent} online, {prepared} offline, {online} online", err=hidden)

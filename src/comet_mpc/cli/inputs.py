@@ -81,6 +81,6 @@ def in_words(scores: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
 
 
-def record(path: Path | None, result: dict[str, Any]) -> None:
+def record(path: Path | None, result: dict[str, Any], program: str = "comet") -> None:
     """Writes a result, with the command and the versions that it depends on."""
-    write_json(path, result | origin())
+    write_json(path, result | origin(program))

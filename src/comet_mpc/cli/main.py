@@ -7,10 +7,10 @@ import errno
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,8 +36,6 @@ _COMMANDS = {
     "finetune": ("train.finetune", "Train a Comet model for a task."),
     "eval": ("evaluate.evaluate", "Measure a model's accuracy, in the clear or privately."),
     "audit": ("audit.audit_command", "Test whether a party learns anything from what it receives."),
-    "bench": ("bench.bench", "Measure time, traffic and errors on this machine."),
-    "report": ("report.report_command", "Turn recorded results into one page of tables and drawings."),
 }
 """Name: the function (or group of commands) and its module, and what it does."""
 _LOGGING = ("serve", "deal")
@@ -58,7 +56,7 @@ class _Lazy(TyperCommand):
     def load(self) -> Any:
         """The command itself."""
         module, _, name = self._home.rpartition(".")
-        found = getattr(import_module(f"comet_mpc.cli.{module}"), name)
+        found = getattr(import_module(module), name)
         if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             single.command(self.name)(found)
@@ -124,14 +122,18 @@ def _bind(command: Any, prefix: str) -> None:
             _bind(inner, f"{prefix}_{name}")
 
 
-class _Commands(TyperGroup):
+class Commands(TyperGroup):
     """Shows an error of ours as one line, without a traceback unless asked for. Ends in order when terminated."""
+
+    program = "comet"
+    package = "comet_mpc.cli"
+    listed: ClassVar[Mapping[str, tuple[str, str]]] = _COMMANDS
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         _bind(self, "COMET")
-        for name, (home, summary) in _COMMANDS.items():
-            self.add_command(_Lazy(name, home, summary))
+        for name, (home, summary) in self.listed.items():
+            self.add_command(_Lazy(name, f"{self.package}.{home}", summary))
 
     def invoke(self, ctx: Any) -> Any:
         before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -140,7 +142,7 @@ class _Commands(TyperGroup):
         except CometError as error:
             if ctx.params.get("debug"):
                 raise
-            typer.echo(f"comet: {error}", err=True)
+            typer.echo(f"{self.program}: {error}", err=True)
             raise typer.Exit(1) from None
         except KeyboardInterrupt as stop:
             typer.echo(f"\nstopped. {advice_of(stop)}", err=True)
@@ -149,16 +151,15 @@ class _Commands(TyperGroup):
             if ctx.params.get("debug") or error.errno == errno.EPIPE:
                 raise
             hint = "; raise the limit (ulimit -n)" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-            typer.echo(
-                f"comet: {error.strerror or error}" + (f": {error.filename}" if error.filename else "") + hint, err=True
-            )
+            where = f": {error.filename}" if error.filename else ""
+            typer.echo(f"{self.program}: {error.strerror or error}{where}{hint}", err=True)
             raise typer.Exit(1) from None
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,

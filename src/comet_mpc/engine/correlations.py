@@ -36,7 +36,7 @@ Modulus = Annotated[int, msgspec.Meta(ge=0, le=(1 << MOST_BITS) - 1)]
 Power = Annotated[int, msgspec.Meta(ge=0, le=64)]
 Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
-# Seconds on one core of about 3 GHz with AVX2 (`benchmarks/kernels.py` prints this machine's rates).
+# Seconds on one core of about 3 GHz with AVX2 (`research/benchmarks/kernels.py` prints this machine's rates).
 _OPENED_WORD = 12e-9  # expand, mask, pack, send, receive, unpack, add
 _MONOMIAL = 6e-9  # of an element: expand or unpack, multiply, add
 _BIT = 6e-9

@@ -1,1 +1,1 @@
-"""Measurements and demonstrations, between real processes on this machine. Nothing that serves imports them."""
+"""All roles on this machine: the demonstration, evaluations and the audit. Nothing that serves imports them."""

@@ -19,7 +19,7 @@ import numpy as np
 from comet_mpc.engine.share import Reals
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.lab.service import local_service
+from comet_mpc.local.service import local_service
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.served import Query, ServedModel
 from comet_mpc.models.tasks import Example, Task, token_tags

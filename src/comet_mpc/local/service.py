@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from comet_mpc.engine.costs import Network
-from comet_mpc.lab.processes import LOOPBACK, Crew, Link
+from comet_mpc.local.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.source import Source

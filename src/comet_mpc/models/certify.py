@@ -350,8 +350,7 @@ def check_ranges(config: CometConfig, tensors: Tensors, told: Told = _silent) ->
     if not config.certified:
         raise CheckpointError(
             "the checkpoint is not in the certified form: not every range holds for every input, so it cannot be "
-            "served. Make a certified one with `comet unify --form certified` and `comet finetune`; for research, "
-            "`comet eval --secure --research` runs the paper's forms on one machine"
+            "served. Make a certified one with `comet unify --form certified` and `comet finetune`"
         )
     _check_form(config)
     expected = {"activation", "scores", "norms", "denominators", *norm_sites(config)}

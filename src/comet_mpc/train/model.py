@@ -223,7 +223,7 @@ class UnifiedModel(nn.Module):
 
         `served` takes the configuration's sites, or certifies now; `rules` replace some. A model whose form is not
         certified has calibrated rules for activations and scores; row quantities stay exact unless `rules` names them,
-        since there a sum of approximate weights may fall below zero, where no rule holds (`lab.paper`).
+        since there a sum of approximate weights may fall below zero, where no rule holds (`comet_research.paper`).
         """
         config = self.config
         known = {name: site.rule for name, site in config.sites.items()}

@@ -16,8 +16,7 @@ from comet_mpc.engine.party import Measured
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
-from comet_mpc.lab.bench.parties import Run, Runs, Seat, Spent, Stopwatch, peak_memory, reveal, run_parties, set_up
-from comet_mpc.lab.processes import Crew, Link
+from comet_mpc.local.processes import Crew, Link
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
     EncoderShape,
@@ -31,6 +30,7 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
+from comet_research.bench.parties import Run, Runs, Seat, Spent, Stopwatch, peak_memory, reveal, run_parties, set_up
 
 
 class ModelCase(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import threading
 import time
 
 from comet_mpc.engine.costs import Network
-from comet_mpc.lab.processes import LOOPBACK, Link
+from comet_mpc.local.processes import LOOPBACK, Link
 
 _PIECE = 1 << 16
 _IN_FLIGHT = 1 << 12  # pieces that may be on their way: more than any bandwidth times delay here

@@ -20,13 +20,13 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError
-from comet_mpc.lab.bench.cases import Built, Case, Values, build
-from comet_mpc.lab.bench.parties import Run, Runs, Seat, Spent, peak_memory, reveal, run_parties, set_up
-from comet_mpc.lab.processes import Crew, Link
+from comet_mpc.local.processes import Crew, Link
 from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
+from comet_research.bench.cases import Built, Case, Values, build
+from comet_research.bench.parties import Run, Runs, Seat, Spent, peak_memory, reveal, run_parties, set_up
 
 _RELATIVE_FROM = 1 / 64
 

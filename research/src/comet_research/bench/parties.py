@@ -21,8 +21,7 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.errors import CometError
-from comet_mpc.lab.bench.network import relay
-from comet_mpc.lab.processes import LOOPBACK, Crew, Link
+from comet_mpc.local.processes import LOOPBACK, Crew, Link
 from comet_mpc.net.channel import Channel, Traffic, agree, greet
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import connect, listen
@@ -33,6 +32,7 @@ from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore
+from comet_research.bench.network import relay
 
 T = TypeVar("T")
 

@@ -24,15 +24,15 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.lab.bench.models import ModelCase, case_weights, masked_weights, plan_case, run_case
-from comet_mpc.lab.bench.parties import Seat, check_planned, run_parties, set_up
-from comet_mpc.lab.demo import SENTENCES, demo_model
-from comet_mpc.lab.processes import Crew, Link
+from comet_mpc.local.demo import SENTENCES, demo_model
+from comet_mpc.local.processes import Crew, Link
 from comet_mpc.models.transformer import EncoderShape, public_weights
 from comet_mpc.net.channel import FRAME_HEADER, Around, Channel, Traffic
 from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
+from comet_research.bench.models import ModelCase, case_weights, masked_weights, plan_case, run_case
+from comet_research.bench.parties import Seat, check_planned, run_parties, set_up
 
 if TYPE_CHECKING:
     from comet_mpc.net.channel import Sendable

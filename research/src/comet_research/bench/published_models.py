@@ -1,8 +1,8 @@
 """The paper's tables of accuracy (1, 2 and 5): their rows as stages of one recipe, and its numbers.
 
 Every row begins with the same encoder fine-tuned unmodified, takes another form and is fine-tuned again, distilled from
-the unmodified one, on the same rows, for one epoch, at the same rate. dev.tsv is scored once. `benchmarks/accuracy.py
-table` runs them, `comet report` shows them.
+the unmodified one, on the same rows, for one epoch, at the same rate. dev.tsv is scored once.
+`research/benchmarks/accuracy.py table` runs them, `comet-lab report` shows them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ATTENTIONS = {"softmax": "Softmax", "relu": "Softmax*", "smu": "s-Softmax*"}
 def _form(activation: str, attention: str, bert: Scores, roberta: Scores, *, trainable: bool = False) -> Row:
     """With exact functions, as in the paper: steps are table 2's."""
     kinds: tuple[str, ...] = ("--form", "paper", "--activation", activation, "--attention", attention)
-    if activation == "smu" and attention != "softmax":  # all of it is made of 1/sqrt: `comet eval --research` runs it
+    if activation == "smu" and attention != "softmax":  # all of it is made of 1/sqrt: `comet-lab paper` runs it
         kinds = (*kinds, "--pooler", "algebraic")
     return Row(
         f"{_ACTIVATIONS[activation]} + {_ATTENTIONS[attention]}",
@@ -139,4 +139,4 @@ def short_stage(stage: str) -> str:
 
 def command_of(table: str) -> str:
     """What makes the rows of a table."""
-    return f"python benchmarks/accuracy.py table {table} ENCODER GLUE WORK"
+    return f"python research/benchmarks/accuracy.py table {table} ENCODER GLUE WORK"

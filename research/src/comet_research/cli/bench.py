@@ -1,4 +1,4 @@
-"""`comet bench`."""
+"""`comet-lab bench`."""
 
 from __future__ import annotations
 
@@ -22,37 +22,30 @@ from comet_mpc.cli.options import (
     find_shape,
     group,
 )
-from comet_mpc.cli.tables import (
-    model_tables,
-    operations_table,
-    profile_tables,
-    report,
-    rules_table,
-    with_origin,
-    write_json,
-)
+from comet_mpc.cli.tables import report, write_json
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ConfigurationError
-from comet_mpc.lab.bench import cases
-from comet_mpc.lab.bench.models import ModelCase, measure_model
-from comet_mpc.lab.bench.operations import measure
-from comet_mpc.lab.bench.profile import ProfileCase, profile_query
-from comet_mpc.lab.bench.published import TABLES, PublishedRecord, measure_appendix, measure_table
-from comet_mpc.lab.bench.rules import measure_rules
-from comet_mpc.lab.bench.truncation import SHIFTS, check_truncation
-from comet_mpc.lab.peers.compare import SYSTEMS, PeerRecord, compare
-from comet_mpc.lab.peers.environments import default_place
-from comet_mpc.lab.peers.inputs import TASKS
-from comet_mpc.lab.peers.trials import TrialRecord, run_trials
-from comet_mpc.lab.processes import Crew
-from comet_mpc.lab.report.costs import peer_grids, trial_grid, truncation_grid
-from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.published import appendix_grid, cost_grids
-from comet_mpc.lab.report.records import Results, results_of
+from comet_mpc.local.processes import Crew
 from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
 from comet_mpc.units import human_bytes
+from comet_research.bench import cases
+from comet_research.bench.models import ModelCase, measure_model
+from comet_research.bench.operations import measure
+from comet_research.bench.profile import ProfileCase, profile_query
+from comet_research.bench.published import TABLES, PublishedRecord, measure_appendix, measure_table
+from comet_research.bench.rules import measure_rules
+from comet_research.bench.truncation import SHIFTS, check_truncation
+from comet_research.cli.tables import model_tables, operations_table, profile_tables, rules_table, with_origin
+from comet_research.peers.compare import SYSTEMS, PeerRecord, compare
+from comet_research.peers.environments import default_place
+from comet_research.peers.inputs import TASKS
+from comet_research.peers.trials import TrialRecord, run_trials
+from comet_research.report.costs import peer_grids, trial_grid, truncation_grid
+from comet_research.report.grid import Grid
+from comet_research.report.published import appendix_grid, cost_grids
+from comet_research.report.records import Results, results_of
 
 Tokens = Annotated[int, typer.Option(min=2, max=1024, help="With --shape: tokens per text, padding included.")]
 Environments = Annotated[
@@ -196,7 +189,7 @@ def _resumed(json: Path | None, kind: type[R], measured: Callable[[list[R]], Ite
 
 
 def _report(records: list[dict[str, Any]], json: Path | None, grids: Callable[[Results], list[Grid]]) -> None:
-    """As `comet report` shows them."""
+    """As `comet-lab report` shows them."""
     report(records, json, *(grid.table() for grid in grids(results_of(records))))
 
 
@@ -226,12 +219,12 @@ def paper(
 
     Table 3 compares rules for 1/sqrt in the unified model, with a dealer; table 4 compares with look-up tables, without
     a third party. With 128 tokens they take two and eight minutes on two cores. A run that broke off goes on if --json
-    names the same file. Tables 1, 2 and 5 train models: python benchmarks/accuracy.py table.
+    names the same file. Tables 1, 2 and 5 train models: python research/benchmarks/accuracy.py table.
     """
     if table not in (*TABLES, "appendix"):
         raise typer.BadParameter(
             f"unknown table {table!r}: choose from {', '.join(TABLES)}, appendix. Tables 1, 2 and 5 train models: "
-            "see python benchmarks/accuracy.py table --help"
+            "see python research/benchmarks/accuracy.py table --help"
         )
     with bar(f"measuring table {table}") as tick, Crew() as crew:
         if table == "appendix":

@@ -1,4 +1,4 @@
-"""`comet report`."""
+"""`comet-lab report`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.console import Console
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.lab.report.documents import write_documents
-from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.page import make_page, sections
-from comet_mpc.lab.report.records import read_results
+from comet_research.report.documents import write_documents
+from comet_research.report.grid import Grid
+from comet_research.report.page import make_page, sections
+from comet_research.report.records import read_results
 
 
 def report_command(
     results: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of JSON results.")] = Path(
-        "benchmarks/results"
+        "research/benchmarks/results"
     ),
     page: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
     docs: Annotated[

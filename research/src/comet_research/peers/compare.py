@@ -19,16 +19,16 @@ import msgspec
 import numpy as np
 
 from comet_mpc.errors import CometError
-from comet_mpc.lab.bench.cases import OPERATIONS, Case, build
-from comet_mpc.lab.bench.models import ModelCase, ModelRecord, input_arrays, measure_model, random_weights
-from comet_mpc.lab.bench.operations import Record, measure
-from comet_mpc.lab.peers import crypten_party
-from comet_mpc.lab.peers.environments import CRYPTEN, SPU, Environment
-from comet_mpc.lab.peers.inputs import TASKS, Reals
-from comet_mpc.lab.processes import Crew
+from comet_mpc.local.processes import Crew
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, silent
+from comet_research.bench.cases import OPERATIONS, Case, build
+from comet_research.bench.models import ModelCase, ModelRecord, input_arrays, measure_model, random_weights
+from comet_research.bench.operations import Record, measure
+from comet_research.peers import crypten_party
+from comet_research.peers.environments import CRYPTEN, SPU, Environment
+from comet_research.peers.inputs import TASKS, Reals
 
 _SEED = 2024
 _BOUND = 4.0

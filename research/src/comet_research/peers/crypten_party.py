@@ -1,6 +1,6 @@
 """One party of CrypTen: computes one task of `inputs`, with its own functions or with Comet's. Prints its record.
 
-    python -m comet_mpc.lab.peers.crypten_party TASK ARRAYS own|certified|paper
+    python -m comet_research.peers.crypten_party TASK ARRAYS own|certified|paper
 
 The rank and the meeting place come by environment variables, as CrypTen wants them. Its best configuration that gives
 right results: GELU by tanh, since its erf leaves its range; everything else as it comes.
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from comet_mpc.functions.activation import Smu, smu_rule
-from comet_mpc.lab.peers.inputs import HEAD, HEADS, HIDDEN, TASKS, USUAL, Functions, Reals, load, smooth
-from comet_mpc.plugins.crypten import Ranges, comet_functions, load_crypten
+from comet_research.crypten import Ranges, comet_functions, load_crypten
+from comet_research.peers.inputs import HEAD, HEADS, HIDDEN, TASKS, USUAL, Functions, Reals, load, smooth
 
 CLIENT, SERVER = 0, 1
 _RANGES = Ranges(activations=4.0, scores=8.0, variances=(1 / 16, 64.0))

@@ -1,6 +1,6 @@
 """One party of CrypTen: one function on many random values inside its range, counting wrong results. Prints its record.
 
-    python -m comet_mpc.lab.peers.crypten_trials FUNCTION COUNT SEED own|certified
+    python -m comet_research.peers.crypten_trials FUNCTION COUNT SEED own|certified
 
 CrypTen's truncation is local: each party divides its own share. With a chance of |v|·2^-32, v being the result of a
 product with 16 fraction bits, that wraps around, and the result is off by about 2^47. `product` measures just that,
@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from comet_mpc.lab.peers.crypten_party import (
+from comet_research.crypten import Ranges
+from comet_research.peers.crypten_party import (
     begin,
     compute_gelu,
     compute_layer_norm,
@@ -26,8 +27,7 @@ from comet_mpc.lab.peers.crypten_party import (
     functions_of,
     stands_for,
 )
-from comet_mpc.lab.peers.inputs import Functions, Reals, layer_norm
-from comet_mpc.plugins.crypten import Ranges
+from comet_research.peers.inputs import Functions, Reals, layer_norm
 
 Generator = np.random.Generator
 

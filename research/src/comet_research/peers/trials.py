@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from comet_mpc.lab.peers import crypten_trials
-from comet_mpc.lab.peers.compare import run_crypten
-from comet_mpc.lab.peers.crypten_trials import TRIALS, expected_wraps
 from comet_mpc.progress import Tick, silent
+from comet_research.peers import crypten_trials
+from comet_research.peers.compare import run_crypten
+from comet_research.peers.crypten_trials import TRIALS, expected_wraps
 
 _SEED = 1
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 
-from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.records import Record, Results
 from comet_mpc.models.tasks import TASKS
 from comet_mpc.units import counted
+from comet_research.report.grid import Grid
+from comet_research.report.records import Record, Results
 
 _NAME = re.compile(
     rf"(?P<encoder>.+?)-(?P<task>{'|'.join(name.lower() for name in TASKS)})-seed(?P<seed>\d+)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 
-from comet_mpc.lab.report.grid import came_from
+from comet_research.report.grid import came_from
 
 WIDTH, HEIGHT = 460, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 14, 44
@@ -252,7 +252,7 @@ def _label(text: str, x: float, y: float, taken: list[tuple[float, float, float,
 
 def styles(name: str) -> str:
     """A style sheet of this package: drawing.css for what is inside an SVG, page.css for the page around it."""
-    return files("comet_mpc.lab.report").joinpath(name).read_text("utf-8")
+    return files("comet_research.report").joinpath(name).read_text("utf-8")
 
 
 def _signs(chart: Scatter | Bars) -> list[tuple[str, str]]:

@@ -9,17 +9,17 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from statistics import stdev
 
-from comet_mpc.lab.bench import published as bench
-from comet_mpc.lab.bench.published import LAYER, TABLES, TOTAL_SECONDS
-from comet_mpc.lab.bench.published_models import ACCURACY_TABLES, UNMODIFIED, short_stage
-from comet_mpc.lab.report.accuracy import Trained as Served
-from comet_mpc.lab.report.accuracy import trained
-from comet_mpc.lab.report.grid import Grid, wrapped
-from comet_mpc.lab.report.published import amount
-from comet_mpc.lab.report.published_models import Difference, Trained, paper_losses, trained_for_tables
-from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.models.checkpoint import USUAL_RULE
 from comet_mpc.units import counted
+from comet_research.bench import published as bench
+from comet_research.bench.published import LAYER, TABLES, TOTAL_SECONDS
+from comet_research.bench.published_models import ACCURACY_TABLES, UNMODIFIED, short_stage
+from comet_research.report.accuracy import Trained as Served
+from comet_research.report.accuracy import trained
+from comet_research.report.grid import Grid, wrapped
+from comet_research.report.published import amount
+from comet_research.report.published_models import Difference, Trained, paper_losses, trained_for_tables
+from comet_research.report.records import Record, Results, sources_of
 
 _TOKENS, _MODEL = 128, "bert-base"
 _LITTLE = 1.0

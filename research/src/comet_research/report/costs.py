@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from comet_mpc.lab.report.grid import Grid, wrapped
-from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import counted, human_bytes, human_seconds
+from comet_research.report.grid import Grid, wrapped
+from comet_research.report.records import Record, Results, sources_of
 
 
 def _two(values: Iterable[float], unit: float = 1.0) -> str:

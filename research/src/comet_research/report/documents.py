@@ -12,12 +12,12 @@ from pathlib import Path
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.lab.report import accuracy, claims, costs, published, published_models
-from comet_mpc.lab.report.charts import Bars, Scatter, picture
-from comet_mpc.lab.report.drawings import cost_drawings, peer_drawings
-from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.records import Results
-from comet_mpc.lab.report.trade_off import trade_offs
+from comet_research.report import accuracy, claims, costs, published, published_models
+from comet_research.report.charts import Bars, Scatter, picture
+from comet_research.report.drawings import cost_drawings, peer_drawings
+from comet_research.report.grid import Grid
+from comet_research.report.records import Results
+from comet_research.report.trade_off import trade_offs
 
 _BLOCK = re.compile(r"^(<!-- results: (?P<name>[\w-]+) -->\n)(?P<body>.*?)^(<!-- end of results -->)$", re.M | re.S)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from comet_mpc.lab.report.charts import Axis, Bars, Point, Scatter, Series
-from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.units import human_bytes, human_seconds
+from comet_research.report.charts import Axis, Bars, Point, Scatter, Series
+from comet_research.report.records import Record, Results, sources_of
 
 
 def _percent(value: float) -> str:

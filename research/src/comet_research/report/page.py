@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from comet_mpc.lab.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
-from comet_mpc.lab.report.charts import Bars, Scatter, figure, styles
-from comet_mpc.lab.report.claims import aim_grid, claim_grid
-from comet_mpc.lab.report.costs import (
+from comet_mpc.offline.sources import SOURCES
+from comet_mpc.units import human_bytes, human_seconds
+from comet_research.report.accuracy import form_grids, protocol_grid, step_grid, summary_grid
+from comet_research.report.charts import Bars, Scatter, figure, styles
+from comet_research.report.claims import aim_grid, claim_grid
+from comet_research.report.costs import (
     demo_grid,
     kernel_grid,
     model_grid,
@@ -20,19 +22,17 @@ from comet_mpc.lab.report.costs import (
     truncation_grid,
     way_grid,
 )
-from comet_mpc.lab.report.drawings import (
+from comet_research.report.drawings import (
     cost_drawings,
     distribution_drawings,
     peer_drawings,
     rule_drawings,
 )
-from comet_mpc.lab.report.grid import Grid
-from comet_mpc.lab.report.published import appendix_grid, cost_grids
-from comet_mpc.lab.report.published_models import accuracy_grids
-from comet_mpc.lab.report.records import Results
-from comet_mpc.lab.report.trade_off import trade_offs
-from comet_mpc.offline.sources import SOURCES
-from comet_mpc.units import human_bytes, human_seconds
+from comet_research.report.grid import Grid
+from comet_research.report.published import appendix_grid, cost_grids
+from comet_research.report.published_models import accuracy_grids
+from comet_research.report.records import Results
+from comet_research.report.trade_off import trade_offs
 
 Part = Grid | Scatter | Bars
 Section = tuple[str, str, Sequence[Part]]
@@ -123,7 +123,7 @@ def make_page(results: Results) -> str:
 <header>
 <h1>Comet: what was measured</h1>
 <p>Private Transformer inference between two parties. Every figure on this page comes from a JSON file of
-<code>benchmarks/results</code>; the list at the end names the command that made each.</p>
+<code>research/benchmarks/results</code>; the list at the end names the command that made each.</p>
 {_tiles(results)}
 <nav>{links}<a href="#sources">Sources</a></nav>
 </header>

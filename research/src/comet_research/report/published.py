@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from comet_mpc.lab.bench.published import BUMBLEBEE_CALLS, LAYER, LINEAR
-from comet_mpc.lab.report.grid import Grid, wrapped
-from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.units import human_bytes
+from comet_research.bench.published import BUMBLEBEE_CALLS, LAYER, LINEAR
+from comet_research.report.grid import Grid, wrapped
+from comet_research.report.records import Record, Results, sources_of
 
 _OURS = "ours"
 _KEYS = {"offline_bytes": "key_bytes", "offline_seconds": "key_seconds"}

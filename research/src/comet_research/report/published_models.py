@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import mean, variance
 
-from comet_mpc.lab.bench.published_models import (
+from comet_research.bench.published_models import (
     ACCURACY_TABLES,
     TASK_ORDER,
     UNMODIFIED,
@@ -16,9 +16,9 @@ from comet_mpc.lab.bench.published_models import (
     command_of,
     short_stage,
 )
-from comet_mpc.lab.report.accuracy import Run, runs, shown
-from comet_mpc.lab.report.grid import Grid, wrapped
-from comet_mpc.lab.report.records import Results
+from comet_research.report.accuracy import Run, runs, shown
+from comet_research.report.grid import Grid, wrapped
+from comet_research.report.records import Results
 
 _ABSENT = "-"
 _ENCODER = "minilm"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from statistics import mean
 
-from comet_mpc.lab.bench.published_models import short_stage
-from comet_mpc.lab.report.accuracy import Run, runs
-from comet_mpc.lab.report.charts import Axis, Point, Scatter, Series
-from comet_mpc.lab.report.drawings import readable_size
-from comet_mpc.lab.report.records import Record, Results, sources_of
 from comet_mpc.models.transformer import SHAPES
+from comet_research.bench.published_models import short_stage
+from comet_research.report.accuracy import Run, runs
+from comet_research.report.charts import Axis, Point, Scatter, Series
+from comet_research.report.drawings import readable_size
+from comet_research.report.records import Record, Results, sources_of
 
 _LOWEST = -6.0
 _LAYER = "bert-base"

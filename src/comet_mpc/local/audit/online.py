@@ -28,8 +28,8 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.engine.tables import Column, Table
-from comet_mpc.lab.audit.controls import BareBits, Control, OldMasks, Unmasked, flooded
-from comet_mpc.lab.audit.statistics import Message
+from comet_mpc.local.audit.controls import BareBits, Control, OldMasks, Unmasked, flooded
+from comet_mpc.local.audit.statistics import Message
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.bundle import Bundle, OpenBundle
 from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight, weight_key, weights_digest

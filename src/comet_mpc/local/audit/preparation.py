@@ -18,10 +18,10 @@ from comet_mpc import _native
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
-from comet_mpc.lab.audit.controls import Control
-from comet_mpc.lab.audit.online import Recorded, as_parties
-from comet_mpc.lab.audit.products import LAYER_PRODUCTS, ODD, SLOT_PRODUCTS, LayerProduct, Repeating, SlotProduct
-from comet_mpc.lab.audit.statistics import Message
+from comet_mpc.local.audit.controls import Control
+from comet_mpc.local.audit.online import Recorded, as_parties
+from comet_mpc.local.audit.products import LAYER_PRODUCTS, ODD, SLOT_PRODUCTS, LayerProduct, Repeating, SlotProduct
+from comet_mpc.local.audit.statistics import Message
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.base import POINT_BYTES, TREE_BYTES
 from comet_mpc.offline.ot.extension import (

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.lab.audit.controls import Control
-from comet_mpc.lab.audit.online import Recorded, record
-from comet_mpc.lab.audit.preparation import SET_UPS, record_preparation
-from comet_mpc.lab.audit.statistics import LIMIT, STATISTICS, judge, pile_up
+from comet_mpc.local.audit.controls import Control
+from comet_mpc.local.audit.online import Recorded, record
+from comet_mpc.local.audit.preparation import SET_UPS, record_preparation
+from comet_mpc.local.audit.statistics import LIMIT, STATISTICS, judge, pile_up
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES
 from comet_mpc.progress import Tick, silent
 
