@@ -76,7 +76,7 @@ def test_every_command_says_what_it_does(name: str) -> None:
     shown = comet(name, "--help")
     assert shown.exit_code == 0, shown.output
     assert f" {name} " in shown.stdout
-    assert _COMMANDS[name][1] in " ".join(comet("--help").stdout.replace("│", " ").split())
+    assert _COMMANDS[name][2] in " ".join(comet("--help").stdout.replace("│", " ").split())
 
 
 def test_a_misspelt_command_is_code_2() -> None:

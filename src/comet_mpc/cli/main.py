@@ -22,22 +22,23 @@ from comet_mpc.errors import CometError
 from comet_mpc.logs import log_as_json
 from comet_mpc.settings import Settings
 
+_USE, _OPERATE, _TRAIN = "Use", "Operate", "Train"
 _COMMANDS = {
-    "demo": ("demo.demo", "Try it: private predictions between processes on this machine."),
-    "plan": ("plan.plan", "Show what a private prediction will cost, without running it."),
-    "serve": ("operating.service.serve", "Serve a model to clients."),
-    "query": ("asking.query.query", "Classify texts privately, with a model that a server holds."),
-    "gateway": ("asking.gateway.gateway", "Answer HTTP requests of programs on this machine, beside the client."),
-    "deal": ("operating.service.deal", "Run a dealer: a third party that prepares randomness for others."),
-    "keys": ("operating.keys.keys", "Make, renew and revoke certificates, with which the parties know each other."),
-    "adopt": ("adopt.adopt", "Convert a Hugging Face model for private serving."),
-    "unify": ("train.unify", "Turn a Hugging Face model into a Comet model."),
-    "calibrate": ("train.calibrate", "Set the ranges of a model's values from data."),
-    "finetune": ("train.finetune", "Train a Comet model for a task."),
-    "eval": ("evaluate.evaluate", "Measure a model's accuracy, in the clear or privately."),
-    "audit": ("audit.audit_command", "Test whether a party learns anything from what it receives."),
+    "demo": ("demo.demo", _USE, "Try it: private predictions between processes on this machine."),
+    "query": ("asking.query.query", _USE, "Classify texts privately, with a model that a server holds."),
+    "gateway": ("asking.gateway.gateway", _USE, "Answer HTTP requests of programs on the client's machine."),
+    "plan": ("plan.plan", _USE, "Show what a private prediction will cost, without running it."),
+    "serve": ("operating.service.serve", _OPERATE, "Serve models to clients."),
+    "deal": ("operating.service.deal", _OPERATE, "Run a dealer: a third party that prepares randomness for others."),
+    "keys": ("operating.keys.keys", _OPERATE, "Create, renew and revoke the certificates of clients and servers."),
+    "audit": ("audit.audit_command", _OPERATE, "Test whether a party learns anything from what it receives."),
+    "adopt": ("adopt.adopt", _TRAIN, "Convert your model for private serving."),
+    "unify": ("train.unify", _TRAIN, "Replace a model's non-linear functions by those of the protocol."),
+    "finetune": ("train.finetune", _TRAIN, "Train a Comet model for a task."),
+    "calibrate": ("train.calibrate", _TRAIN, "Set the ranges of a model's values from data."),
+    "eval": ("evaluate.evaluate", _TRAIN, "Measure a model's accuracy, in the clear or privately."),
 }
-"""Name: the function (or group of commands) and its module, and what it does."""
+"""Name: the function (or group of commands) and its module, the group that it is listed in, and what it does."""
 _LOGGING = ("serve", "deal")
 """Commands that write a log: they say in it that they are starting."""
 _SLOW = ("adopt", "unify", "calibrate", "finetune", "eval", "gateway")
@@ -49,8 +50,8 @@ _MUCH = {"--csv", "--file", "--ready"}
 class _Lazy(TyperCommand):
     """Stands for a command whose module is not imported yet."""
 
-    def __init__(self, name: str, home: str, summary: str) -> None:
-        super().__init__(name, short_help=summary)
+    def __init__(self, name: str, home: str, panel: str, summary: str) -> None:
+        super().__init__(name, short_help=summary, rich_help_panel=panel)
         self._home = home
 
     def load(self) -> Any:
@@ -132,8 +133,8 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         _bind(self, "COMET")
-        for name, (home, summary) in self.listed.items():
-            self.add_command(_Lazy(name, f"{self.package}.{home}", summary))
+        for name, (home, panel, summary) in self.listed.items():
+            self.add_command(_Lazy(name, f"{self.package}.{home}", panel, summary))
 
     def invoke(self, ctx: Any) -> Any:
         before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -184,7 +185,7 @@ def main(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Settings in a TOML file. Default: comet/comet.toml in the user's directory of settings.",
+            help="Read default options from this TOML file. Default: comet/comet.toml in the user's settings directory.",
         ),
     ] = None,
 ) -> None:
@@ -192,6 +193,6 @@ def main(
 
     The server does not learn the text or the answer, and the client does not learn the weights.
 
-    Every option can also be an environment variable, such as COMET_SERVE_LISTEN, or stand in the file of settings.
+    You can also set every option in an environment variable, such as COMET_SERVE_LISTEN, or in the settings file.
     """
     context.obj = Settings(config, _COMMANDS)
