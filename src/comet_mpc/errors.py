@@ -37,7 +37,8 @@ A message says what was found, what was expected and what to do. It never contai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -81,6 +82,19 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(given.lower(), by_lower, n=1, cutoff=0.6)
     return f". Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Around imports of packages that belong to an extra: says how to install it if one of them is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("comet_mpc"):
+            raise
+        raise ConfigurationError(
+            f"this needs {error.name}, which is not installed: pip install 'comet-mpc[{extra}]'"
+        ) from error
 
 
 class CometError(Exception):

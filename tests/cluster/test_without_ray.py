@@ -70,5 +70,5 @@ def test_with_cluster_and_no_ray_the_extra_is_named(command: tuple[str, ...]) ->
     found = without_ray("from comet_mpc.cli.start import run; run()", *command)
     assert found.returncode == 1
     assert found.stderr.splitlines()[-1] == (
-        "comet: this command needs ray, which is not installed: pip install 'comet-mpc[cluster]'"
+        "comet: this needs ray, which is not installed: pip install 'comet-mpc[cluster]'"
     )

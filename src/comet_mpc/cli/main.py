@@ -185,7 +185,7 @@ def main(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Read default options from this TOML file. Default: comet/comet.toml in the user's settings directory.",
+            help="Read default options from a TOML file. Default: comet/comet.toml in the user's settings directory.",
         ),
     ] = None,
 ) -> None:

@@ -19,10 +19,14 @@ DEALER_WARNING = (
     "a dealer run by the server's operator gives no privacy."
 )
 
+CONNECTION, MODEL, DATA = "Connection", "Model", "Data"
+"""Groups of options that several commands have."""
+
 _SOURCE = typer.Option(
     "--source",
     metavar="|".join(SOURCES),
     help="Who prepares the randomness: pair (client and server between themselves) or dealer (a third party).",
+    rich_help_panel="Randomness",
 )
 
 DEFAULT_SOURCE = PAIR.name
@@ -37,27 +41,50 @@ Keys = Annotated[
         metavar="DIR",
         envvar="COMET_KEYS",
         help="Directory with authority.pem and this party's .pem and .key.",
+        rich_help_panel=CONNECTION,
     ),
 ]
-ClientName = Annotated[str, typer.Option("--name", help="This client's certificate in the directory of keys.")]
+ClientName = Annotated[
+    str,
+    typer.Option(
+        "--name", help="Name of this client's certificate in the directory of keys.", rich_help_panel=CONNECTION
+    ),
+]
 Cache = Annotated[
     Path | None,
     typer.Option(
-        "--cache", metavar="DIR", envvar="COMET_CACHE", help="Where to keep downloads and prepared randomness."
+        "--cache",
+        metavar="DIR",
+        envvar="COMET_CACHE",
+        help="Directory for downloads and prepared randomness.",
+        rich_help_panel=CONNECTION,
     ),
 ]
 Clients = Annotated[
-    int, typer.Option("--clients", min=0, help="With --cluster: clients on its nodes. 0: as many as it has cores.")
+    int,
+    typer.Option(
+        "--clients", min=0, help="With --cluster: clients on its nodes. 0: one per core.", rich_help_panel="Cluster"
+    ),
 ]
-ServerAddress = Annotated[str, typer.Argument(metavar="HOST:PORT", envvar="COMET_SERVER", help="The server.")]
+ServerAddress = Annotated[
+    str, typer.Argument(metavar="HOST:PORT", envvar="COMET_SERVER", help="Address of the server.")
+]
 DealerAddress = Annotated[
     str | None,
-    typer.Option("--dealer", metavar="HOST:PORT", help="The dealer, if not at the address that the server names."),
+    typer.Option(
+        "--dealer",
+        metavar="HOST:PORT",
+        help="Address of the dealer, if it is not the one that the server names.",
+        rich_help_panel="Randomness",
+    ),
 ]
 WantedModel = Annotated[
     str,
     typer.Option(
-        "--model", metavar="NAME|FINGERPRINT", help="The model of this name, or only the one with this fingerprint."
+        "--model",
+        metavar="NAME|FINGERPRINT",
+        help="Use the model of this name, or accept only the one with this fingerprint.",
+        rich_help_panel=MODEL,
     ),
 ]
 AcceptedModel = Annotated[
@@ -65,7 +92,8 @@ AcceptedModel = Annotated[
     typer.Option(
         "--accept-model",
         metavar="FINGERPRINT",
-        help="Accept this new model in place of the one that was met under this address and name before.",
+        help="Accept this new model in place of the one that this address and name had before.",
+        rich_help_panel=MODEL,
     ),
 ]
 Bucket = Annotated[
@@ -74,7 +102,8 @@ Bucket = Annotated[
         "--bucket",
         metavar="TOKENS",
         min=1,
-        help="Pad every text to so many tokens, and cut longer ones: then the server sees the same of every text.",
+        help="Pad or truncate every text to so many tokens, so that the server cannot tell their lengths apart.",
+        rich_help_panel=MODEL,
     ),
 ]
 OwnTokenizer = Annotated[
@@ -82,52 +111,70 @@ OwnTokenizer = Annotated[
     typer.Option(
         "--tokenizer",
         metavar="FILE|DIR",
-        help="A tokenizer of your own, in place of the server's: tokenizer.json, or a directory with one.",
+        help="Use your own tokenizer instead of the server's: tokenizer.json, or a directory with one.",
+        rich_help_panel=MODEL,
     ),
 ]
-MostTexts = Annotated[int, typer.Option("--batch", min=1, help="The most texts to send at once.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Give up after so many seconds without progress.")]
+MostTexts = Annotated[int, typer.Option("--batch", min=1, help="Texts per query, at most.", rich_help_panel=MODEL)]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", help="Give up after so many seconds without progress.", rich_help_panel=CONNECTION),
+]
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Also write the results to a JSON file (-: standard output, alone)."),
+    typer.Option("--json", metavar="FILE", help="Also write the results to a JSON file (-: only to standard output)."),
 ]
-Batch = Annotated[int, typer.Option(min=1, max=1024, help="Texts that are classified at once.")]
-ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"A model of this shape: {', '.join(SHAPES)}.")]
-Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: only this many layers.")]
+Batch = Annotated[int, typer.Option(min=1, max=1024, help="Texts per query.")]
+ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"Use a model shape: {', '.join(SHAPES)}.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: use only this many layers.")]
 Steps = Annotated[
     int | None,
-    typer.Option(min=1, max=16, help="With --shape: minimax steps of each 1/sqrt. More are more exact and cost more."),
+    typer.Option(
+        min=1, max=16, help="With --shape and --rule minimax: iterations per 1/sqrt; more are more exact and cost more."
+    ),
 ]
 ShapeRule = Annotated[
     RuleName | None,
     typer.Option(
         "--rule",
-        help="With --shape: the root by a polynomial of that degree, or minimax steps of 1/sqrt. Default: quadratic.",
+        help="With --shape: how activations and attention scores take square roots, by a polynomial of that degree or "
+        "by minimax iterations. Default: quadratic.",
     ),
 ]
 NetworkName = Annotated[
-    str | None, typer.Option(metavar="RATE/RTT", help="Over such a network, for example 200mbit/10ms.")
+    str | None, typer.Option(metavar="RATE/RTT", help="Estimate for this network, for example 200mbit/10ms.")
 ]
 LinkName = Annotated[
     str,
     typer.Option(
         "--network",
         metavar="RATE/RTT",
-        help="Between clients and the server: programs take the rounds and bytes that cost the least there.",
+        help="Network between clients and server: the protocol trades rounds for bytes to be fastest there.",
+        rich_help_panel=CONNECTION,
     ),
 ]
 TaskName = Annotated[
     str | None,
     typer.Option(
-        "--task", metavar="NAME", help="A GLUE task: RTE, MRPC, STS-B, CoLA or SST-2. Default: your own data."
+        "--task",
+        metavar="NAME",
+        help="A GLUE task: RTE, MRPC, STS-B, CoLA or SST-2. Default: your own data.",
+        rich_help_panel=DATA,
     ),
 ]
 Data = Annotated[
-    Path, typer.Option("--data", metavar="DIR", help="Directory of train.tsv and dev.tsv, or of GLUE's tasks.")
+    Path,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Directory with train.tsv and dev.tsv, or with GLUE's tasks.",
+        rich_help_panel=DATA,
+    ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only this many rows, the first.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first so many rows.", rich_help_panel=DATA)]
 Spread = Annotated[
-    bool, typer.Option("--spread", help="Take the rows of --limit from all over the file, not its first.")
+    bool,
+    typer.Option("--spread", help="Take the rows of --limit from all over the file.", rich_help_panel=DATA),
 ]
 
 

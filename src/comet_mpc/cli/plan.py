@@ -42,7 +42,7 @@ from comet_mpc.units import human_bytes, human_seconds
 
 
 def plan(
-    model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint, or use --shape.")] = None,
+    model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint. Or use --shape.")] = None,
     shape: ShapeName = None,
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens per text, padding included.")] = 128,
     batch: Batch = 1,
@@ -74,29 +74,11 @@ def plan(
         planned_on = partial(_plan_model, served, tokens, batch, kind)
     with doing(f"planning {name}, {batch} × {tokens} tokens"):
         planned = planned_on(link or USUAL_NETWORK)
-    words = sum(math.prod(sizes) for sizes in encoder_weights(size).values())
-    parts = kind.parts(planned.correlations)
-    together = kind.together(planned.correlations)
-    summary: dict[str, Any] = {
-        "model": name,
-        "tokens": tokens,
-        "batch": batch,
-        "rule": rule if model is None else None,
+    summary = {
+        "model": name, "tokens": tokens, "batch": batch, "rule": rule if model is None else None,
         "steps": count if model is None and by == "minimax" else None,
-        "source": source,
-        "rounds": planned.rounds,
-        "online_bytes": planned.online_bytes,
-        "client_sends": planned.sent(0),
-        "server_sends": planned.sent(1),
-        "offline_bytes": kind.offline_bytes(planned),
-        "together": together,
-        "offline_bytes_together": kind.offline_bytes(planned, together) // together,
-        "setup_bytes": 8 * words if kind.masks_weights else 0,
-        "memory_bytes": party_memory(planned, words),
-        "compute_seconds": compute_seconds(planned),
-        "ways": sorted(planned.ways),
-        "digest": planned.digest,
-    }
+        **_summary(planned, kind, sum(math.prod(sizes) for sizes in encoder_weights(size).values())),
+    }  # fmt: skip
     if link is not None:
         usual = planned_on(USUAL_NETWORK)
         summary |= {
@@ -108,6 +90,7 @@ def plan(
         }
     groups = {"operations": by_operation(planned), "layers": by_layer(planned)}
     records = {group: [_as_json(cost, kind) for cost in costs] for group, costs in groups.items()}
+    parts = kind.parts(planned.correlations)
     tables = [
         _costs(f"{name}, {batch} × {tokens} tokens: by operation", groups["operations"], kind),
         _costs("By layer", groups["layers"], kind),
@@ -115,6 +98,19 @@ def plan(
         _in_words(summary, kind),
     ]
     report(summary | records | ({"preparation": parts} if parts else {}) | origin(), json, *tables)
+
+
+def _summary(planned: Plan, source: Source, words: int) -> dict[str, Any]:
+    """words: of the model's weights"""
+    together = source.together(planned.correlations)
+    return {
+        "source": source.name, "rounds": planned.rounds, "online_bytes": planned.online_bytes,
+        "client_sends": planned.sent(0), "server_sends": planned.sent(1),
+        "offline_bytes": source.offline_bytes(planned), "together": together,
+        "offline_bytes_together": source.offline_bytes(planned, together) // together,
+        "setup_bytes": 8 * words if source.masks_weights else 0, "memory_bytes": party_memory(planned, words),
+        "compute_seconds": compute_seconds(planned), "ways": sorted(planned.ways), "digest": planned.digest,
+    }  # fmt: skip
 
 
 def _plan_model(served: ServedModel, tokens: int, batch: int, source: Source, network: Network) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +24,10 @@ from comet_mpc.cli.options import (
     WantedModel,
     wanted_model,
 )
-from comet_mpc.models.hugging_face import need
+from comet_mpc.errors import needs_extra
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
+from comet_mpc.service.client import ClientOptions
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Seen
 from comet_mpc.service.model_cache import default_cache
@@ -36,42 +38,54 @@ _WHY = (
 )
 
 
+Listen = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT|unix:PATH",
+        help="Address to listen on for HTTP. Port 0: any free port. Only its owner can use a Unix socket.",
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="File of the token that programs must show, as a header for `curl -H @FILE`. Created if missing. "
+        "Default: gateway.token in the cache; none at a Unix socket.",
+    ),
+]
+RequestSeconds = Annotated[
+    float, typer.Option(min=0.1, help="Seconds for a request's header to arrive, and again for its body.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:PORT]",
+        help="Also answer requests for this name. Needed to listen on an address other than this machine's own. "
+        "May be given again.",
+    ),
+]
+Ready = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Prepare randomness ahead for so many queries of each size in use, so that answers come faster.",
+        rich_help_panel="Randomness",
+    ),
+]
+
+
 def gateway(
     server: ServerAddress,
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT|unix:PATH",
-            help="Where to listen for HTTP. Port 0: any free port. A Unix socket is for its owner alone.",
-        ),
-    ] = "127.0.0.1:7080",
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The token that programs must show, as a header for `curl -H @FILE`. Made if there is none. "
-            "Default: gateway.token in the cache; none at a Unix socket.",
-        ),
-    ] = None,
-    request_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time for a request's header to arrive, and again for its body.")
-    ] = 10.0,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:PORT]",
-            help="Also answer requests for this name. Needed to listen at another address than this machine's own. "
-            "May be given again.",
-        ),
-    ] = None,
+    listen: Listen = "127.0.0.1:7080",
+    token_file: TokenFile = None,
+    request_seconds: RequestSeconds = 10.0,
+    allow_host: AllowedHosts = None,
     keys: Keys = Path("keys"),
     name: ClientName = "client",
     cache: Cache = None,
     source: AnySource = None,
     dealer: DealerAddress = None,
-    ready: Annotated[
-        int, typer.Option(min=0, help="For how many queries of each size in use to keep randomness ready.")
-    ] = 2,
+    ready: Ready = 2,
     model: WantedModel = "",
     accept_model: AcceptedModel = "",
     bucket: Bucket = None,
@@ -82,40 +96,43 @@ def gateway(
     """Answer HTTP requests of programs on this machine, and show a page, until SIGINT or SIGTERM.
 
     The page is at the address that is printed; /openapi.json describes the requests. A gateway has the texts in the
-    clear. So it runs beside the client, never beside the server. Only programs of this machine that can read its token
+    clear, so run it beside the client, never beside the server. Only programs of this machine that can read its token
     may use it, unless you say otherwise. It has no TLS.
     """
-    modules = ("app", "connections", "listening", "token")
-    application, connections, places, tokens = (need(f"comet_mpc.gateway.{name}", "gateway") for name in modules)
-    uvicorn = need("uvicorn", "gateway")
-    identity = TlsIdentity.find(keys, name)
-    wanted, fingerprint = wanted_model(model)
+    with needs_extra("gateway"):  # said before anything is read
+        import comet_mpc.gateway.app  # noqa: F401
+    called, fingerprint = wanted_model(model)
+    options: ClientOptions = {
+        "identity": TlsIdentity.find(keys, name), "cache": cache, "timeout": timeout, "ready": ready, "batch": batch,
+        "source": source, "dealer": dealer, "model": called, "fingerprint": fingerprint,
+        "accept_model": accept_model, "bucket": bucket, "tokenizer": tokenizer,
+    }  # fmt: skip
+    _run(server, options, listen, allow_host or (), token_file, cache or default_cache(), request_seconds)
+
+
+def _run(
+    server: str, options: ClientOptions, listen: str, hosts: Sequence[str], token_file: Path | None, cache: Path,
+    request_seconds: float,
+) -> None:  # fmt: skip
+    with needs_extra("gateway"):
+        import uvicorn
+
+        from comet_mpc.gateway.app import make_app
+        from comet_mpc.gateway.connections import Connection
+        from comet_mpc.gateway.listening import is_this_machine, listening
+        from comet_mpc.gateway.token import find_token
 
     def connect(seen: Seen) -> AsyncClient:
-        return AsyncClient(
-            server,
-            identity=identity,
-            cache=cache,
-            timeout=timeout,
-            ready=ready,
-            batch=batch,
-            source=source,
-            dealer=dealer,
-            model=wanted,
-            fingerprint=fingerprint,
-            accept_model=accept_model,
-            bucket=bucket,
-            tokenizer=tokenizer,
-            watch=seen.run,
-        )
+        watched: ClientOptions = {**options, "watch": seen.run}
+        return AsyncClient(server, **watched)
 
-    with places.listening(listen, allow_host or ()) as place:
+    with listening(listen, hosts) as place:
         if token_file is None and not place.has_owner:
-            token_file = (cache or default_cache()) / "gateway.token"
-        token = tokens.find_token(token_file) if token_file is not None else None
-        app = application.make_app(server, place.names, connect, token, request_seconds)
+            token_file = cache / "gateway.token"
+        token = find_token(token_file) if token_file is not None else None
+        app = make_app(server, place.names, connect, token, request_seconds)
         typer.echo(_WHY, err=True)
-        if places.is_this_machine(parse_address(server)[0]):
+        if is_this_machine(parse_address(server)[0]):
             typer.echo("The server is on this machine too: good for a trial, but nothing is private from it.", err=True)
         typer.echo(f"gateway at {place.shown} for the server {server}")
         if token_file is not None:
@@ -123,7 +140,7 @@ def gateway(
         if token is not None and not place.has_owner and sys.stdout.isatty():  # a log is for others to read, too
             typer.echo(f"its page: {place.shown}#token={token}")
         config = uvicorn.Config(
-            app, http=connections.Connection.within(request_seconds), ws="none",
-            log_level="warning", access_log=False, server_header=False,
+            app, http=Connection.within(request_seconds), ws="none", log_level="warning", access_log=False,
+            server_header=False,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[place.socket])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,8 +33,7 @@ from comet_mpc.cli.options import (
 )
 from comet_mpc.cli.stopping import if_stopped
 from comet_mpc.cli.tables import write_json
-from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer
-from comet_mpc.models.hugging_face import need
+from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, needs_extra
 from comet_mpc.models.tokenizing import Text
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
@@ -46,6 +46,76 @@ _MANY = 1000
 """Texts that take a moment to tokenize."""
 _LONGEST = 60
 """Characters of a text that a table shows."""
+
+
+_INPUT, _OUTPUT, _RANDOMNESS, _CLUSTER = "Texts", "Answers", "Randomness", "Cluster"
+
+Given = Annotated[list[str] | None, typer.Argument(help="Texts, or - to read them from standard input.")]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="Read the texts from a file, one per line (-: standard input).",
+        rich_help_panel=_INPUT,
+    ),
+]
+TableFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--csv",
+        metavar="FILE",
+        help="Read the texts from a column of a CSV file with a header (.tsv: tabs).",
+        rich_help_panel=_INPUT,
+    ),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column", metavar="NAME", help="With --csv: the column. Give two for pairs of texts.", rich_help_panel=_INPUT
+    ),
+]
+Pairs = Annotated[
+    bool,
+    typer.Option("--pairs", help="Treat inputs as text pairs (tab-separated in files).", rich_help_panel=_INPUT),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write each answer to a file as soon as it is there; rerun the command to resume. With --csv the file has "
+        "the rows with further columns, else one JSON object per line.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Ready = Annotated[
+    str,
+    typer.Option(
+        metavar="N|all",
+        help="Prepare randomness ahead, so that answers come faster. all: for the given texts, as much as the server "
+        "keeps, without sending a query. N: for N more queries of each size, after the answers.",
+        rich_help_panel=_RANDOMNESS,
+    ),
+]
+QuerySizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size",
+        metavar="TEXTSxTOKENS",
+        help="With --ready N: prepare for this size, such as 8x16. May be given again.",
+        rich_help_panel=_RANDOMNESS,
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|auto",
+        help="Run the clients on the nodes of this Ray cluster, which must be yours: they have the texts in the clear. "
+        "Keys and cache are paths on every node.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 
 
 def _count(value: str) -> int | None:
@@ -68,61 +138,27 @@ def _size(value: str) -> tuple[int, int]:
 def query(
     context: typer.Context,
     server: ServerAddress,
-    text: Annotated[list[str] | None, typer.Argument(help="Texts, or - to read them from standard input.")] = None,
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read the texts from a file, one per line (-: standard input).")
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Read the texts from a column of a CSV file with a header (.tsv: tabs)."),
-    ] = None,
-    column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="With --csv: the column. Give two for pairs of texts.")
-    ] = None,
-    pairs: Annotated[
-        bool,
-        typer.Option("--pairs", help="Treat inputs as text pairs (tab-separated in files)."),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the answers to a file, each as soon as it is there. Rerun the command to resume. With --csv: "
-            "the rows with further columns, else one JSON object per line.",
-        ),
-    ] = None,
-    keys: Keys = Path("keys"),
-    name: ClientName = "client",
-    cache: Cache = None,
-    source: AnySource = None,
-    dealer: DealerAddress = None,
-    ready: Annotated[
-        str,
-        typer.Option(
-            metavar="N|all",
-            help="Prepare randomness, which needs no text. all: for the given texts, as much as the server keeps, "
-            "without sending a query. N: for N more queries of each size, after the answers.",
-        ),
-    ] = "0",
-    size: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXTSxTOKENS", help="With --ready N: of this size, such as 8x16. May be given again."),
-    ] = None,
+    text: Given = None,
+    file: TextFile = None,
+    csv: TableFile = None,
+    column: Columns = None,
+    pairs: Pairs = False,
+    out: Out = None,
+    json: JsonFile = None,
     model: WantedModel = "",
     accept_model: AcceptedModel = "",
     bucket: Bucket = None,
     tokenizer: OwnTokenizer = None,
     batch: MostTexts = 8,
+    keys: Keys = Path("keys"),
+    name: ClientName = "client",
+    cache: Cache = None,
     timeout: Timeout = 120.0,
-    json: JsonFile = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT|auto",
-            help="Ask by clients on the nodes of this Ray cluster, which must be yours: they have the texts in the "
-            "clear. Keys and cache are paths on every node.",
-        ),
-    ] = None,
+    source: AnySource = None,
+    dealer: DealerAddress = None,
+    ready: Ready = "0",
+    size: QuerySizes = None,
+    cluster: Cluster = None,
     clients: Clients = 0,
 ) -> None:
     """Ask about texts privately: the server learns neither the texts nor the answers.
@@ -133,38 +169,53 @@ def query(
     the client. --source pair refuses a server that uses one.
     """
     server, text = _server_and_texts(context, server, text)
-    wanted, fingerprint = wanted_model(model)
-    spare, told = _count(ready), [_size(value) for value in size or ()]
-    if out is not None and json is not None:
-        raise ConfigurationError("give --out or --json, not both")
+    called, fingerprint = wanted_model(model)
+    from_file = file is not None or csv is not None
+    wanted = _Wanted(out, json, _count(ready), [_size(one) for one in size or ()], cluster, clients, from_file)
     if column and csv is None:
         raise ConfigurationError("--column goes with --csv")
-    if told and not spare:
-        raise ConfigurationError("--size goes with --ready N")
-    if cluster is not None and spare != 0:
-        raise ConfigurationError("--cluster prepares randomness on its nodes when it is needed: leave out --ready")
-    asking: Any = need("comet_mpc.cluster.asking", "cluster") if cluster is not None else None
-    nothing = bool(spare) and not text and file is None and csv is None
+    nothing = bool(wanted.spare) and not text and not from_file
     texts = Texts({}) if nothing else read_texts(text, file, csv, column or (), pairs=pairs)
     options: ClientOptions = {
-        "identity": TlsIdentity.find(keys.absolute(), name),
-        "cache": cache.absolute() if cache is not None else None,
-        "timeout": timeout,
-        "ready": 0,
-        "batch": batch,
-        "source": source,
-        "dealer": dealer,
-        "model": wanted,
-        "fingerprint": fingerprint,
-        "accept_model": accept_model,
-        "bucket": bucket,
+        "identity": TlsIdentity.find(keys.absolute(), name), "timeout": timeout, "ready": 0, "batch": batch,
+        "cache": cache.absolute() if cache is not None else None, "source": source, "dealer": dealer,
+        "model": called, "fingerprint": fingerprint, "accept_model": accept_model, "bucket": bucket,
         "tokenizer": tokenizer,
-    }
+    }  # fmt: skip
+    _run(server, options, texts, wanted)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What becomes of the answers, what is prepared, and where the clients run."""
+
+    out: Path | None
+    json: Path | None
+    spare: int | None
+    """Queries of each size to prepare for; None: all that the texts need, and no answers."""
+    sizes: Sequence[tuple[int, int]]
+    cluster: str | None
+    clients: int
+    from_file: bool
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.json is not None:
+            raise ConfigurationError("give --out or --json, not both")
+        if self.sizes and not self.spare:
+            raise ConfigurationError("--size goes with --ready N")
+        if self.cluster is not None and self.spare != 0:
+            raise ConfigurationError("--cluster prepares randomness on its nodes when it is needed: leave out --ready")
+        if self.cluster is not None:
+            with needs_extra("cluster"):  # said before anything is read
+                import comet_mpc.cluster.asking  # noqa: F401
+
+
+def _run(server: str, options: ClientOptions, texts: Texts, wanted: _Wanted) -> None:
+    quiet, show = str(wanted.json) == "-", Shown()
     with contextlib.ExitStack() as stack:
-        answers = stack.enter_context(_answer_file(out, texts)) if out is not None else None
-        show = Shown()
+        answers = stack.enter_context(_answer_file(wanted.out, texts)) if wanted.out is not None else None
         left = texts.by_number if answers is None else answers.left
-        if file is not None or csv is not None:
+        if wanted.from_file:
             before = len(texts.by_number) - len(left)
             resumed = f", {before} answered before" if before else ""
             typer.echo(f"{counted(len(texts.by_number), 'text')}{resumed}; connecting to {server}", err=True)
@@ -172,30 +223,36 @@ def query(
             downloading(0, 0)
             here: ClientOptions = {**options, "progress": show.bytes, "downloading": downloading}
             client = stack.enter_context(Client(server, **here))
-        asks: Asks = client
-        if cluster is not None:
-            spread = asking.spread_clients(cluster, clients, client.connect(), asking.Asker, server, options)
-            asks = stack.enter_context(spread)
+        asks = client if wanted.cluster is None else stack.enter_context(_on_nodes(client, server, options, wanted))
         used: Sizes = {}
         if left:
             with doing("tokenizing") if len(left) > _MANY else contextlib.nullcontext():
                 used = client.sizes(list(left.values()))
-        show.tick = stack.enter_context(bar("preparing" if spare is None else "answered", shown=None))
-        if spare is None:
-            prepare(client, fitting(client, used), show, str(json) == "-")
+        show.tick = stack.enter_context(bar("preparing" if wanted.spare is None else "answered", shown=None))
+        if wanted.spare is None:
+            prepare(client, fitting(client, used), show, quiet)
             return
         impossible: ImpossibleAnswer | None = None
         try:
             if texts.by_number:
-                _answer(asks, texts, answers, json, show, used)
+                _answer(asks, texts, answers, wanted.json, show, used)
         except ImpossibleAnswer as error:  # the server sees what is prepared: it must not depend on this
             impossible = error
-        if spare:  # after the answers are printed
-            sizes = dict.fromkeys(told or used or {(1, client.usual_bucket)}, spare)
+        if wanted.spare:  # after the answers are printed
+            sizes = dict.fromkeys(wanted.sizes or used or {(1, client.usual_bucket)}, wanted.spare)
             client.check_room(sizes)
-            prepare(client, sizes, show, str(json) == "-")
+            prepare(client, sizes, show, quiet)
         if impossible is not None:
             raise impossible
+
+
+def _on_nodes(
+    client: Client, server: str, options: ClientOptions, wanted: _Wanted
+) -> contextlib.AbstractContextManager[Asks]:
+    """Clients on the nodes of a cluster."""
+    from comet_mpc.cluster.asking import Asker, spread_clients
+
+    return spread_clients(str(wanted.cluster), wanted.clients, client.connect(), Asker, server, options)
 
 
 def _server_and_texts(context: typer.Context, server: str, text: list[str] | None) -> tuple[str, list[str] | None]:

@@ -11,11 +11,10 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import DEALER_WARNING, AnySource, Keys, LinkName
+from comet_mpc.cli.options import CONNECTION, DEALER_WARNING, AnySource, Keys, LinkName
 from comet_mpc.cli.stopping import STOPPED
 from comet_mpc.engine.costs import Network
-from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.hugging_face import need
+from comet_mpc.errors import ConfigurationError, needs_extra
 from comet_mpc.models.served import MOST_ANSWER_BITS
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import REVOKED, TlsIdentity
@@ -28,182 +27,234 @@ from comet_mpc.service.hosting.blueprint import Blueprint
 
 _log = logging.getLogger(__name__)
 
+_RANDOMNESS, _LIMITS, _PRIVACY, _CLUSTER = "Randomness", "Limits", "Privacy", "Cluster"
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[NAME=]DIR...",
+        envvar="COMET_SERVE_MODEL",
+        help="A Comet checkpoint in the certified form, or several with names. Clients that name none get the first.",
+    ),
+]
+Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on. Port 0: any free port.")]
+Certificate = Annotated[
+    str,
+    typer.Option(
+        "--name", help="Name of this party's certificate in the directory of keys.", rich_help_panel=CONNECTION
+    ),
+]
+State = Annotated[
+    Path, typer.Option(metavar="DIR", help="Directory for the secret key and prepared randomness. Never copy it.")
+]
 Metrics = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Where to publish metrics and health, by plain HTTP.")
+    str | None, typer.Option(metavar="HOST:PORT", help="Publish metrics and health here, over plain HTTP.")
+]
+Dealer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Use this dealer, which somebody else must run. Without one there is no third party.",
+        rich_help_panel=_RANDOMNESS,
+    ),
+]
+Ready = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Let a client prepare randomness ahead for so many queries of each size, so that its answers come faster.",
+        rich_help_panel=_RANDOMNESS,
+    ),
+]
+Preparations = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Concurrent preparations of randomness with clients. 0: one less than the workers.",
+        rich_help_panel=_RANDOMNESS,
+    ),
+]
+StoreGb = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        help="Disk for each model's prepared randomness, in GB. When full, the largest client's oldest bundle is "
+        "evicted.",
+        rich_help_panel=_RANDOMNESS,
+    ),
+]
+ClientGb = Annotated[
+    float, typer.Option(min=0.001, help="Per-client limit within --store-gb.", rich_help_panel=_RANDOMNESS)
+]
+ClientQueries = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Per-client limit in prepared queries, of all sizes together.", rich_help_panel=_RANDOMNESS
+    ),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Concurrent requests; one slot is reserved for queries. 0: one per core, at least two.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+Connections = Annotated[
+    int, typer.Option(min=2, help="Connected clients; each takes a few megabytes.", rich_help_panel=_LIMITS)
+]
+ClientConnections = Annotated[
+    int,
+    typer.Option(min=0, help="Connections per client certificate. 0: a quarter of all.", rich_help_panel=_LIMITS),
+]
+MostPerQuery = Annotated[int, typer.Option("--batch", min=1, help="Texts per query.", rich_help_panel=_LIMITS)]
+QueriesPerDay = Annotated[
+    int,
+    typer.Option(min=0, help="Texts per client certificate and day (UTC). 0: unlimited.", rich_help_panel=_LIMITS),
+]
+QueriesIn = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Directory for these counts. Servers that share it, such as the nodes of a cluster, count together. "
+        "Default: in --state.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+AnswerBits = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=MOST_ANSWER_BITS,
+        help="Round the numbers of an answer to so many binary digits after the point: fewer reveal less about the "
+        "weights.",
+        rich_help_panel=_PRIVACY,
+    ),
+]
+PrivateEmbeddings = Annotated[
+    bool,
+    typer.Option(
+        "--private-embeddings",
+        help="Keep the embedding table on the server. Queries then cost more.",
+        rich_help_panel=_PRIVACY,
+    ),
+]
+RequireCertificate = Annotated[
+    bool,
+    typer.Option(
+        "--require-client-certificate/--allow-anonymous-clients",
+        help="With a dealer, every client that you allow can download the masked weights. The dealer's operator must "
+        "not have them.",
+        rich_help_panel=_PRIVACY,
+    ),
+]
+Untrained = Annotated[
+    bool, typer.Option("--untrained", help="Serve a model that was not fine-tuned in this form: for trials only.")
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|auto",
+        help="Serve on the nodes of this Ray cluster, behind one address. Models, keys and --state are paths on every "
+        "node, and limits apply to each node.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+MinNodes = Annotated[int, typer.Option(min=1, help="Nodes that always serve.", rich_help_panel=_CLUSTER)]
+MaxNodes = Annotated[int, typer.Option(min=0, help="Nodes that may serve. 0: all.", rich_help_panel=_CLUSTER)]
+IdleMinutes = Annotated[
+    float,
+    typer.Option(
+        min=0.0, help="Stop serving on a node after so many minutes without a client.", rich_help_panel=_CLUSTER
+    ),
 ]
 
 
-def _places(models: list[str]) -> dict[str, Path]:
-    """NAME=DIR, by name. A single one needs no name."""
-    found: dict[str, Path] = {}
+def _by_name(models: list[str]) -> dict[str, str]:
+    """The directories of NAME=DIR by name. A single one needs no name."""
+    found: dict[str, str] = {}
     for given in models:
         name, sign, directory = given.partition("=")
         if not sign and len(models) > 1:
             raise ConfigurationError(f"several models need names: write NAME={given}")
         if name in found:
             raise ConfigurationError(f"two models are called {name}")
-        found[name if sign else "model"] = Path(directory if sign else given)
+        found[name if sign else "model"] = directory if sign else given
     return found
 
 
 def serve(
-    model: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NAME=]DIR...",
-            envvar="COMET_SERVE_MODEL",
-            help="A Comet checkpoint in the certified form; several, if they have names. The first is for clients that "
-            "name none.",
-        ),
-    ],
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen for clients. Port 0: any free port.")
-    ] = "127.0.0.1:7001",
-    source: AnySource = None,
-    dealer: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="A dealer, run by somebody else. Without one there is no third party."),
-    ] = None,
-    keys: Keys = Path("keys"),
-    name: Annotated[str, typer.Option(help="This server's certificate in the directory of keys.")] = "server",
-    state: Annotated[
-        Path, typer.Option(metavar="DIR", help="For the server's secret key and prepared randomness. Never copy it.")
-    ] = Path("state"),
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Requests that are worked on at the same time. One of them is never a preparation. 0: as many as "
-            "there are cores, and two at least.",
-        ),
-    ] = 0,
-    connections: Annotated[
-        int, typer.Option(min=2, help="Clients connected at the same time; each costs a few megabytes.")
-    ] = 96,
-    ready: Annotated[
-        int, typer.Option(min=0, help="For how many queries of each size a client may keep randomness ready.")
-    ] = 4,
-    batch: Annotated[int, typer.Option(min=1, help="The most texts that a client may send at once.")] = 8,
-    answer_bits: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=MOST_ANSWER_BITS,
-            help="Binary digits after the point in a client's logits. Fewer tell less about the weights.",
-        ),
-    ] = ANSWER_BITS,
-    network: LinkName = str(USUAL_NETWORK),
-    queries_per_day: Annotated[
-        int, typer.Option(min=0, help="The most texts per day (UTC) and client certificate. 0: no limit.")
-    ] = 0,
-    queries_in: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where to count them. Servers that share this directory, as the nodes of a cluster may, count "
-            "together. Default: in --state.",
-        ),
-    ] = None,
-    store_gb: Annotated[
-        float,
-        typer.Option(
-            min=0.001,
-            help="Disk for each model's prepared randomness, in GB. When full, the largest client's oldest bundle is "
-            "evicted.",
-        ),
-    ] = 16.0,
-    client_gb: Annotated[
-        float, typer.Option(min=0.001, help="Per-client limit within --store-gb; beyond it, its own oldest is evicted.")
-    ] = 4.0,
-    client_queries: Annotated[
-        int, typer.Option(min=1, help="The same in prepared queries, of all sizes together.")
-    ] = 128,
-    preparations: Annotated[
-        int, typer.Option(min=0, help="Places to prepare randomness with clients in. 0: one less than the workers.")
-    ] = 0,
-    client_connections: Annotated[
-        int, typer.Option(min=0, help="Connections of one client's certificate. 0: a quarter of all.")
-    ] = 0,
+    model: Models,
+    listen: Listen = "127.0.0.1:7001",
+    state: State = Path("state"),
     metrics: Metrics = None,
-    private_embeddings: Annotated[
-        bool,
-        typer.Option("--private-embeddings", help="Keep the embedding table at the server. Queries then cost more."),
-    ] = False,
-    require_client_certificate: Annotated[
-        bool,
-        typer.Option(
-            "--require-client-certificate/--allow-anonymous-clients",
-            help="With a dealer, anybody whom you allow can download the masked weights. Whoever runs the dealer must "
-            "not have them.",
-        ),
-    ] = True,
-    untrained: Annotated[
-        bool,
-        typer.Option("--untrained", help="Serve a model that was not fine-tuned in this form: for trials only."),
-    ] = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT|auto",
-            help="Serve on the nodes of this Ray cluster, behind one address. Models, keys and --state are paths on "
-            "every node; all numbers are of one node.",
-        ),
-    ] = None,
-    min_nodes: Annotated[int, typer.Option(min=1, help="With --cluster: nodes that serve at least.")] = 1,
-    max_nodes: Annotated[int, typer.Option(min=0, help="With --cluster: nodes that serve at most. 0: all.")] = 0,
-    idle_minutes: Annotated[
-        float, typer.Option(min=0.0, help="With --cluster: after so long without a client, a node serves no more.")
-    ] = 10.0,
+    untrained: Untrained = False,
+    keys: Keys = Path("keys"),
+    name: Certificate = "server",
+    network: LinkName = str(USUAL_NETWORK),
+    source: AnySource = None,
+    dealer: Dealer = None,
+    ready: Ready = 4,
+    preparations: Preparations = 0,
+    store_gb: StoreGb = 16.0,
+    client_gb: ClientGb = 4.0,
+    client_queries: ClientQueries = 128,
+    workers: Workers = 0,
+    connections: Connections = 96,
+    client_connections: ClientConnections = 0,
+    batch: MostPerQuery = 8,
+    queries_per_day: QueriesPerDay = 0,
+    queries_in: QueriesIn = None,
+    answer_bits: AnswerBits = ANSWER_BITS,
+    private_embeddings: PrivateEmbeddings = False,
+    require_client_certificate: RequireCertificate = True,
+    cluster: Cluster = None,
+    min_nodes: MinNodes = 1,
+    max_nodes: MaxNodes = 0,
+    idle_minutes: IdleMinutes = 10.0,
 ) -> None:
-    """Serve a model, or several, to clients, until SIGINT or SIGTERM.
+    """Serve models to clients, until SIGINT or SIGTERM.
 
-    Logs go to standard error, one JSON object per line. After SIGHUP, checkpoints that have changed are loaded again,
-    without a stop: clients that are set up stay with the version that they have, until the next SIGHUP.
+    Logs go to standard error, one JSON object per line. SIGHUP reloads the checkpoints that have changed without
+    downtime: connected clients keep the version that they have, until the next SIGHUP.
 
     Without --dealer, the server prepares the randomness together with each client, and nobody else takes part. A
     dealer is faster, but must be run by somebody who operates neither the server nor the client: a dealer run by the
     server's operator gives no privacy.
     """
-    if source is not None and find_source(source).has_third_party and dealer is None:
-        raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
-    if source is not None and not find_source(source).has_third_party and dealer is not None:
-        raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
+    limits = ServiceLimits(
+        batch=batch, ready=ready, queries_per_day=queries_per_day, preparations=preparations,
+        queries_in=str(queries_in.absolute()) if queries_in is not None else "", client_bundles=client_queries,
+        store_bytes=round(store_gb * 1e9), client_bytes=round(client_gb * 1e9),
+    )  # fmt: skip
     blueprint = Blueprint(
-        models={called: str(directory) for called, directory in _places(model).items()},
-        keys=str(keys),
-        certificate=name,
-        dealer=parse_address(dealer) if dealer is not None else None,
-        private_embeddings=private_embeddings,
-        answer_bits=answer_bits,
-        network=str(Network.parse(network)),
-        untrained=untrained,
-        workers=workers,
-        connections=connections,
-        client_connections=client_connections,
-        require_client=require_client_certificate,
-        limits=ServiceLimits(
-            batch=batch,
-            ready=ready,
-            queries_per_day=queries_per_day,
-            queries_in=str(queries_in.absolute()) if queries_in is not None else "",
-            store_bytes=round(store_gb * 1e9),
-            client_bytes=round(client_gb * 1e9),
-            client_bundles=client_queries,
-            preparations=preparations,
-        ),
-    )
-    if dealer is not None:
-        _log.warning(DEALER_WARNING)
+        models=_by_name(model), keys=str(keys), certificate=name, dealer=_dealer_address(source, dealer),
+        private_embeddings=private_embeddings, answer_bits=answer_bits, network=str(Network.parse(network)),
+        untrained=untrained, workers=workers, connections=connections, client_connections=client_connections,
+        require_client=require_client_certificate, limits=limits,
+    )  # fmt: skip
     where, publish = parse_address(listen), parse_address(metrics) if metrics is not None else None
-    if cluster is not None:
-        serving = need("comet_mpc.cluster.serving", "cluster")
-        nodes = need("comet_mpc.cluster.scaling", "cluster").Scale(min_nodes, max_nodes, idle_seconds=60 * idle_minutes)
-        serving.ClusterServer(cluster, blueprint.everywhere(), where, state, nodes, publish).serve_forever(
-            lambda address, figures: _tell(address, figures, blueprint.source().name)
-        )
-        return
+    if cluster is None:
+        _serve_here(blueprint, where, state, publish)
+    else:
+        _serve_on(cluster, blueprint, where, state, publish, (min_nodes, max_nodes, 60 * idle_minutes))
+
+
+def _dealer_address(source: str | None, dealer: str | None) -> Address | None:
+    """The dealer's address, if --source and --dealer agree."""
+    if source is not None and find_source(source).has_third_party != (dealer is not None):
+        if dealer is None:
+            raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
+        raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
+    if dealer is None:
+        return None
+    _log.warning(DEALER_WARNING)
+    return parse_address(dealer)
+
+
+def _serve_here(blueprint: Blueprint, where: Address, state: Path, metrics: Address | None) -> None:
     try:
-        server = blueprint.build(where, state, publish)
+        server = blueprint.build(where, state, metrics)
         ended_by = server.serve_forever(lambda: _tell(server.address, server.metrics_address, server.source))
     except KeyboardInterrupt:  # while it was loading
         ended_by = signal.SIGINT
@@ -213,22 +264,35 @@ def serve(
         raise typer.Exit(STOPPED)
 
 
+def _serve_on(
+    cluster: str, blueprint: Blueprint, where: Address, state: Path, metrics: Address | None,
+    nodes: tuple[int, int, float],
+) -> None:  # fmt: skip
+    """nodes: at least, at most, and the seconds without a client after which one serves no more"""
+    with needs_extra("cluster"):
+        from comet_mpc.cluster.scaling import Scale
+        from comet_mpc.cluster.serving import ClusterServer
+    scale = Scale(nodes[0], nodes[1], idle_seconds=nodes[2])
+    ClusterServer(cluster, blueprint.everywhere(), where, state, scale, metrics).serve_forever(
+        lambda address, pages: _tell(address, pages, blueprint.source().name)
+    )
+
+
 def _tell(address: Address, metrics: Address | None, source: str) -> None:
     typer.echo("serving at {}:{}".format(*address) + f", source of randomness: {source}")
     _say_metrics(metrics)
 
 
 def deal(
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen. Port 0: any free port.")
-    ] = "127.0.0.1:7000",
+    listen: Listen = "127.0.0.1:7000",
     keys: Keys = Path("keys"),
-    name: Annotated[str, typer.Option(help="This dealer's certificate in the directory of keys.")] = "dealer",
+    name: Certificate = "dealer",
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="For the newest list of revoked certificates: a restart beside an older one does not forget it.",
+            help="Directory for the newest list of revoked certificates, so that a restart cannot bring back an older "
+            "one.",
         ),
     ] = None,
     metrics: Metrics = None,
