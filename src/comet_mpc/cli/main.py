@@ -128,7 +128,7 @@ class Commands(TyperGroup):
 
     program = "comet"
     package = "comet_mpc.cli"
-    listed: ClassVar[Mapping[str, tuple[str, str]]] = _COMMANDS
+    listed: ClassVar[Mapping[str, tuple[str, str, str]]] = _COMMANDS
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

@@ -119,7 +119,7 @@ def need(name: str, extra: str = "train") -> Any:
         if error.name and error.name.startswith("comet_mpc"):
             raise
         raise ConfigurationError(
-            f"this command needs {error.name}, which is not installed: pip install 'comet-mpc[{extra}]'"
+            f"this needs {error.name}, which is not installed: pip install 'comet-mpc[{extra}]'"
         ) from error
 
 

@@ -15,9 +15,13 @@ class _Lab(Commands):
     program = "comet-lab"
     package = "comet_research.cli"
     listed = {  # noqa: RUF012  its type is the base class's
-        "bench": ("bench.bench", "Measure time, traffic and errors on this machine."),
-        "paper": ("paper.paper_command", "Run a model in the paper's own form inside the protocol. Not certified."),
-        "report": ("report.report_command", "Turn recorded results into one page of tables and drawings."),
+        "bench": ("bench.bench", "Measure", "Measure time, traffic and errors on this machine."),
+        "paper": (
+            "paper.paper_command",
+            "Measure",
+            "Run the paper's own form inside the protocol. Not certified.",
+        ),
+        "report": ("report.report_command", "Measure", "Turn recorded results into one page of tables and drawings."),
     }
 
 
