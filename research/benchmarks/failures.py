@@ -20,7 +20,7 @@ from lattice import Parties, slots_work, words
 
 from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words
-from comet_mpc.offline.pair.arrangement import WEIGHT_BITS, WEIGHT_LENGTH
+from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH
 from comet_mpc.offline.rlwe.odd_slots import OddJob, odd_plan
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import MatrixJob, matrix_products

@@ -14,8 +14,8 @@ from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerClosed, PeerError, PeerTimeout, ProtocolMismatch, WrongSize
 from comet_mpc.net.channel import Channel, memory_pair
-from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
 from comet_mpc.offline.pair.prepare import prepare_bundle
+from comet_mpc.offline.pair.workbench import WEIGHT_BITS
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products
 from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond

@@ -23,7 +23,7 @@ from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.ot import base, extension, tables
-from comet_mpc.offline.pair.arrangement import matrix_products, packing_of
+from comet_mpc.offline.pair.matrices import matrix_products, packing_of
 from comet_mpc.offline.rlwe import slots
 from comet_mpc.offline.rlwe.odd_slots import OddJob
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob

@@ -24,7 +24,7 @@ from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import PublicModel, Query, ServedModel
 from comet_mpc.models.transformer import input_rows, public_weights
 from comet_mpc.net.channel import FRAME_HEADER
-from comet_mpc.offline.pair.arrangement import check_weight
+from comet_mpc.offline.pair.workbench import check_weight
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.service.programs import Programs

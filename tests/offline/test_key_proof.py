@@ -13,7 +13,7 @@ from comet_mpc.engine.seeds import new_seed
 from comet_mpc.errors import PeerError, WrongSize
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import SHAPES
-from comet_mpc.offline.pair.arrangement import matrix_products
+from comet_mpc.offline.pair.matrices import matrix_products
 from comet_mpc.offline.pair.units import units
 from comet_mpc.offline.rlwe import key_proof
 from comet_mpc.offline.rlwe.key_proof import PROOF_BYTES, prove, verify

@@ -11,10 +11,10 @@ from comet_mpc.engine.correlations import Correlation, Mask, Monomials, Monomial
 from comet_mpc.engine.ring import Ring, odd_ring
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.net.channel import Channel
-from comet_mpc.offline.pair.arrangement import masks_by_ciphertext
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.elements import Flat, Wide
 from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.pair.stages import masks_by_ciphertext
 from comet_mpc.offline.pair.units import units
 from comet_mpc.offline.rlwe.scheme import DEGREE
 from support.two_parties import as_parties
@@ -144,8 +144,8 @@ def test_a_mask_is_defined_once_and_before_it_is_used() -> None:
     for program in PROGRAMS.values():
         met: set[int] = set()
         for unit in units(program):
-            assert not unit.defined & met
-            met |= unit.defined
+            assert not unit.free_masks & met
+            met |= unit.free_masks
             assert not unit.used & (masks_by_ciphertext(program) - met)
 
 

@@ -45,10 +45,10 @@ from comet_mpc.models.transformer import (
     public_weights,
 )
 from comet_mpc.net.channel import Channel, memory_pair
-from comet_mpc.offline.pair.arrangement import WEIGHT_BITS
 from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
+from comet_mpc.offline.pair.workbench import WEIGHT_BITS
 from comet_mpc.offline.sources import PAIR
 from comet_research.bench.models import random_weights
 from support.two_parties import as_parties, equal, run_two_parties, together, twin_value

@@ -14,8 +14,10 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ShapeError, WrongSize
 from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.bundle import Bundle
-from comet_mpc.offline.pair.arrangement import WEIGHT_BITS, WEIGHT_LENGTH, masks_by_ciphertext, matrix_products
-from comet_mpc.offline.pair.shares import HeldShares, PairRandomness, Prepared, layouts, stored_bytes
+from comet_mpc.offline.pair.matrices import matrix_products
+from comet_mpc.offline.pair.shares import PairRandomness, Prepared, layouts, stored_bytes
+from comet_mpc.offline.pair.stages import masks_by_ciphertext
+from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH, HeldShares
 from comet_mpc.offline.rlwe.defined import define_words, public_words, read_defined
 from comet_mpc.offline.rlwe.packing import Packing, most_turns
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob, run_products

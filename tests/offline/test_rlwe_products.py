@@ -14,7 +14,7 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.ot.extension import set_up_transfers
-from comet_mpc.offline.pair.arrangement import packing_of
+from comet_mpc.offline.pair.matrices import packing_of
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products, together
 from comet_mpc.offline.rlwe.public_key import PublicKey

@@ -7,6 +7,7 @@ it. What is not registered is refused: by whoever reads a program (`engine.corre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from comet_mpc.engine.correlations import (
@@ -23,7 +24,8 @@ from comet_mpc.engine.correlations import (
     WeightScale,
     register_kind,
 )
-from comet_mpc.offline.dealer.preparer import PREPARERS, DealerPreparer
+from comet_mpc.offline.dealer import preparer as dealer_preparers
+from comet_mpc.offline.dealer.preparer import DealerPreparer
 from comet_mpc.offline.dealer.preparers import (
     DealtBits,
     DealtMasks,
@@ -34,21 +36,35 @@ from comet_mpc.offline.dealer.preparers import (
     DealtWeightScales,
 )
 from comet_mpc.offline.dealer.table_transfers import DealtTables
+from comet_mpc.offline.pair import stages as pair_preparers
+from comet_mpc.offline.pair.bits import PairBits
+from comet_mpc.offline.pair.matrices import PairMatrices
+from comet_mpc.offline.pair.slot_stages import PairMonomials, PairSquareSums, PairWeightScales
+from comet_mpc.offline.pair.stages import PairPreparer
+from comet_mpc.offline.pair.table_transfers import PairTables
+from comet_mpc.offline.pair.units import PairOddProducts
 
 
-def register(kind: type[Correlation], *, dealer: DealerPreparer[Any]) -> None:
-    """Makes a kind known to readers of programs and to the sources."""
+def register(kind: type[Correlation], *, pair: Sequence[PairPreparer], dealer: DealerPreparer[Any]) -> None:
+    """Makes a kind known to readers of programs and to the sources.
+
+    pair: several where it can be prepared in more than one way; none for what two parties need not, or cannot, prepare
+    """
     register_kind(kind)
-    PREPARERS[kind] = dealer
+    dealer_preparers.PREPARERS[kind] = dealer
+    new = [preparer for preparer in pair if preparer not in pair_preparers.PREPARERS]
+    pair_preparers.PREPARERS[:] = sorted([*pair_preparers.PREPARERS, *new], key=lambda preparer: preparer.order)
 
 
-register(Mask, dealer=DealtMasks())
-register(PartyBits, dealer=DealtMasks())
-register(ClientMask, dealer=DealtMasks())
-register(BitProducts, dealer=DealtBits())
-register(Monomials, dealer=DealtMonomials())
-register(SquareSums, dealer=DealtSquareSums())
-register(MatrixProduct, dealer=DealtMatrixProducts())
-register(WeightProduct, dealer=DealtWeightProducts())
-register(WeightScale, dealer=DealtWeightScales())
-register(TableTransfers, dealer=DealtTables())
+_MATRICES, _ODD, _MASKS = PairMatrices(), PairOddProducts(), DealtMasks()
+
+register(Mask, pair=[], dealer=_MASKS)
+register(PartyBits, pair=[], dealer=_MASKS)
+register(ClientMask, pair=[], dealer=_MASKS)
+register(BitProducts, pair=[PairBits()], dealer=DealtBits())
+register(Monomials, pair=[_ODD, PairMonomials()], dealer=DealtMonomials())
+register(SquareSums, pair=[_ODD, PairSquareSums()], dealer=DealtSquareSums())
+register(MatrixProduct, pair=[_MATRICES], dealer=DealtMatrixProducts())
+register(WeightProduct, pair=[_MATRICES], dealer=DealtWeightProducts())
+register(WeightScale, pair=[_MATRICES, PairWeightScales()], dealer=DealtWeightScales())
+register(TableTransfers, pair=[PairTables()], dealer=DealtTables())

@@ -14,7 +14,8 @@ Two shapes of work, each of which shares its uploads between all that it makes:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -22,15 +23,26 @@ import numpy as np
 
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, Words
+from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
+from comet_mpc.offline.pair.stages import Stage
+from comet_mpc.offline.pair.workbench import Workbench
 from comet_mpc.offline.rlwe.odd_slots import OddJob, OddPlan, Term, odd_plan
-from comet_mpc.offline.rlwe.products import Homomorphic
+from comet_mpc.offline.rlwe.products import run_traffic
 from comet_mpc.offline.rlwe.scheme import DEGREE
 
-Own = Callable[[int, tuple[int, ...]], Words]
-"""This party's part of a mask, spread to a shape; of those that ciphertexts define, once they are."""
-Keep = Callable[[int, tuple[Words, ...]], None]
-"""Takes the words of the correlation or mask at a place."""
+
+class _Odd(Stage):
+    part = "products in odd rings"
+
+    @property
+    @abstractmethod
+    def jobs(self) -> list[OddPlan]:
+        """What each of its uploads is for."""
+
+    @property
+    def traffic(self) -> Traffic:
+        return run_traffic([(job.upload_bytes, job.response_bytes) for job in self.jobs])
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class FlatMember:
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(_Odd):
     """Monomials of masks of one shape."""
 
     ring: Ring
@@ -70,15 +82,18 @@ class Flat:
         return replace(self, members=())
 
     @property
-    def defined(self) -> set[int]:
-        """Masks that ciphertexts define here."""
+    def prepared(self) -> tuple[int, ...]:
+        return tuple(place for member in self.members for place in member.places)
+
+    @property
+    def free_masks(self) -> frozenset[int]:
         pairs = [pair for member in self.members for pair in zip(member.masks, self.defines, strict=True)]
-        return {mask for mask, here in pairs if here}
+        return frozenset(mask for mask, here in pairs if here)
 
     @property
     def used(self) -> set[int]:
         """Masks that must be known before."""
-        return {mask for member in self.members for mask in member.masks} - self.defined
+        return {mask for member in self.members for mask in member.masks} - self.free_masks
 
     @property
     def uploads(self) -> list[Powers]:
@@ -113,16 +128,16 @@ class Flat:
     def jobs(self) -> list[OddPlan]:
         return [self.plan] * -(-self.count // DEGREE) if self._crossed() else []
 
-    def run(self, engine: Homomorphic, own: Own, keep: Keep) -> None:
+    def run(self, bench: Workbench) -> None:
         ring = self.ring
         masks: list[Words | None] = [
             None
-            if defined and engine.party == CLIENT
-            else np.concatenate([own(member.masks[i], member.shape).reshape(-1) for member in self.members])
+            if defined and bench.party == CLIENT
+            else np.concatenate([bench.mask(member.masks[i], member.shape).reshape(-1) for member in self.members])
             for i, defined in enumerate(self.defines)
         ]
         made = [_FlatJob(self, masks, start) for start in range(0, self.count, DEGREE)] if self.jobs else []
-        engine.run(made)
+        bench.engine.run(made)
         whole = [
             np.concatenate([job.own[i] for job in made])[: self.count] if mask is None else mask
             for i, mask in enumerate(masks)
@@ -137,10 +152,10 @@ class Flat:
             cut = slice(start, start + member.count)
             for i, mask in enumerate(member.masks):
                 if masks[i] is None:
-                    keep(mask, (whole[i][cut].copy(),))
+                    bench.keep(mask, (whole[i][cut].copy(),))
             first = 0
             for place, terms in zip(member.places, self.parts, strict=True):
-                keep(place, tuple(share[cut].copy() for share in shares[first : first + terms]))
+                bench.keep(place, tuple(share[cut].copy() for share in shares[first : first + terms]))
                 first += terms
             start = cut.stop
 
@@ -178,7 +193,7 @@ class WideMember:
 
 
 @dataclass(frozen=True)
-class Wide:
+class Wide(_Odd):
     """Sums of squares of a mask's rows, and its products with masks of one column."""
 
     ring: Ring
@@ -193,17 +208,19 @@ class Wide:
 
     @property
     def alone(self) -> Self:
-        """Without its members: what those that are prepared together have in common."""
         return replace(self, members=())
 
     @property
-    def defined(self) -> set[int]:
-        """Masks that ciphertexts define here."""
-        return {member.mask for member in self.members}
+    def prepared(self) -> tuple[int, ...]:
+        squares = [member.squares for member in self.members if member.squares is not None]
+        return (*squares, *(place for member in self.members for place, _ in member.products))
+
+    @property
+    def free_masks(self) -> frozenset[int]:
+        return frozenset(member.mask for member in self.members)
 
     @property
     def used(self) -> set[int]:
-        """Masks that must be known before."""
         return {mask for member in self.members for _, mask in member.products}
 
     @property
@@ -229,11 +246,11 @@ class Wide:
     def jobs(self) -> list[OddPlan]:
         return [self.plan(rows) for rows in self.chunks]
 
-    def run(self, engine: Homomorphic, own: Own, keep: Keep) -> None:
-        ring, client = self.ring, engine.party == CLIENT
-        columns = None if client else np.concatenate([self._rows(own, member) for member in self.members])
+    def run(self, bench: Workbench) -> None:
+        ring, client = self.ring, bench.party == CLIENT
+        columns = None if client else np.concatenate([self._rows(bench, member) for member in self.members])
         others = [
-            np.concatenate([own(member.products[b][1], (member.rows,)) for member in self.members])
+            np.concatenate([bench.mask(member.products[b][1], (member.rows,)) for member in self.members])
             for b in range(self.products)
         ]
         made, start = [], 0
@@ -241,7 +258,7 @@ class Wide:
             cut = slice(start, start + rows)
             made.append(_WideJob(self, rows, None if columns is None else columns[cut], [b[cut] for b in others]))
             start = cut.stop
-        engine.run(made)
+        bench.engine.run(made)
         whole = np.concatenate([job.columns() for job in made]) if columns is None else columns
         found = [np.concatenate([job.product(b) for job in made]) for b in range(self.products)]
         shares = [ring.add(each, ring.multiply(whole, b[:, None])) for each, b in zip(found, others, strict=True)]
@@ -249,24 +266,24 @@ class Wide:
         for member in self.members:
             cut = slice(start, start + member.rows)
             if client:
-                keep(member.mask, (whole[cut].reshape(-1).copy(),))
+                bench.keep(member.mask, (whole[cut].reshape(-1).copy(),))
             for (place, _), share in zip(member.products, shares, strict=True):
-                keep(place, (share[cut].reshape(-1).copy(),))
+                bench.keep(place, (share[cut].reshape(-1).copy(),))
             start = cut.stop
         if self.squares:
-            self._keep_squares(made, whole, keep)
+            self._keep_squares(made, whole, bench)
 
-    def _rows(self, own: Own, member: WideMember) -> Words:
-        return own(member.mask, (member.rows, self.columns))
+    def _rows(self, bench: Workbench, member: WideMember) -> Words:
+        return bench.mask(member.mask, (member.rows, self.columns))
 
-    def _keep_squares(self, made: list[_WideJob], whole: Words, keep: Keep) -> None:
+    def _keep_squares(self, made: list[_WideJob], whole: Words, bench: Workbench) -> None:
         ring = self.ring
         crossing = np.concatenate([job.squares() for job in made])
         total = ring.add(ring.times(crossing, 2), ring.sum(ring.multiply(whole, whole), 1))
         start = 0
         for member in self.members:
             assert member.squares is not None
-            keep(member.squares, (total[start : start + member.rows].copy(),))
+            bench.keep(member.squares, (total[start : start + member.rows].copy(),))
             start += member.rows
 
 

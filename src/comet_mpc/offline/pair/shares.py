@@ -10,14 +10,12 @@ import numpy as np
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import AnyMask, Correlation
-from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.session import Abilities
-from comet_mpc.engine.share import CLIENT, Words, word_bytes
+from comet_mpc.engine.share import CLIENT, word_bytes
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
-from comet_mpc.offline.pair.arrangement import masks_by_ciphertext
-
-Arrays = tuple[Words, ...]
+from comet_mpc.offline.pair.stages import masks_by_ciphertext
+from comet_mpc.offline.pair.workbench import Arrays, HeldShares, Layout, mask_words
 
 
 class PairRandomness(OpenBundle):
@@ -49,48 +47,6 @@ class PairRandomness(OpenBundle):
         return tuple(arrays)
 
 
-class HeldShares:
-    """Words by place, held as they are stored: a number of 33 bits takes 5 bytes, not 8, while others are prepared."""
-
-    def __init__(self, layout: Callable[[int], list[tuple[int, int]]]) -> None:
-        self._layout = layout
-        self._held: dict[int, tuple[Words, ...]] = {}
-
-    def __contains__(self, place: int) -> bool:
-        return place in self._held
-
-    def __setitem__(self, place: int, arrays: Arrays) -> None:
-        sizes = [size for _, size in self._layout(place)]
-        self._held[place] = tuple(
-            kernels.pack_words(array, size) if size else array  # type: ignore[misc]
-            for array, size in zip(arrays, sizes, strict=True)
-        )
-
-    def __getitem__(self, place: int) -> Arrays:
-        return self._words(place, self._held[place])
-
-    def pop(self, place: int) -> Arrays:
-        """The words at a place, and nothing there any more."""
-        return self._words(place, self._held.pop(place))
-
-    def pop_stored(self, place: int) -> Arrays:
-        """The same as bytes."""
-        return self._held.pop(place, ())
-
-    def part(self, start: int, stop: int) -> HeldShares:
-        """Those at these places, by their distance from the first: no longer here."""
-        found = HeldShares(self._layout)
-        found._held = {place - start: self._held.pop(place) for place in range(start, stop) if place in self._held}
-        return found
-
-    def _words(self, place: int, held: Arrays) -> Arrays:
-        layout = self._layout(place)
-        return tuple(
-            kernels.unpack_words(array, size, count) if size else array  # type: ignore[arg-type]
-            for array, (count, size) in zip(held, layout, strict=True)
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What a preparation gave one party: to be stored, or to be used at once; either uses it up."""
@@ -111,12 +67,7 @@ class Prepared:
         return PairRandomness(Bundle(self.party, self.seed, self.correlations), self.shares.pop)
 
 
-def mask_words(seed: bytes, index: int, mask: AnyMask) -> Words:
-    """A party's part of the mask at a place, from its seed."""
-    return mask.from_seed(expand(seed, index, mask.words_of_element * mask.facts.elements))
-
-
-def layouts(party: int, correlations: Sequence[Correlation]) -> Callable[[int], list[tuple[int, int]]]:
+def layouts(party: int, correlations: Sequence[Correlation]) -> Layout:
     """What is stored at each place, as `Correlation.layout` has it: also the client's masks that ciphertexts define."""
     defined = masks_by_ciphertext(correlations) if party == CLIENT else frozenset()
 

@@ -16,11 +16,11 @@ from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.offline.bundle import Bundle
-from comet_mpc.offline.pair.arrangement import check_weight
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.pair.shares import PairRandomness, stored_bytes
+from comet_mpc.offline.pair.workbench import check_weight
 from comet_mpc.offline.source import (
     MOST_TOGETHER,
     ClientDesk,

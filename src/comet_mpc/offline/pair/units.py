@@ -1,7 +1,7 @@
 """How a program's products of masks in odd rings are put together: which correlations share uploads, in what order.
 
 Correlations of like shape are prepared together, so that small tensors share ciphertexts. The order follows from the
-program alone: the plan adds up the bytes of `units`, and `prepare_units` carries them out.
+program alone.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from dataclasses import replace
 from comet_mpc.engine.correlations import Correlation, Mask, Monomials, PartyBits, SquareSums
 from comet_mpc.engine.ring import Ring
 from comet_mpc.offline.pair.crossed import crossed
-from comet_mpc.offline.pair.elements import Flat, FlatMember, Keep, Own, Unit, Wide, WideMember, unit_power
-from comet_mpc.offline.rlwe.products import Homomorphic
+from comet_mpc.offline.pair.elements import Flat, FlatMember, Unit, Wide, WideMember, unit_power
+from comet_mpc.offline.pair.stages import BATCH, PairPreparer, Stage, Unprepared
 
-BATCH = 1 << 19
-"""Elements of tensors that are prepared together."""
+
+class PairOddProducts(PairPreparer):
+    """Of monomials and sums of squares those in odd rings."""
+
+    order = 30
+
+    def stages(self, unprepared: Unprepared) -> Iterator[Stage]:
+        return iter(units(unprepared.program))
 
 
 def units(program: Sequence[Correlation]) -> list[Unit]:
     """All products of masks in odd rings, in the order in which they are prepared: masks are defined, then used."""
     wide, rest = _wide(program)
-    waiting: list[Unit] = [*wide, *_flat(program, rest, {mask for unit in wide for mask in unit.defined})]
-    due = {mask for unit in waiting for mask in unit.defined}
+    waiting: list[Unit] = [*wide, *_flat(program, rest, {mask for unit in wide for mask in unit.free_masks})]
+    due = {mask for unit in waiting for mask in unit.free_masks}
     ordered: list[Unit] = []
     while waiting:
         ready = [unit for unit in waiting if not unit.used & due]
         ordered += _batched(ready)
-        due -= {mask for unit in ready for mask in unit.defined}
+        due -= {mask for unit in ready for mask in unit.free_masks}
         waiting = [unit for unit in waiting if unit not in ready]
     return ordered
-
-
-def defined_masks(program: Sequence[Correlation]) -> frozenset[int]:
-    """Places of masks whose words at the client are what ciphertexts of `units` say."""
-    return frozenset(mask for unit in units(program) for mask in unit.defined)
 
 
 def _mask(program: Sequence[Correlation], place: int) -> Mask:
@@ -127,9 +128,3 @@ def _batched(found: Sequence[Unit]) -> Iterator[Unit]:
                 batch = alike
             batch = replace(batch, members=(*batch.members, *unit.members))  # type: ignore[arg-type]
         yield batch
-
-
-def prepare_units(engine: Homomorphic, program: Sequence[Correlation], own: Own, keep: Keep) -> None:
-    """Carries all of them out."""
-    for unit in units(program):
-        unit.run(engine, own, keep)

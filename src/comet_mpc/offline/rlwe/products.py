@@ -18,7 +18,7 @@ import numpy as np
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
-from comet_mpc.net.channel import Channel
+from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
 from comet_mpc.offline.rlwe.defined import define_words, read_defined
 from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, multiply_turned, packing_keys
 from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond, upload_seed
@@ -170,6 +170,13 @@ def together(sizes: Sequence[int]) -> list[slice]:
             start, size = place, 0
         size += more
     return [*parts, slice(start, len(sizes))] if sizes else []
+
+
+def run_traffic(sizes: Sequence[tuple[int, int]]) -> Traffic:
+    """What the client sends and receives in `Homomorphic.run` of jobs with these uploads and responses."""
+    messages = len(together([upload for upload, _ in sizes]))
+    sent, received = (sum(size[side] for size in sizes) + messages * FRAME_HEADER for side in (0, 1))
+    return Traffic(sent, received, messages + 1 if messages else 0)
 
 
 class _Together(Job):

@@ -27,9 +27,9 @@ from comet_mpc.engine.ring import slot_prime
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.net.channel import Channel
-from comet_mpc.offline.ot.extension import Transfers, bit_times_word
-from comet_mpc.offline.rlwe.products import Homomorphic, Job
+from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
+from comet_mpc.offline.ot.extension import CHUNK, Transfers, bit_times_word, extension_bytes
+from comet_mpc.offline.rlwe.products import Homomorphic, Job, run_traffic
 from comet_mpc.offline.rlwe.public_key import respond
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -301,6 +301,16 @@ def slot_sums(
     words = np.concatenate([job.words for job in jobs], axis=1)
     upper = np.concatenate([job.upper for job in jobs], axis=1)
     return _to_ring(engine.channel, transfers, plan, words, upper, width)
+
+
+def slot_sums_traffic(plan: SlotPlan, count: int, width: int) -> Traffic:
+    """What the client sends and receives in it: ciphertexts, and the products of a bit and a word after them."""
+    total = run_traffic([(plan.upload_bytes, plan.response_bytes)] * -(-count // DEGREE))
+    elements = count * len(plan.sums)
+    chunks = [min(CHUNK, elements - start) for start in range(0, elements, CHUNK)]
+    asked = sum(extension_bytes(size) + (size + 7) // 8 + FRAME_HEADER for size in chunks)
+    answered = sum((size * width + 7) // 8 + FRAME_HEADER for size in chunks)
+    return total + Traffic(asked, answered, len(chunks) + 1)
 
 
 def _to_ring(

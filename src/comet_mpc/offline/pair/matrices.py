@@ -1,0 +1,257 @@
+"""Matrix products of masks, by homomorphic encryption: of the client's with the server's weights, and of both parties'.
+
+    WeightProduct   the client's mask times the server's weight itself
+    WeightScale     more outputs of the product of the same mask, if there is one; else see `slot_stages`
+    MatrixProduct   (A_c + A_s)·(B_c + B_s): two of the four products are crossed, one party's with the other's
+
+The ciphertexts of the first product that a mask enters may define the client's part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from comet_mpc.engine import kernels
+from comet_mpc.engine.correlations import AnyMask, Correlation, MatrixProduct, WeightProduct, WeightScale
+from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.share import CLIENT, SERVER, Words
+from comet_mpc.net.channel import Traffic
+from comet_mpc.offline.pair.stages import BATCH, PairPreparer, Stage, Unprepared
+from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH, Workbench
+from comet_mpc.offline.rlwe.packing import Packing
+from comet_mpc.offline.rlwe.products import MatrixJob, run_products, run_traffic
+from comet_mpc.offline.rlwe.tiling import Integers, Tiling, centred, choose_tiling
+
+
+class PairMatrices(PairPreparer):
+    order = 10  # they define masks that others use
+
+    def stages(self, unprepared: Unprepared) -> Iterator[Stage]:
+        program = unprepared.program
+        pending = iter(matrix_products(program, unprepared.copies))
+        for products in pending:
+            match program[products.places[0]]:
+                case WeightProduct() as entry:
+                    yield _WeightProducts((products,), entry)
+                case MatrixProduct() as entry:
+                    yield _MatrixProduct((products, next(pending)), entry)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Homomorphic matrix products of a mask of the client's, uploaded once; the same for every member of a batch."""
+
+    places: tuple[int, ...]
+    """Of the correlations that they are for. Several have rows of one weight's product each, one below the other."""
+    masks: tuple[int, ...]
+    batch: int
+    tiling: Tiling
+    width: int
+    free: bool
+    """Whether the ciphertexts may define the masks."""
+    scales: tuple[tuple[int, ...], ...] = ()
+    """Places of the correlations that scale the same masks, of each place."""
+
+    @property
+    def traffic(self) -> Traffic:
+        return run_traffic([(self.tiling.upload_bytes, self.tiling.response_bytes)] * self.batch)
+
+    def run(
+        self,
+        bench: Workbench,
+        x: Callable[[], Words],
+        y: Callable[[], Integers],
+        scales: Sequence[Integers] = (),
+    ) -> list[MatrixJob]:
+        """x: the client's factor, unless its ciphertexts define it; y: the server's."""
+        tiling, width, batch = self.tiling, self.width, self.batch
+        if bench.party == SERVER:
+            return run_products(bench.engine, tiling, width, batch=batch, y=y(), scales=scales)
+        return run_products(bench.engine, tiling, width, batch=batch, x=None if tiling.defines else x())
+
+
+@dataclass(frozen=True)
+class _Matrices(Stage):
+    part = "matrix products"
+
+    uploads: tuple[Products, ...]
+
+    @property
+    def prepared(self) -> tuple[int, ...]:
+        first = self.uploads[0]
+        return (*first.places, *(place for places in first.scales for place in places))
+
+    @property
+    def free_masks(self) -> frozenset[int]:
+        return frozenset(mask for products in self.uploads if products.free for mask in products.masks)
+
+    @property
+    def traffic(self) -> Traffic:
+        return sum((products.traffic for products in self.uploads), Traffic())
+
+    @property
+    def seconds(self) -> float:
+        return sum(products.batch * products.tiling.seconds for products in self.uploads)
+
+
+def _define(bench: Workbench, mask: int, words: Words) -> None:
+    """A mask of the client's is what its ciphertexts said."""
+    bench.keep(mask, (np.ascontiguousarray(words).reshape(-1),))
+
+
+@dataclass(frozen=True)
+class _WeightProducts(_Matrices):
+    """Of one weight, with the masks of several correlations one below the other."""
+
+    entry: WeightProduct
+
+    def run(self, bench: Workbench) -> None:
+        (products,), entry, rows = self.uploads, self.entry, self.entry.rows
+        scales: list[Integers] = []
+        for place in products.scales[0] if bench.party == SERVER else ():
+            scaled = bench.program[place]
+            assert isinstance(scaled, WeightScale)
+            scales.append(bench.weight(scaled.weight, (scaled.size,)))
+        (job,) = products.run(
+            bench,
+            lambda: np.concatenate([bench.mask(mask).reshape(rows, entry.inputs) for mask in products.masks])[None],
+            lambda: bench.weight(entry.weight, (entry.outputs, entry.inputs))[None],
+            scales,
+        )
+        for copy, mask in enumerate(products.masks):
+            cut = slice(copy * rows, (copy + 1) * rows)
+            if products.tiling.defines and bench.party == CLIENT:
+                _define(bench, mask, job.x[cut])
+            share, *others = (part[cut] for part in job.shares)
+            own = share.T if bench.party == SERVER else share
+            bench.keep(products.places[copy], (np.ascontiguousarray(own).reshape(-1),))
+            for place, other in zip(products.scales[copy], others, strict=True):
+                bench.keep(place, (other.reshape(-1).copy(),))
+
+
+@dataclass(frozen=True)
+class _MatrixProduct(_Matrices):
+    """A·B = A_c·B_c + A_c·B_s + (B_cᵀ·A_sᵀ)ᵀ + A_s·B_s."""
+
+    entry: MatrixProduct
+
+    def run(self, bench: Workbench) -> None:
+        (first, second), entry = self.uploads, self.entry
+        batch, m, k, n, width = entry.batch, entry.m, entry.k, entry.n, entry.width
+
+        def left() -> Words:
+            return bench.mask(entry.left).reshape(batch, m, k)
+
+        def right() -> Words:
+            """(batch, n, k)"""
+            mask = bench.mask(entry.right)
+            whole = mask.reshape(batch, n, k) if entry.transposed else mask.reshape(batch, k, n).transpose(0, 2, 1)
+            return np.ascontiguousarray(whole)
+
+        jobs = first.run(bench, left, lambda: centred(right(), width))
+        if first.tiling.defines and bench.party == CLIENT:
+            _define(bench, entry.left, np.stack([job.x for job in jobs]))
+        others = second.run(bench, right, lambda: centred(left(), width))
+        if second.tiling.defines and bench.party == CLIENT:
+            words = np.stack([job.x for job in others])
+            _define(bench, entry.right, words if entry.transposed else words.transpose(0, 2, 1))
+        share = kernels.matmul(np.ascontiguousarray(left()), right(), transpose_right=True, width=width)
+        for whole, job, other in zip(share, jobs, others, strict=True):
+            whole += job.share + other.share.T
+        bench.keep(first.places[0], (share.reshape(-1),))
+
+
+def matrix_products(program: Sequence[Correlation], copies: int = 1) -> list[Products]:
+    """All of them, in the order in which they are prepared. The first that a mask enters may define it.
+
+    copies: how many times the program holds the same one (`repeated`)
+    """
+    return list(_matrix_products(program, packing_of(program[: len(program) // copies])))
+
+
+def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterator[Products]:
+    riding = _riding(program) if packing else {}
+    met: set[int] = set()
+    done: set[int] = set()
+    alike: dict[WeightProduct, list[int]] = defaultdict(list)
+    for place, entry in enumerate(program):
+        if isinstance(entry, WeightProduct):
+            alike[_nowhere(entry)].append(place)
+    for place, entry in enumerate(program):
+        match entry:
+            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width) if place not in done:
+                fitting = max(1, BATCH // (rows * inputs))
+                masked: dict[int, int] = {}  # each mask once
+                for other in alike[_nowhere(entry)]:
+                    if other not in done and len(masked) < fitting:
+                        masked.setdefault(_mask_of(program, other), other)
+                masks, places, scales = tuple(masked), tuple(masked.values()), riding.get(place, ())
+                done |= {*places}
+                free = [_free(program, mask, width, met) for mask in masks]
+                tiling = choose_tiling(
+                    *(rows * len(places), inputs, outputs, width, WEIGHT_BITS, packing),
+                    length=WEIGHT_LENGTH,
+                    diagonals=len(scales),
+                    free=all(free),
+                )
+                every = tuple(riding.get(other, ()) for other in places)
+                yield Products(places, masks, 1, tiling, width, all(free), every)
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width):
+                for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
+                    free_one = _free(program, mask, width, met)
+                    length = math.sqrt(k * 4.0**width / 12)  # the server's factor is a mask: uniform
+                    tiling = choose_tiling(*(*shape, width, width, packing), length=length, free=free_one)
+                    yield Products((place,), (mask,), batch, tiling, width, free_one)
+
+
+def _nowhere(entry: WeightProduct) -> WeightProduct:
+    """What products that can be prepared together have in common."""
+    return msgspec.structs.replace(entry, mask=0)
+
+
+def _mask_of(program: Sequence[Correlation], place: int) -> int:
+    entry = program[place]
+    assert isinstance(entry, WeightProduct)
+    return entry.mask
+
+
+def _riding(program: Sequence[Correlation]) -> dict[int, tuple[int, ...]]:
+    """Scalings of a mask that also enters a product with a weight, by the place of the first such product."""
+    first: dict[tuple[int, int], int] = {}
+    for place, entry in enumerate(program):
+        if isinstance(entry, WeightProduct):
+            first.setdefault((entry.mask, entry.width), place)
+    riding: dict[int, tuple[int, ...]] = defaultdict(tuple)
+    for place, entry in enumerate(program):
+        if isinstance(entry, WeightScale) and (host := first.get((entry.mask, entry.width))) is not None:
+            riding[host] += (place,)
+    return riding
+
+
+def _free(program: Sequence[Correlation], place: int, width: int, met: set[int]) -> bool:
+    """Whether no product has defined or used a mask before, and it has this very width."""
+    mask = program[place]
+    if place in met or not isinstance(mask, AnyMask):
+        return False
+    met.add(place)
+    return mask.ring == Ring(width)
+
+
+def packing_of(program: Sequence[Correlation]) -> Packing:
+    """Whether packed responses, and turned uploads, save more than the keys for them take."""
+    return _packing(tuple(program))
+
+
+@lru_cache(maxsize=4)
+def _packing(program: tuple[Correlation, ...]) -> Packing:
+    def cost(packing: Packing) -> float:
+        return packing.key_bytes + sum(p.batch * p.tiling.cost for p in _matrix_products(program, packing))
+
+    return min(Packing, key=cost)

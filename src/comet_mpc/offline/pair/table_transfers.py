@@ -1,0 +1,60 @@
+"""Transfers for look-ups, by oblivious transfer: log2 of a table's entries for each (`ot.tables`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from comet_mpc.engine import kernels
+from comet_mpc.engine.correlations import TableTransfers
+from comet_mpc.engine.seeds import expand
+from comet_mpc.engine.share import SERVER
+from comet_mpc.net.channel import Traffic
+from comet_mpc.offline.ot.tables import give_words, read_words, table_traffic
+from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared
+from comet_mpc.offline.pair.workbench import Workbench
+
+
+class PairTables(PairPreparer):
+    order = 40
+
+    def stages(self, unprepared: Unprepared) -> Iterator[Stage]:
+        return (_Tables(index, entry) for index, entry in unprepared.of(TableTransfers))
+
+
+@dataclass(frozen=True)
+class _Tables(Stage):
+    """A word of 64 bits at every place is cut into columns. The client's own share is added to its pads."""
+
+    part = "look-ups"
+
+    index: int
+    entry: TableTransfers
+
+    @property
+    def prepared(self) -> tuple[int, ...]:
+        return (self.index,)
+
+    @property
+    def traffic(self) -> Traffic:
+        return table_traffic(self.entry.count, self.entry.entries)
+
+    def run(self, bench: Workbench) -> None:
+        channel, count, entries, sizes = bench.engine.channel, self.entry.count, self.entry.entries, self.entry.sizes
+        shifts = [np.uint64(8 * sum(sizes[:column])) for column in range(len(sizes))]
+        if bench.party == SERVER:
+            places, words = read_words(channel, bench.transfers, count, entries)
+            bench.keep(self.index, (places, *(words >> shift for shift in shifts)))
+            return
+        own = expand(*bench.seed(self.index), len(sizes) * count).reshape(len(sizes), count)
+        pads = [np.empty(count * entries * size, np.uint8) for size in sizes]
+        start = 0
+        for words in give_words(channel, bench.transfers, count, entries):
+            stop = start + len(words)
+            for column, size in enumerate(sizes):
+                shifted = (words >> shifts[column]) + own[column, start:stop, None]
+                pads[column][start * entries * size : stop * entries * size] = kernels.pack_words(shifted, size)
+            start = stop
+        bench.keep(self.index, (*own, *pads))  # type: ignore[arg-type]
