@@ -107,7 +107,7 @@ class Ground:
         assert client.store is not None
         store = client.store if side == "client" else service.store
         spoil(store.directory / f"{made}.bundle", self._dice)
-        again = LocalClient(service, self._identity, client._cache)
+        again = LocalClient(service, self._identity, client.cache)
         if isinstance(service, RecordingService):
             again.adopt(self._set_up, service)
         return self._judged(again)

@@ -17,7 +17,7 @@ from comet_mpc.errors import PeerError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import FRAME_HEADER, Channel
 from support.certificates import Identities
-from support.clients import LocalClient, RecordingService, out_of_range
+from support.clients import LocalClient, RecordingService, out_of_range, pool_of
 from support.faulty_channel import FaultyChannel
 from support.recording import Recording
 from support.two_parties import outcome
@@ -105,8 +105,7 @@ def test_randomness_is_replenished_after_a_spoilt_answer_too(clients: list[Watch
     asked: list[list[tuple[int, int]]] = []
     for client in clients:
         client.connect()
-        pool = client._pool
-        assert pool is not None
+        pool = pool_of(client)
         asked.append([])
         pool.replenish = lambda batch, bucket, log=asked[-1]: log.append((batch, bucket))  # type: ignore[method-assign, misc]
         assert isinstance(outcome(partial(client.classify, TEXTS)), PeerError) == client._spoilt

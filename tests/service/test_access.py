@@ -37,6 +37,7 @@ from comet_mpc.service.messages import (
     say,
 )
 from comet_mpc.service.quota import Quota
+from support.clients import Wrapping
 from support.faulty_channel import hung_up
 from support.processes import PendingHandshake, ServerProcess, World, running_world, server_process
 from support.waiting import PATIENCE, eventually
@@ -281,7 +282,7 @@ def test_sigterm_lets_queries_finish_and_cuts_preparations_off(
             keys, tiny_checkpoint, state, with_dealer=False, limits={}, workers=2, stop_seconds=10 * PATIENCE
         ) as world,
         ThreadPoolExecutor(1) as thread,
-        world.client(tmp_path / "cache", wrap=hold) as client,
+        world.client(tmp_path / "cache", transport=Wrapping(hold)) as client,
         world.welcomed() as preparing,
     ):
         answer = thread.submit(client.classify, [text])

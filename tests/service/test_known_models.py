@@ -22,6 +22,7 @@ from comet_mpc.models.tokenizing import TextTokenizer, Tokens
 from comet_mpc.net.channel import Around, Channel
 from comet_mpc.service.client import Client
 from comet_mpc.service.model_cache import KnownModel, KnownModels
+from support.clients import Wrapping
 from support.operated import put, serving
 from support.processes import World, running_world
 from support.toy_model import TINY, make_checkpoint, some_texts, toy_tokenizer
@@ -170,7 +171,7 @@ def seen(world: World, cache: Path, texts: list[Any], **options: Any) -> list[li
         connections.append([])
         return Sizes(channel, connections[-1])
 
-    with world.client(cache, wrap=wrap, **options) as client:
+    with world.client(cache, transport=Wrapping(wrap), **options) as client:
         found = client.classify(texts)
         assert [one.cost.bucket for one in found] == [options.get("bucket") or world.model.bucket_of(t) for t in texts]
     return connections
@@ -227,7 +228,7 @@ def test_no_message_leaves_before_the_last_text_is_encoded(
 
     monkeypatch.setattr(TextTokenizer, "encode", noted)
     texts = ["good", " ".join(some_texts(1, words=20)), "bad", " ".join(some_texts(1, words=40)), "a film"]
-    with world.client(tmp_path, wrap=Noted) as client:
+    with world.client(tmp_path, transport=Wrapping(Noted)) as client:
         client.connect()
         events.clear()
         assert sum(client.sizes(texts).values()) == 4

@@ -81,7 +81,7 @@ def test_bundles_on_one_connection_share_their_keys_and_a_pool_survives_a_restar
     together, later = (planned_bytes(world.programs, count=2), planned_bytes(world.programs, first=False))
     assert together < 0.6 * later
     with world.client(tmp_path) as client:
-        _, pool = client._connected()
+        pool = client._link.connected().pool
         assert client.prepare(2) == 2
         pool.prepare(1, 16)
     with world.client(tmp_path) as client:
@@ -100,7 +100,7 @@ import os, sys
 from comet_mpc.service.client import Client
 with Client(sys.argv[1], keys=sys.argv[2], cache=sys.argv[3], ready=0) as client:
     client.prepare(1)
-    client._connection.progress = lambda done, total: done > total / 2 and os._exit(9)
+    client._link.connection.progress = lambda done, total: done > total / 2 and os._exit(9)
     client.prepare(2)
 """
 

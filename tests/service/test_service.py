@@ -143,7 +143,7 @@ def test_a_bundle_damaged_on_the_servers_disk_is_replaced_by_another(world: Worl
 def test_a_client_knows_if_the_connection_that_it_has_asked_on_has_ended(world: World, cache: Path) -> None:
     with world.client(cache) as client:
         client.connect()
-        connection = client._connection
+        connection = client._link.connection
         with connection.lock:
             channel = connection.channel()
         assert not connection._ended(channel)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from comet_mpc.errors import CometError
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
 from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.sockets import Address
+from comet_mpc.net.transport import TlsTransport, Whom
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing, mask_weight
 from comet_mpc.offline.source import Order, Source, Supplier
@@ -43,6 +46,7 @@ __all__ = [
     "NamedChannel",
     "RecordingService",
     "Side",
+    "Wrapping",
     "after_rounds",
     "always_the_same_bundle",
     "begin_conversation",
@@ -51,6 +55,7 @@ __all__ = [
     "only_what_is_stored",
     "out_of_range",
     "places_in_use",
+    "pool_of",
     "set_up_bytes",
     "settled",
 ]
@@ -61,38 +66,54 @@ Side = Literal["client", "server"]
 # Any client -----------------------------------------------------------------------------------------------------
 
 
+def pool_of(client: Client) -> BundlePool:
+    """The bundles of a client that is connected."""
+    assert client._link.setup is not None
+    return client._link.setup.pool
+
+
+class Wrapping(TlsTransport):
+    """Every connection to the server goes through what `wrap` makes of it."""
+
+    def __init__(self, wrap: Callable[[Channel], Channel]) -> None:
+        self._wrap = wrap
+
+    def connect(self, address: Address, tls: ssl.SSLContext, timeout: float, whom: Whom) -> Channel:
+        channel = super().connect(address, tls, timeout, whom)
+        return self._wrap(channel) if whom == "server" else channel
+
+
 def only_what_is_stored(client: Client) -> None:
     """From now on the client can prepare nothing."""
-    assert client._pool is not None
-    client._pool.prepare = None  # type: ignore[assignment, method-assign]
+    pool_of(client).prepare = None  # type: ignore[assignment, method-assign]
 
 
 def bundles_ready(client: Client, batch: int = 1, bucket: int = 16) -> int:
-    assert client._pool is not None
-    return client._pool.count(batch, bucket)
+    return pool_of(client).count(batch, bucket)
 
 
 def settled(client: Client) -> bool:
     """Waits until nothing is prepared in the background any more; whether all of it succeeded."""
-    assert client._pool is not None
-    return client._pool.settle(PATIENCE) and client._pool.failure is None
+    pool = pool_of(client)
+    return pool.settle(PATIENCE) and pool.failure is None
 
 
 def set_up_bytes(client: Client) -> int:
     """What the client has downloaded."""
-    return client._setup[0]
+    assert client._link.setup is not None
+    return client._link.setup.bytes
 
 
 def always_the_same_bundle(client: Client, batch: int = 1, bucket: int = 16) -> None:
     """From now on the client takes one bundle for every run."""
-    assert client._pool is not None
-    bundle = client._pool.take(batch, bucket, PATIENCE)
-    client._pool.take = lambda *_: bundle  # type: ignore[method-assign]
+    pool = pool_of(client)
+    bundle = pool.take(batch, bucket, PATIENCE)
+    pool.take = lambda *_: bundle  # type: ignore[method-assign]
 
 
 def after_rounds(client: Client, rounds: int, action: Callable[[], object]) -> None:
     """Does something once, in the middle of the client's next run."""
-    channel = client._connection._channel
+    channel = client._link.connection._channel
     assert channel is not None
     until = channel.traffic.rounds + rounds
 
@@ -210,6 +231,16 @@ class LocalSupplier(Supplier):
         self._service.deal(order, store)
 
 
+class _Local:
+    """Reaches a conversation in this process."""
+
+    def __init__(self, client: LocalClient) -> None:
+        self._client = client
+
+    def connect(self, address: Address, tls: ssl.SSLContext, timeout: float, whom: Whom) -> Channel:
+        return self._client._reach()
+
+
 class LocalClient(Client):
     """Talks to conversations in this process.
 
@@ -231,9 +262,11 @@ class LocalClient(Client):
         connection: int = 0,
         hurried: bool = False,
     ) -> None:
-        super().__init__("127.0.0.1:1", identity=identity, cache=cache, ready=0, timeout=timeout)
-        self._service = service
-        self._connection.reach = self._reach  # type: ignore[method-assign]
+        super().__init__(
+            "127.0.0.1:1", identity=identity, cache=cache, ready=0, timeout=timeout, transport=_Local(self)
+        )
+        self._service, self.cache = service, cache
+        self._link.connection._welcomed = self._set_up
         self._faulty = connection
         other: Side = "server" if side == "client" else "client"
         self._strikes: dict[Side, tuple[Fault | None, int]] = {
@@ -245,7 +278,7 @@ class LocalClient(Client):
         self._threads: list[threading.Thread] = []
 
     def _reach(self) -> Channel:
-        mine, theirs = memory_pair(self._connection.timeout)
+        mine, theirs = memory_pair(self._link.connection.timeout)
         strikes = self._strikes if len(self.near) == self._faulty else {}
         near = FaultyChannel(mine, *strikes.get("client", (None, -1)), role="server")
         far = FaultyChannel(theirs, *strikes.get("server", (None, -1)))
@@ -255,29 +288,30 @@ class LocalClient(Client):
         return near
 
     def _set_up(self, channel: Channel, source: Source, welcome: Welcome) -> None:
-        super()._set_up(channel, source, welcome)
+        self._link._set_up(channel, source, welcome)
         if isinstance(self._service, RecordingService):
-            assert self._pool is not None
-            self._pool._supplier = LocalSupplier(self._service)
+            pool_of(self)._supplier = LocalSupplier(self._service)
 
     @property
     def store(self) -> BundleStore | None:
         """Where its bundles are, once it is set up."""
-        return None if self._model is None else self._model.store
+        return None if self._link.setup is None else self._link.setup.model.store
 
     def adopt(self, other: LocalClient, service: RecordingService) -> None:
         """The model as the other client has set it up, with a store of its own."""
-        assert other._model is not None
-        weights = dict(other._model.weights)
+        assert other._link.setup is not None
+        model = other._link.setup.model
+        weights = dict(model.weights)
         if service is not other._service:  # another secret, other masks
-            for name, weight in other._model.weights.items():
+            for name, weight in model.weights.items():
                 if weight.masked is not None:
                     weights[name] = dataclasses.replace(weight, masked=mask_weight(service.key, service.weights[name]))
-        store = BundleStore(self._cache / "bundles", CLIENT, DEALER)
-        self._model = dataclasses.replace(other._model, weights=weights, store=store)
-        self._pool = BundlePool(self._model, 0, LocalSupplier(service), Kept(128, 1 << 32))
-        self._connection._welcome = service.welcome
-        self._connection._fingerprint = service.welcome.fingerprint
+        store = BundleStore(self.cache / "bundles", CLIENT, DEALER)
+        model = dataclasses.replace(model, weights=weights, store=store)
+        pool = BundlePool(model, 0, LocalSupplier(service), Kept(128, 1 << 32))
+        self._link.setup = dataclasses.replace(other._link.setup, model=model, pool=pool)
+        self._link.connection._welcome = service.welcome
+        self._link.connection._fingerprint = service.welcome.fingerprint
 
     def try_to_classify(self, text: str) -> list[Prediction] | CometError:
         """One classification; afterwards both sides have come to an end."""
@@ -292,8 +326,7 @@ class LocalClient(Client):
         """The name of a new bundle; afterwards both sides have come to an end."""
         try:
             self.connect()
-            assert self._pool is not None
-            (made,) = self._pool.prepare(batch, bucket)
+            (made,) = pool_of(self).prepare(batch, bucket)
             return made
         except CometError as error:
             return error

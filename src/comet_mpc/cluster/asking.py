@@ -30,6 +30,8 @@ from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.service.prediction import Answer
 
+Runs = Callable[[Sequence[Text]], list[TextRun]]
+
 _LOOPBACK = "127.0.0.1"
 _TICK = 1.0
 _MOST_TRIES = 4
@@ -66,15 +68,12 @@ class SelfServed(Asker):
 class Spread:
     """Asks as a `Client` does, by several of them at once.
 
-    make   makes another one on some node
-    public what is public of the model: texts are encoded here, all of them before the first is asked about
-    bucket that all texts are padded to; None: each has its own
+    make  makes another one on some node
+    runs  encodes texts, here, all of them before the first is asked about
     """
 
-    def __init__(
-        self, make: Callable[[], Any], count: int, public: PublicModel, batch: int, bucket: int | None = None
-    ) -> None:
-        self._make, self._public, self._batch, self._bucket = make, public, batch, bucket
+    def __init__(self, make: Callable[[], Any], count: int, runs: Runs) -> None:
+        self._make, self._runs = make, runs
         self._idle = [make() for _ in range(count)]
         self._losses_left = _MOST_TRIES * count
 
@@ -82,8 +81,7 @@ class Spread:
         """One answer per text, in order; all of them or an error. told: as of `Client.ask`."""
         found: dict[int, Answer] = {}
         impossible: CometError | None = None
-        runs = text_runs(self._public, texts, self._batch, self._bucket)
-        waiting = deque((run, _MOST_TRIES) for run in runs)
+        waiting = deque((run, _MOST_TRIES) for run in self._runs(texts))
         flying: dict[Any, tuple[Any, TextRun, int]] = {}
         try:
             while waiting or flying:
@@ -144,11 +142,18 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def spread_clients(
-    cluster: str, count: int, public: PublicModel, kind: type, whom: str | bytes, options: ClientOptions
+    cluster: str,
+    count: int,
+    public: PublicModel,
+    kind: type,
+    whom: str | bytes,
+    options: ClientOptions,
+    runs: Runs | None = None,
 ) -> Iterator[Spread]:
     """Clients on the nodes of a cluster; count 0: as many as it has cores.
 
     kind: `Asker`, which asks the server at the address `whom`; or `SelfServed`, by a blueprint in JSON
+    runs: how texts are encoded, if not with the public model alone
     """
     given: ClientOptions = {"ready": 0, **options}
     given["bucket"] = given["tokenizer"] = None  # of no use to clients that are given tokens
@@ -157,8 +162,7 @@ def spread_clients(
         given["fingerprint"] = public.fingerprint  # none of them takes another model than the one that was checked here
     with ray_cluster.connected(cluster):
         wanted = count or max(1, round(sum(machine.cpus for machine in ray_cluster.machines())))
-        clients = Spread(
-            lambda: ray_cluster.spread(kind, whom, given), wanted, public, options["batch"], options.get("bucket")
-        )
+        runs = runs or (lambda texts: text_runs(public, texts, options["batch"], options.get("bucket")))
+        clients = Spread(lambda: ray_cluster.spread(kind, whom, given), wanted, runs)
         with contextlib.closing(clients):
             yield clients

@@ -21,13 +21,14 @@ from comet_mpc.offline.bundle import OpenBundle
 from comet_mpc.offline.header import HEADER_BYTES
 from comet_mpc.offline.source import Order, Supplier
 from comet_mpc.offline.store import new_bundle_id
+from comet_mpc.retry import retry
 from comet_mpc.service.model_cache import ClientModel
 from comet_mpc.units import counted, human_bytes
 
 Size = tuple[int, int]
 """Batch and bucket."""
 
-_MOST_LOST = 8
+_MOST_TRIES = 9
 _MOST_OPEN = 2  # bundles in memory, of all programs together: each may be a hundred megabytes
 
 
@@ -181,17 +182,16 @@ class BundlePool:
 
     def _obtain(self, size: Size) -> OpenBundle:
         start = time.monotonic()
-        for last in range(_MOST_LOST, -1, -1):
+
+        def once() -> OpenBundle:
             for bundle_id in self._stored(size):
                 with contextlib.suppress(RandomnessError):  # another process was quicker, or the file is damaged
                     return self._opened(bundle_id, size, start)
             (bundle_id,) = self.prepare(*size)
-            try:
-                return self._opened(bundle_id, size, start)
-            except RandomnessSpent:  # others with the same cache may take what this one has prepared
-                if not last:
-                    raise
-        raise AssertionError("unreachable")
+            return self._opened(bundle_id, size, start)
+
+        # others with the same cache may take what this one has prepared
+        return retry(once, RandomnessSpent, tries=_MOST_TRIES)
 
     def _opened(self, bundle_id: str, size: Size, start: float) -> OpenBundle:
         model, plan = self._model, self._model.programs.plan(*size)

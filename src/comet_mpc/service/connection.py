@@ -8,7 +8,6 @@ server on one machine ignores.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +24,11 @@ from comet_mpc.errors import (
 )
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.net.sockets import Address, connect
+from comet_mpc.net.sockets import Address
+from comet_mpc.net.transport import TlsTransport, Transport
 from comet_mpc.offline.source import Line, Order, Progress, Source
+from comet_mpc.retry import retry
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
-
-Wrap = Callable[[Channel], Channel]
-"""Is given a new channel and returns the one to use, for example one that keeps a record."""
 
 M = TypeVar("M", Accepted, Ready)
 
@@ -71,7 +69,7 @@ class Connection:
         fingerprint: str = "",
         state: str = "",
         progress: Progress | None = None,
-        wrap: Wrap = lambda channel: channel,
+        transport: Transport | None = None,
         welcomed: Callable[[Channel, Source, Welcome], None],
     ) -> None:
         self.timeout = timeout
@@ -81,7 +79,7 @@ class Connection:
         identity.client_context()  # what cannot be used is an error now, not at the first connection
         self._address, self._identity, self._routed_to = address, identity, state
         self._source, self._third_party, self._model, self._fingerprint = source, third_party, model, fingerprint
-        self._wrap, self._welcomed = wrap, welcomed
+        self._transport, self._welcomed = transport or TlsTransport(), welcomed
         self._welcome: Welcome | None = None
         self._channel: Channel | None = None
         self._closed = False
@@ -99,48 +97,41 @@ class Connection:
         """The connection for queries, greeted. Call it under `lock`."""
         if self._closed:
             raise PeerClosed("this client is closed")
-        if self._channel is not None:
-            if not self._channel.lost:
-                return self._channel
+        if self._channel is not None and self._channel.lost:
             self._channel.close()
-        for last in range(_MOST_TRIES - 1, -1, -1):
-            try:
-                self._channel = self._greeted()
-                return self._channel
-            except PeerClosed:  # once greeted, an end means that the server had to make room for another client
-                if not last or self._welcome is None or self._closed:
-                    raise
-        raise AssertionError("unreachable")
+            self._channel = None
+        if self._channel is None:
+            self._channel = retry(self._greeted, PeerClosed, tries=_MOST_TRIES, unless=self._is_the_end)
+        return self._channel
+
+    def _is_the_end(self) -> bool:
+        """Of a connection that the server has ended: once greeted, it may only have made room for another client."""
+        return self._welcome is None or self._closed
 
     def request(self, message: Prepare | Run, kind: type[M]) -> Channel:
         """One request and its answer, and the channel they went over. Call it under `lock`.
 
         While the server has no place for it, asks again, until the timeout: it has done nothing with the bundle then.
         """
-        return self._patiently(lambda: self._request(message, kind))
 
-    def _patiently(self, ask: Callable[[], Channel]) -> Channel:
-        until = time.monotonic() + self.timeout
-        while True:
-            try:
-                return ask()
-            except ServerBusy:
-                if time.monotonic() >= until or self._closed:
-                    raise
-                time.sleep(_BUSY_PAUSE)
+        def broken() -> bool:
+            return not self._closed and self._channel is not None and self._channel.closed
 
-    def _request(self, message: Prepare | Run, kind: type[M]) -> Channel:
-        for last in range(_MOST_TRIES - 1, -1, -1):
+        def once() -> Channel:
             channel = self.channel()
             try:
                 _exchange(channel, message, kind)
-                return channel
             except PeerClosed:
-                if not last or not channel.closed or self._closed:
-                    raise
-                if isinstance(message, Run):  # the server may have consumed its part before the line broke
+                if isinstance(message, Run) and broken():  # the server may have consumed its part before the line broke
                     raise RandomnessSpent("the connection ended when a run was asked for") from None
-        raise AssertionError("unreachable")
+                raise
+            return channel
+
+        return self._patiently(lambda: retry(once, PeerClosed, tries=_MOST_TRIES, unless=lambda: not broken()))
+
+    def _patiently(self, ask: Callable[[], Channel]) -> Channel:
+        """While the server has no room, tries again, until the timeout."""
+        return retry(ask, ServerBusy, seconds=self.timeout, pause=_BUSY_PAUSE, unless=lambda: self._closed)
 
     def ask(self, order: Order) -> Callable[[], bool]:
         with self.lock:
@@ -168,21 +159,16 @@ class Connection:
         self._routed_to = ""
 
     def dial(self, address: Address) -> Channel:
-        tls = self._identity.client_context()
-        return connect(*address, tls, self.timeout, connect_timeout=self.timeout, whom="dealer")
-
-    def reach(self) -> Channel:
-        """A new connection to the server, not greeted yet."""
-        tls = self._identity.client_context()  # as its files are now: a renewed certificate counts without a restart
-        tls.set_alpn_protocols([ROUTE + self._routed_to[:STATE_DIGITS]] if self._routed_to else [])
-        return connect(*self._address, tls, self.timeout, connect_timeout=self.timeout)
+        return self._transport.connect(address, self._identity.client_context(), self.timeout, "dealer")
 
     def _greeted(self) -> Channel:
-        """A connection after the greeting. While the server has no room for it, tries again, until the timeout."""
+        """A new connection, after the greeting."""
         return self._patiently(self._greeted_once)
 
     def _greeted_once(self) -> Channel:
-        channel = self._wrap(self.reach())
+        tls = self._identity.client_context()  # as its files are now: a renewed certificate counts without a restart
+        tls.set_alpn_protocols([ROUTE + self._routed_to[:STATE_DIGITS]] if self._routed_to else [])
+        channel = self._transport.connect(self._address, tls, self.timeout, "server")
         try:
             if channel.peer_role != "server":
                 raise NotAuthenticated(f"the peer is not a server: its certificate says {channel.peer_role!r}")

@@ -32,6 +32,7 @@ from comet_mpc.net.messages import refusal
 from comet_mpc.net.metrics import refusal_reason
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.source import Order
+from comet_mpc.retry import retry
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.messages import (
     MESSAGE_LIMIT,
@@ -252,18 +253,14 @@ class Conversation:
 
     def _take(self, message: Run, plan: Plan) -> Bundle:
         """The bundle, consumed. The client may have heard that it is ready a moment before this side has."""
-        until = time.monotonic() + self._deployment.provider.lag_seconds
-        while True:
-            try:
-                bundle = self._deployment.store.take(
-                    message.bundle_id, plan.digest, plan.correlations, owner=self._client
-                )
-                _log.info("a bundle is consumed", extra={"fields": self._fields(bundle=message.bundle_id)})
-                return bundle
-            except RandomnessSpent:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(0.02)
+        store, lag = self._deployment.store, self._deployment.provider.lag_seconds
+
+        def once() -> Bundle:
+            return store.take(message.bundle_id, plan.digest, plan.correlations, owner=self._client)
+
+        bundle = retry(once, RandomnessSpent, seconds=lag, pause=0.02)
+        _log.info("a bundle is consumed", extra={"fields": self._fields(bundle=message.bundle_id)})
+        return bundle
 
     def _compute(self, message: Run, bundle: Bundle, ways: Ways) -> None:
         deployment, start = self._deployment, time.monotonic()

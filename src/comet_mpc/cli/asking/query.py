@@ -252,7 +252,8 @@ def _on_nodes(
     """Clients on the nodes of a cluster."""
     from comet_mpc.cluster.asking import Asker, spread_clients
 
-    return spread_clients(str(wanted.cluster), wanted.clients, client.connect(), Asker, server, options)
+    public = client.connect()
+    return spread_clients(str(wanted.cluster), wanted.clients, public, Asker, server, options, client.runs)
 
 
 def _server_and_texts(context: typer.Context, server: str, text: list[str] | None) -> tuple[str, list[str] | None]:
