@@ -33,10 +33,10 @@ def loaded(directory: Path) -> tuple[CometConfig, Tensors]:
 
 
 def with_rule(config: CometConfig, site: str, **changes: object) -> CometConfig:
-    changed = dataclasses.replace(config.sites[site].minimax, **changes)  # type: ignore[arg-type]
-    return msgspec.structs.replace(
-        config, sites=config.sites | {site: msgspec.structs.replace(config.sites[site], inverse=changed)}
-    )
+    rule = config.sites[site].minimax
+    assert rule is not None
+    changed = Site.of(dataclasses.replace(rule, **changes), certified_high=True, certified_low=True)  # type: ignore[arg-type]
+    return msgspec.structs.replace(config, sites=config.sites | {site: changed})
 
 
 @pytest.mark.parametrize("site", ["activation", "scores", "norms", "denominators", "layers.0.output_norm", "pooler"])
@@ -44,6 +44,7 @@ def test_a_rule_that_does_not_keep_its_bounds_is_refused(loaded: tuple[CometConf
     config, tensors = loaded
     check_ranges(config, tensors)
     rule = config.sites[site].minimax
+    assert rule is not None
     for changes in (
         {"start": tuple(100.0 * c for c in rule.start)},
         {"start_bound": rule.start_bound / 1000.0},
@@ -59,9 +60,9 @@ def test_a_rule_for_the_root_where_one_for_its_inverse_belongs_is_refused(
     loaded: tuple[CometConfig, Tensors], site: str
 ) -> None:
     config, tensors = loaded
-    rule = config.sites[site].minimax
+    rule = config.sites[site].rule
     wrong = Site.of(root_rule(rule.high / 200.0, rule.high, 2), certified_high=True, certified_low=True)
-    with pytest.raises(CheckpointError, match="root"):
+    with pytest.raises(CheckpointError, match=f"{site}: Expected a 1/sqrt rule"):
         check_ranges(msgspec.structs.replace(config, sites=config.sites | {site: wrong}), tensors)
 
 

@@ -19,7 +19,7 @@ from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
-from comet_mpc.functions.inverse_sqrt import inverse_sqrt
+from comet_mpc.functions.rule import inverse_sqrt
 from support.recording import recording_pair
 from support.two_parties import Program, run_two_parties
 

@@ -14,16 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import comet_mpc.functions.compared_rules  # noqa: F401 -- registers their names
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, RuleError, ScaleError, ShapeError
-from comet_mpc.functions.activation import Smu, smu, smu_rule, tanh_like, tanh_like_rule
+from comet_mpc.functions.activation import smu, smu_rule, tanh_like, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, scale_and_shift
+from comet_mpc.functions.rule import Smu
+from comet_mpc.functions.rules import make_rule
 from support.two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]
@@ -410,7 +412,7 @@ def test_a_norm_above_its_certified_top_shows_up_in_the_twin() -> None:
 
 
 def test_a_rule_for_denominators_can_be_any_rule() -> None:
-    form = replace(CERTIFIED, denominators=make_rule("reference", 2.0**-14, 1.0 + 2.0**-4))
+    form = replace(CERTIFIED, denominators=make_rule("reference", 2.0**-14, 1.0 + 2.0**-4).inverse())
     q, k, v = tokens(form, 10)
     exact = plain_attention(q, k, v, form)
     assert np.max(np.abs(twin_value(attention_program(form, q, k, v)) - exact)) < 0.03

@@ -14,8 +14,9 @@ from comet_mpc.engine.correlations import Monomials
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RangeError, RuleError
-from comet_mpc.functions.activation import Smu, smu, smu_rule
-from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION, RootRule, root_rule
+from comet_mpc.functions.activation import smu, smu_rule
+from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, RootRule, root_rule
+from comet_mpc.functions.rule import PRECISION, Smu
 from comet_mpc.offline.sources import find_source
 from support.two_parties import able, run_two_parties, together, twin_value
 

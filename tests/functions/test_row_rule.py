@@ -17,9 +17,9 @@ from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS, Ways
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import inverse_sqrt
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
+from comet_mpc.functions.rule import inverse_sqrt
 from support.two_parties import Program, able, run_two_parties, together, twin_value
 
 INTERVALS = {

@@ -187,6 +187,7 @@ def test_an_encoder_with_very_long_rows(tmp_path: Path, least: float, longest: i
     save_checkpoint(tmp_path, certify(msgspec.structs.replace(config, sites={}), tensors, lows), tensors)
     model = ServedModel.load(tmp_path, answer_bits=16)
     rule = model.config.sites["layers.0.output_norm"].minimax
+    assert rule is not None
     assert rule.high > 2.0**longest * rule.low
     ring = _ring(model.shape, model.rules)
     top = replace(rule, high=2.0**8 * rule.high)

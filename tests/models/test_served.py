@@ -280,10 +280,9 @@ def test_a_padding_token_that_the_model_does_not_know_is_refused(model: ServedMo
 def test_a_top_below_what_the_weights_allow_is_refused(directory: Path, tmp_path: Path) -> None:
     config, tensors = load_checkpoint(directory)
     site = config.sites["layers.0.output_norm"]
-    rule = type(site.rule)(
-        **{**{f: getattr(site.rule, f) for f in site.rule.__dataclass_fields__}, "high": site.rule.high / 4}
-    )
-    sites = config.sites | {"layers.0.output_norm": msgspec.structs.replace(site, inverse=rule)}
+    assert site.minimax is not None
+    rule = replace(site.minimax, high=site.minimax.high / 4)
+    sites = config.sites | {"layers.0.output_norm": msgspec.structs.replace(site, minimax=rule)}
     save_checkpoint(tmp_path, msgspec.structs.replace(config, sites=sites), tensors)
     (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
     with pytest.raises(CheckpointError, match="output_norm"):

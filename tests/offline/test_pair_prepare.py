@@ -32,7 +32,8 @@ from comet_mpc.errors import (
     RandomnessExhausted,
     RangeError,
 )
-from comet_mpc.functions.activation import Smu, smu, smu_rule
+from comet_mpc.functions.activation import smu, smu_rule
+from comet_mpc.functions.rule import Smu
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import (
     SHAPES,

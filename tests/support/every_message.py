@@ -12,8 +12,8 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.seeds import derive_seed
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.engine.tables import Column, Table
-from comet_mpc.functions.inverse_sqrt import inverse_sqrt
 from comet_mpc.functions.minimax import minimax_rule
+from comet_mpc.functions.rule import inverse_sqrt
 from support.two_parties import Program
 
 __all__ = ["LARGE", "SMALL", "TABLE", "X", "Y", "everything", "model", "seeds"]

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from comet_mpc.engine.twin import run_twin
-from comet_mpc.functions.root_rule import PRECISION
+from comet_mpc.functions.rule import PRECISION
 from comet_mpc.models.certify import calibrated, certify
 from comet_mpc.models.checkpoint import (
     ActivationChoice,

@@ -17,10 +17,10 @@ pytest.importorskip("safetensors", reason="reading checkpoints needs the package
 pytest.importorskip("tokenizers", reason="the extra [train] is not installed (tokenizers)")
 
 from comet_mpc.errors import CheckpointError, ConfigurationError, NotFinite  # noqa: E402
-from comet_mpc.functions.activation import Smu  # noqa: E402
 from comet_mpc.functions.attention import certified_form, plain_attention  # noqa: E402
 from comet_mpc.functions.minimax import minimax_rule  # noqa: E402
-from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION, RootRule  # noqa: E402
+from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, RootRule  # noqa: E402
+from comet_mpc.functions.rule import PRECISION, Smu  # noqa: E402
 from comet_mpc.models.bounds import activation_bounds  # noqa: E402
 from comet_mpc.models.certify import (  # noqa: E402
     calibrated,
@@ -41,7 +41,7 @@ from comet_mpc.models.tasks import TASKS  # noqa: E402
 from comet_mpc.train.batches import Encoded, observe, predict, quantiles  # noqa: E402
 from comet_mpc.train.loop import Recipe, _distance, finetune  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
-from comet_mpc.train.steps import inverse_sqrt, newton_rule, other_rules, rounded_smu, smu  # noqa: E402
+from comet_mpc.train.steps import newton_rule, other_rules, rounded_smu, smu  # noqa: E402
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher  # noqa: E402
 from support.small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from support.toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
@@ -107,7 +107,7 @@ def test_unmodified_equals_transformers(name: str, tmp_path: Path, monkeypatch: 
 def test_torch_evaluates_the_very_numbers_of_the_rule(steps: int, interval: tuple[float, float]) -> None:
     rule = minimax_rule(*interval, steps)
     t = np.geomspace(*interval, 500)
-    np.testing.assert_allclose(inverse_sqrt(torch.tensor(t), rule).numpy(), rule(t), rtol=1e-12)
+    np.testing.assert_allclose(rule(torch.tensor(t)).numpy(), rule(t), rtol=1e-12)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4])
@@ -153,9 +153,7 @@ def test_newton_from_a_constant_is_a_rule_too() -> None:
     t, y = 0.8, 0.4833
     for _ in range(3):
         y = y * (1.5 - 0.5 * t * y * y)
-    assert float(inverse_sqrt(torch.tensor(t, dtype=torch.float64), newton_rule(0.4833, 3, 0.1, 2.0))) == pytest.approx(
-        y
-    )
+    assert float(newton_rule(0.4833, 3, 0.1, 2.0)(torch.tensor(t, dtype=torch.float64))) == pytest.approx(y)
 
 
 def test_bounds_are_one_formula_for_numpy_and_torch() -> None:

@@ -30,11 +30,12 @@ import numpy as np
 
 from comet_mpc.engine.seeds import expand, new_seed
 from comet_mpc.errors import ConfigurationError, LeakError
-from comet_mpc.functions.activation import Smu, argument_interval, smu_rule
+from comet_mpc.functions.activation import argument_interval, smu_rule
 from comet_mpc.functions.flooding import Flooding, float_bits
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import make_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule
+from comet_mpc.functions.rule import Smu
+from comet_mpc.functions.rules import make_rule
 
 Tensor = Any
 """CrypTen's MPCTensor, whose package may be absent."""

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -36,15 +36,16 @@ from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
-from comet_mpc.functions.activation import Smu, SmuRule
 from comet_mpc.functions.attention import AttentionForm
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import NewtonRule
+from comet_mpc.functions.newton_rule import NewtonRule
+from comet_mpc.functions.root_rule import RootRule
+from comet_mpc.functions.rule import InverseRule, Rule, Smu
 from comet_mpc.local.evaluation import compared, texts_of
 from comet_mpc.local.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
-from comet_mpc.models.checkpoint import AnyRule, CometConfig, Tensors, load_checkpoint
+from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
 from comet_mpc.models.fold import fold, neuron_scale, plain_states
 from comet_mpc.models.heads import HeadRules
 from comet_mpc.models.served import PublicModel, Query, public_part
@@ -103,11 +104,9 @@ def _check_form(config: CometConfig) -> None:
         raise CheckpointError(f"no interval for {missing[0]}: run `comet calibrate` on the checkpoint first")
 
 
-Scaled = TypeVar("Scaled", bound=AnyRule)
-
-
-def _rescaled(rule: Scaled, bits: int) -> Scaled:
+def _rescaled(rule: Rule, bits: int) -> Rule:
     """The same rule for t·2^-bits, `bits` even: all its numbers stay."""
+    assert isinstance(rule, MinimaxRule | RootRule)
     factor = 2.0**-bits
     return replace(
         rule,
@@ -145,8 +144,8 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
             LayerRules(
                 activation=form,
                 activation_rule=rule,
-                attention=_attention(config, mu, sites[layer + "scores"].rule, sites[layer + "denominators"].minimax),
-                variances=(sites[layer + "attention_norm"].minimax, sites[layer + "output_norm"].minimax),
+                attention=_attention(config, mu, sites[layer + "scores"].rule, sites[layer + "denominators"].inverse),
+                variances=(sites[layer + "attention_norm"].inverse, sites[layer + "output_norm"].inverse),
                 value_bound=value_bound,
                 query_bound=power_of_two_above(1.05 * float(max(queries))),
                 neuron_bound=(1.0 - 2.0**-8) * math.sqrt((rule.high - float(np.max(np.square(form.mu)))) / form.factor),
@@ -154,12 +153,12 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
         )
     return EncoderRules(
         layers=tuple(layers),
-        head=HeadRules(pooler=sites["pooler"].minimax, bound=logit_bound),
+        head=HeadRules(pooler=sites["pooler"].inverse, bound=logit_bound),
         epsilon=config.encoder.epsilon,
     )
 
 
-def _attention(config: CometConfig, mu: float, scores: AnyRule, denominators: MinimaxRule) -> AttentionForm:
+def _attention(config: CometConfig, mu: float, scores: Rule, denominators: InverseRule) -> AttentionForm:
     """R is at most 1 where smu is taken of s/scale, scale a power of four (so that rules keep their numbers)."""
     bits = 2 * math.ceil(math.log2(scores.high) / 4)
     return AttentionForm(
@@ -168,7 +167,7 @@ def _attention(config: CometConfig, mu: float, scores: AnyRule, denominators: Mi
         smu=Smu(mu * 2.0**-bits),
         score_bound=math.sqrt(scores.high - mu**2) * (1.0 - 2.0**-7),
         scores=_rescaled(scores, 2 * bits),
-        denominators=_rescaled(denominators, bits * config.attention.power),
+        denominators=_rescaled(denominators, bits * config.attention.power).inverse(),
         scale=2.0**bits,
         threshold_bound=_BIAS if config.encoder.buckets else 1.0,
         floor=config.attention.floor * 2.0 ** (-bits * config.attention.power),
@@ -178,7 +177,7 @@ def _attention(config: CometConfig, mu: float, scores: AnyRule, denominators: Mi
 def _flooded(rules: EncoderRules, steps: int) -> EncoderRules:
     """All of them by the paper's guess."""
 
-    def paper(rule: SmuRule) -> NewtonRule:
+    def paper(rule: Rule) -> NewtonRule:
         return NewtonRule("paper", rule.low, rule.high, steps)
 
     layers = [

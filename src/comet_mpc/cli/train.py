@@ -21,7 +21,8 @@ from comet_mpc.cli.options import Data, JsonFile, Limit, Spread, TaskName
 from comet_mpc.cli.stopping import RESUMABLE, RESUME, if_stopped
 from comet_mpc.cli.tables import table
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, PRECISION
+from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION
+from comet_mpc.functions.rule import PRECISION
 from comet_mpc.models.certify import calibrated, certify, check_ranges, in_form
 from comet_mpc.models.checkpoint import (
     ActivationChoice,

@@ -14,28 +14,32 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Open, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
-from comet_mpc.functions.activation import Smu, SmuRule, smu, smu_rule, times_real
+from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, plain_inverse_sqrt
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.row_rule import row_rule
-
-Reals = npt.NDArray[np.float64]
+from comet_mpc.functions.rule import (
+    SPARE,
+    InverseRule,
+    Reals,
+    Rule,
+    Smu,
+    inverse_sqrt,
+    plain_inverse_sqrt,
+    times_real,
+)
 
 S, N, Y = variables("s n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
 _QUERY = 5
 _SCORE = 14
-_SPARE = 12  # of a public real factor
 _VALUE = 12
 _ACTIVATED = 14
 _R = range(20, 23)  # as many of them as the narrowest ring has room for
@@ -60,10 +64,10 @@ class AttentionForm:
     smu: Smu
     score_bound: float
     """|s| for every input: 2 in the certified form, a claim of the caller's in the paper's."""
-    scores: SmuRule
-    denominators: InverseSqrtRule
+    scores: Rule
+    denominators: InverseRule
     """For Σ_j R_ij / n with R scaled to at most 1."""
-    norms: InverseSqrtRule | None = None
+    norms: InverseRule | None = None
     """For |q|² and |k|²; only with cosine."""
     scale: float = 0.0
     """smu is taken of s/scale; 0: of s/score_bound."""
@@ -76,9 +80,7 @@ class AttentionForm:
         return self.scale or self.score_bound
 
 
-def certified_attention(
-    mu: float, *, scores: SmuRule, denominators: InverseSqrtRule, norms: InverseSqrtRule
-) -> AttentionForm:
+def certified_attention(mu: float, *, scores: Rule, denominators: InverseRule, norms: InverseRule) -> AttentionForm:
     """Cosine scores and power 2, by these rules."""
     form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
     return AttentionForm(
@@ -138,7 +140,7 @@ def paper_form(
         smu=form,
         score_bound=score_bound,
         scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name),
-        denominators=make_rule("minimax", SMALLEST_MEAN, 1.0 + 2.0**-4, row_steps),
+        denominators=minimax_rule(SMALLEST_MEAN, 1.0 + 2.0**-4, row_steps),
     )
 
 
@@ -206,8 +208,7 @@ def attention(
             scores = scores - thresholds.lift(scores.fraction)
         top = form.score_bound * (1.0 + 2.0**-8)
         scaled = times_real(scores.bounded(top), 1.0 / form.score_scale).bounded(top / form.score_scale)
-        # a root rule takes its argument into its own ring
-        s = scaled if session.odd and isinstance(form.scores, RootRule) else session.truncate_to(scaled, _SCORE)
+        s = scaled if session.odd and form.scores.cuts_argument else session.truncate_to(scaled, _SCORE)
         squared = session.ring(form.power * _ACTIVATED, _R_TOP if form.power > 1 else 4.0)
         activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared)
         activated = activated.bounded(LARGEST_ACTIVATED)
@@ -231,11 +232,11 @@ def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share
     with session.part("scores"):
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
         bits = min(rows.fraction, _VALUE)
-        width = ring_width(2 * bits + _SPARE, bound)
+        width = ring_width(2 * bits + SPARE, bound)
         rows = session.truncate_to(rows, bits, min(width, rows.width))
         opened = session.open(rows[0], rows[1])
         product = session.matmul(*opened, transposed=True, bound=bound)
-        return product.times(round(2**_SPARE / math.sqrt(d))).times_power(-_SPARE).bounded(bound / math.sqrt(d))
+        return product.times(round(2**SPARE / math.sqrt(d))).times_power(-SPARE).bounded(bound / math.sqrt(d))
 
 
 def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
@@ -247,7 +248,7 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
         # enough bits for a coordinate of the shortest row that the rule is made for
         bits = min(rows.fraction, math.ceil(0.5 * math.log2(q.shape[-1] / rule.low)) + _QUERY)
-        limit = overshoot(rule) + 2.0**-8
+        limit = rule.overshoot + 2.0**-8
         ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
         if not ring.modulus:
             ring = Ring(min(ring.width, rows.width))
@@ -289,7 +290,7 @@ def _divide(
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):
-        limit = (overshoot(rule) ** 2 + 2.0**-6) * bound
+        limit = (rule.overshoot**2 + 2.0**-6) * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
         ring = session.ring(whole, limit)

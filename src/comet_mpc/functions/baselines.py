@@ -21,7 +21,9 @@ from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.share import Share, ring_width
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.functions.inverse_sqrt import exponential, inverse_sqrt, make_rule
+from comet_mpc.functions.minimax import minimax_rule
+from comet_mpc.functions.newton_rule import exponential
+from comet_mpc.functions.rule import inverse_sqrt
 
 X, Y, H, P, Q, E, L, M, R, S, U, V, W = variables("x y h p q e l m r s u v w")
 
@@ -98,7 +100,7 @@ def quad2(
         columns = s.shape[-1]
         exponent = math.ceil(math.log2(columns))
         top = (QUAD2_SHIFT + score_bound) ** 2
-        rule = make_rule("minimax", 0.9 * (QUAD2_SHIFT - score_bound) ** 2 / 2**exponent, top, _ROW_STEPS)
+        rule = minimax_rule(0.9 * (QUAD2_SHIFT - score_bound) ** 2 / 2**exponent, top, _ROW_STEPS)
         opened, weights = _masked(session, (S + QUAD2_SHIFT) ** 2, "s", s, mask)
         total = session.evaluate(weights, opened, bound=top).sum(keep=True)
         mean = total.times_power(-exponent).bounded(top)

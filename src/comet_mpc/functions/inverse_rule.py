@@ -14,18 +14,22 @@ rounding and the range in which it is stable are computed here, from the numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from comet_mpc.engine import Opened, Session
+from comet_mpc.engine.polynomial import Polynomial, variables
+from comet_mpc.engine.ring import WORD, Ring
+from comet_mpc.engine.share import Share
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import from_floor
+from comet_mpc.functions.rule import InverseRule, Reals, polynomial_and_slope, polynomial_value
 
-Reals = npt.NDArray[np.float64]
+T, Y, K = variables("t y k")
 
 RING_LIMIT = 62  # values in a ring of 64 bits stay below 2^62, where a truncation is exact
 _PROOF = 20_000  # points on which errors are bounded
@@ -52,9 +56,17 @@ class RuleStep:
         square, last = tau * y**2, 2.0**-self.shift
         return y * (self.a - square * (self.b - last * square if self.b else last))
 
+    def with_slope(self, tau: Any, y: Any, slope: Any) -> tuple[Any, Any]:
+        """The same and its derivative by τ, from y and its own."""
+        square, last = tau * y**2, 2.0**-self.shift
+        b, c = (self.b, last) if self.b else (last, 0.0)
+        outer = self.a - square * (3.0 * b - 5.0 * c * square)
+        inner = y**3 * (b - 2.0 * c * square)
+        return self(tau, y), outer * slope - inner
+
 
 @dataclass(frozen=True)
-class MinimaxRule:
+class MinimaxRule(InverseRule):
     """y ≈ 1/sqrt(t) for t in [low, high]. Made by `minimax_rule`; all numbers are public."""
 
     low: float
@@ -76,23 +88,28 @@ class MinimaxRule:
     start_t: int = 0
     """Fraction bits of τ in the start; 0: as in the steps."""
 
+    stored_as = "rule"
+    certified = True
+
     @property
-    def ratio(self) -> float:
-        return self.high / self.low
+    def counted_steps(self) -> int:
+        return 1 + len(self.steps)
 
-    def normalised(self, t: npt.ArrayLike) -> Reals:
+    def normalised(self, t: Any) -> Any:
         """gain/sqrt of τ itself, by the rule, in real arithmetic: what the protocol computes but for rounding."""
-        return self._trace(np.asarray(t, dtype=np.float64) * 2.0**-self.exponent)[-1]
+        return self._trace(t * 2.0**-self.exponent)[-1]
 
-    def __call__(self, t: npt.ArrayLike) -> Reals:
-        """The rule in real arithmetic."""
-        return np.asarray(self.normalised(t) * 2.0 ** (-self.exponent // 2))
+    def __call__(self, t: Any) -> Any:
+        return self.normalised(t) * 2.0 ** (-self.exponent // 2)
 
-    def root(self, t: npt.ArrayLike) -> Reals:
-        """sqrt(t) = t·(1/sqrt(t)), by the rule."""
-        return np.asarray(np.asarray(t, np.float64) * self(t))
+    def root_and_slope(self, t: Any) -> tuple[Any, Any]:
+        tau, scale = t * 2.0**-self.exponent, 2.0 ** (self.exponent // 2)
+        y, slope = polynomial_and_slope(self.start, tau)
+        for step in self.steps:
+            y, slope = step.with_slope(tau, y, slope)
+        return tau * y * scale, (slope * tau + y) / scale
 
-    def _trace(self, tau: Reals) -> list[Reals]:
+    def _trace(self, tau: Any) -> list[Any]:
         values = [polynomial_value(self.start, tau)]
         for step in self.steps:
             values.append(step(tau, values[-1]))
@@ -224,6 +241,72 @@ class MinimaxRule:
         broken = np.flatnonzero(~fine)
         return float(tops[broken[0] - 1] if broken.size else tops[-1]) if not broken.size or broken[0] else self.high
 
+    # On shares -------------------------------------------------------------------------------------------------
+
+    def ring(self, session: Session) -> Ring:
+        sizes = [(self.start_fraction, self.start_bound), *((step.fraction, step.bound) for step in self.steps)]
+        ring = session.ring(0, max(bound * 2.0**fraction for fraction, bound in sizes))
+        return ring if ring.modulus else Ring(WORD)
+
+    def inverse_of(self, session: Session, t: Share) -> Share:
+        return self.inverse_sqrt(session, t)
+
+    def inverse_sqrt(self, session: Session, t: Share, keep: Opened | None = None) -> Share:
+        """Opens t and one y per step after the start. Relative error at most error + rounding. Reveals nothing."""
+        return self._last(session, _Arguments(session, t, self, self.ring(session)), keep=keep)
+
+    def square_root(self, session: Session, t: Share) -> Share:
+        """sqrt(t) = t·(1/sqrt(t)), from one opening of t. Reveals nothing.
+
+        With a dealer, t is fused with the last step, so that its y need not be opened. Two parties alone open it: two
+        rounds more, and less randomness, since monomials of two large tensors are what costs them most.
+        """
+        self.check_argument(session, t.bound)
+        tau = session.reopen(t.times_power(-self.exponent), self.fraction_t, WORD)
+        if session.fused or not self.steps:
+            return self._last(session, lambda bits: tau, root=True)
+        y = self._last(session, lambda bits: tau).times_power(self.exponent // 2)
+        opened = {"t": tau, "y": session.reopen(y, self.fraction_y, tau.ring)}
+        return session.evaluate(T * Y, opened, bound=self.root_bound).times_power(self.exponent // 2)
+
+    def _last(
+        self, session: Session, tau: Callable[[int], Opened], *, root: bool = False, keep: Opened | None = None
+    ) -> Share:
+        """The start and the steps; the last one times τ if the root is wanted, or times bits that say what is kept."""
+        current: Polynomial = Polynomial({})
+        for power, coefficient in enumerate(self.start):
+            current = current + coefficient * T**power
+        fraction, bound = self.start_fraction, self.start_bound
+        opened = {"t": tau(self.bits_of_t(None))}
+        for step in self.steps:
+            y = session.evaluate(current, opened, fraction=fraction, bound=bound)
+            y_opened = session.reopen(y, self.bits_of_y(step), opened["t"].ring)
+            opened = {"t": tau(self.bits_of_t(step)), "y": y_opened}
+            current = step.a * Y - (step.b or 2.0**-step.shift) * T * Y**3
+            if step.b:
+                current = current + 2.0**-step.shift * T**2 * Y**5
+            fraction, bound = step.fraction, step.bound
+        if root:
+            current, fraction, bound = current * T, fraction + self.fraction_t, self.root_bound
+        if keep is not None:
+            current, opened = current * K, {**opened, "k": keep}
+        value = session.evaluate(current, opened, fraction=fraction, bound=bound)
+        return value.times_power(self.exponent // 2 if root else -self.exponent // 2)
+
+
+class _Arguments:
+    """τ as the stages of a rule take it, opened with their bits: the start's at once, the others' along with others."""
+
+    def __init__(self, session: Session, t: Share, rule: MinimaxRule, ring: Ring) -> None:
+        rule.check_argument(session, t.bound)
+        tau, first = t.times_power(-rule.exponent), rule.bits_of_t(None)
+        more = dict.fromkeys(bits for step in rule.steps if (bits := rule.bits_of_t(step)) != first)
+        self._later = {bits: session.reopen_later(tau, bits, ring) for bits in more}
+        self._first = session.reopen(tau, first, ring)
+
+    def __call__(self, bits: int) -> Opened:
+        return self._later[bits].result() if bits in self._later else self._first
+
 
 def _peak(error: Reals) -> float:
     """The largest |error| of a smooth function sampled on a fine grid, plus what it can rise between two samples: an
@@ -242,8 +325,3 @@ def units_off(values: Reals, bound: float) -> Reals:
 def _highest(values: Reals) -> float:
     """The largest value of a function with kinks, and half of what it moves from one sample to the next."""
     return float(np.max(values) + 0.5 * np.max(np.abs(np.diff(values))))
-
-
-def polynomial_value(coefficients: Sequence[float], tau: Reals) -> Reals:
-    """Σ c_i·τ^i."""
-    return np.asarray(np.polynomial.polynomial.polyval(tau, coefficients), np.float64)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate, Weight
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import SERVER, WORD, Share
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, inverse_sqrt, make_rule, overshoot, row_ring
 from comet_mpc.functions.row_rule import row_rule
-
-Reals = npt.NDArray[np.float64]
+from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
+from comet_mpc.functions.rules import make_rule
 
 V, Y = variables("v y")
 
 _FRACTION_V = 12
 _FRACTION_Y = 14
-_SPARE = 12
 
 
 def shrink_factor(size: int) -> float:
@@ -32,7 +28,7 @@ def shrink_factor(size: int) -> float:
 
 def layer_norm_rule(
     size: int, low: float, high: float, steps: int | None = None, *, name: str = "minimax"
-) -> InverseSqrtRule:
+) -> InverseRule:
     """The rule for a variance in [low, high] over rows of `size` numbers; `high` must hold for every input.
 
     steps: by default as many as the error of a row allows (`row_rule`)
@@ -41,12 +37,12 @@ def layer_norm_rule(
     gain = math.sqrt(shrink)
     if steps is None and name == "minimax":
         return row_rule(low * shrink**3, high * shrink**3, gain=gain)
-    return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain)
+    return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain).inverse()
 
 
-def padding_bits(session: Session, mask: Share, rule: InverseSqrtRule) -> Deferred[Opened]:
+def padding_bits(session: Session, mask: Share, rule: InverseRule) -> Deferred[Opened]:
     """A padding mask (batch, tokens) as `layer_norm` by that rule takes it: opened along with what is opened anyway."""
-    bits, ring = mask.reshape(*mask.shape, 1), row_ring(session, rule)
+    bits, ring = mask.reshape(*mask.shape, 1), rule.ring(session)
     if ring.modulus:
         return session.defer(Truncate(bits, 0, ring.width, ring.modulus), Open)
     return session.defer(Open(bits))
@@ -55,7 +51,7 @@ def padding_bits(session: Session, mask: Share, rule: InverseSqrtRule) -> Deferr
 def layer_norm(
     session: Session,
     x: Share,
-    rule: InverseSqrtRule,
+    rule: InverseRule,
     *,
     epsilon: float = 1e-12,
     fraction: int = 12,
@@ -77,7 +73,7 @@ def layer_norm(
 
 
 def root_mean_square(
-    session: Session, x: Share, rule: InverseSqrtRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
+    session: Session, x: Share, rule: InverseRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
 ) -> Share:
     """x / sqrt(mean square + ε) along the last axis: `layer_norm` without the mean, by the same kind of rule."""
     with session.part("length"):
@@ -88,7 +84,7 @@ def root_mean_square(
 def _over_root(
     session: Session,
     v: Share,
-    rule: InverseSqrtRule,
+    rule: InverseRule,
     epsilon: float,
     fraction: int,
     width: int,
@@ -98,9 +94,9 @@ def _over_root(
     size = v.shape[-1]
     bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
     total = rule.high * 2.0**bits  # Σ v², for every input
-    limit = (overshoot(rule) + 2.0**-8) * math.sqrt(size)
+    limit = (rule.overshoot + 2.0**-8) * math.sqrt(size)
     constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
-    spare = 0 if constant == 1.0 else _SPARE
+    spare = 0 if constant == 1.0 else SPARE
     whole = _FRACTION_V + _FRACTION_Y + spare
     ring = session.ring(0, max(total * 4.0**_FRACTION_V, limit * 2.0**whole))
     if not ring.modulus and (free := width + whole - fraction) <= WORD:
@@ -114,17 +110,17 @@ def _over_root(
     return session.truncate_to(result, fraction, width)
 
 
-def plain_layer_norm(x: Reals, rule: InverseSqrtRule | None = None, *, epsilon: float = 1e-12) -> Reals:
+def plain_layer_norm(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
     """The same in real arithmetic, by a rule of `layer_norm_rule`, or exactly."""
     return plain_root_mean_square(x - x.mean(axis=-1, keepdims=True), rule, epsilon=epsilon)
 
 
-def plain_root_mean_square(x: Reals, rule: InverseSqrtRule | None = None, *, epsilon: float = 1e-12) -> Reals:
+def plain_root_mean_square(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
     square = (x**2).mean(axis=-1, keepdims=True) + epsilon
-    if not isinstance(rule, MinimaxRule):
+    if rule is None:
         return np.asarray(x / np.sqrt(square))
     shrink = shrink_factor(x.shape[-1])
-    return np.asarray(x * shrink * rule(square * shrink**3))
+    return np.asarray(x * shrink * rule(square * shrink**3) * (math.sqrt(shrink) / rule.gain))
 
 
 def scale_and_shift(session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None) -> Share:

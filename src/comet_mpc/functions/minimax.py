@@ -21,7 +21,8 @@ import numpy as np
 
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import GRID, fit_multiples, fit_start_and_steps, from_floor
-from comet_mpc.functions.inverse_rule import RING_LIMIT, MinimaxRule, Reals, RuleStep, polynomial_value
+from comet_mpc.functions.inverse_rule import RING_LIMIT, MinimaxRule, RuleStep
+from comet_mpc.functions.rule import Reals, Wanted, polynomial_value
 
 _TOP = 61  # the limit with a bit to spare, for bounds that are not powers of two
 _COARSEST = 8.0  # units of its rounding that the highest coefficient must have
@@ -66,6 +67,14 @@ def minimax_rule(
         f"the interval [{low:g}, {high:g}], a ratio of {high / low:.3g}, overflows a ring of 64 bits: "
         "narrow it, raise its floor or lower the precision"
     )
+
+
+def make_minimax(wanted: Wanted) -> MinimaxRule:
+    """The rule `minimax`, of 3 steps unless another number is wanted."""
+    return minimax_rule(
+        wanted.low, wanted.high, wanted.steps or 3, root=wanted.root, beside=wanted.beside,
+        emphasis=wanted.emphasis, floor=wanted.floor, gain=wanted.gain,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

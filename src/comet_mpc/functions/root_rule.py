@@ -20,31 +20,43 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from comet_mpc.engine.share import WORD, ring_width
+from comet_mpc.engine import Session
+from comet_mpc.engine.polynomial import Polynomial, variables
+from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.share import WORD, Share, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.fit import GRID, chebyshev_fit, from_floor
+from comet_mpc.functions.rule import (
+    FRACTION_X,
+    PRECISION,
+    SPARE,
+    Reals,
+    Rule,
+    Smu,
+    Wanted,
+    polynomial_and_slope,
+    polynomial_value,
+)
 
-Reals = npt.NDArray[np.float64]
+X, T = variables("x t")
 
 DEGREES = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 """Names of rules."""
 
 _PROOF = 20_000  # points on which errors are bounded
 _MARGIN = 1.25  # the bound on the root leaves room for values above the interval's top: the stable range
-PRECISION = 13
-"""Fraction bits of t, where there is room for them."""
 FINE_PRECISION = 15
-"""The same for a model whose answers feel the rounding of its neurons."""
+"""`PRECISION` for a model whose answers feel the rounding of its neurons."""
 _COARSEST = 8.0  # units of its rounding that the highest coefficient has at least
 _FEWEST = 8  # fraction bits of t
 
 
 @dataclass(frozen=True)
-class RootRule:
+class RootRule(Rule):
     """p(t) ≈ sqrt(t) for t in [low, high]. Made by `root_rule`; all numbers are public."""
 
     low: float
@@ -68,21 +80,32 @@ class RootRule:
     def degree(self) -> int:
         return len(self.coefficients) - 1
 
+    stored_as = "root"
+    certified = True
+    cuts_argument = True
+
     @property
-    def ratio(self) -> float:
-        return self.high / self.low
+    def precision(self) -> int:
+        return self.fraction_t
+
+    @property
+    def unit(self) -> float:
+        return 2.0 ** (self.exponent - self.fraction_t)
 
     @property
     def grain(self) -> int:
         """Fraction bits of the highest coefficient."""
         return self.fraction - self.degree * self.fraction_t
 
-    def root(self, t: npt.ArrayLike) -> Reals:
-        """sqrt(t) by the rule, in real arithmetic."""
-        return np.asarray(self._tau_root(np.asarray(t, np.float64) * 2.0**-self.exponent) * 2.0 ** (self.exponent // 2))
+    def root(self, t: Any) -> Any:
+        return self._tau_root(t * 2.0**-self.exponent) * 2.0 ** (self.exponent // 2)
 
-    def _tau_root(self, tau: Reals) -> Reals:
-        return np.asarray(np.polynomial.polynomial.polyval(tau, self.coefficients), np.float64)
+    def root_and_slope(self, t: Any) -> tuple[Any, Any]:
+        root, slope = polynomial_and_slope(self.coefficients, t * 2.0**-self.exponent)
+        return root * 2.0 ** (self.exponent // 2), slope * 2.0 ** (-self.exponent // 2)
+
+    def _tau_root(self, tau: Any) -> Any:
+        return polynomial_value(self.coefficients, tau)
 
     def check(self) -> None:
         """Raises RuleError unless the numbers are a rule: for one that comes from a file and not from `root_rule`.
@@ -142,6 +165,80 @@ class RootRule:
             return float(tops[-1])
         return float(tops[broken[0] - 1]) if broken[0] else self.high
 
+    # On shares -------------------------------------------------------------------------------------------------
+
+    def square_root(self, session: Session, t: Share) -> Share:
+        """sqrt(t) from one opening of t. Reveals nothing."""
+        self.check_argument(session, t.bound)
+        tau = session.reopen(t.times_power(-self.exponent), self.fraction_t, self.width)
+        root = session.evaluate(self._polynomial(T), {"t": tau}, fraction=self.fraction, bound=self.bound)
+        return root.times_power(self.exponent // 2)
+
+    def activate(self, session: Session, x: Share, form: Smu) -> Share:
+        """smu(x). Opens x and, from degree 2 on, t. Rounds 4, or 3; for degree 1 always 2. Reveals nothing."""
+        ring = self._smu_ring(session, x, form)
+        return self._in_odd_ring(session, x, form, ring) if ring.modulus else super().activate(session, x, form)
+
+    def root_of_square(self, session: Session, x: Share, form: Smu) -> Share:
+        """If the root is linear in x², from the opening of x alone."""
+        if not self._linear_in_square(form):
+            return super().root_of_square(session, x, form)
+        self.check_argument(session, form.largest_argument(x.bound))
+        scale = 2.0**-self.exponent
+        bits = min(x.fraction, FRACTION_X)
+        fraction = 2 * bits + self.grain
+        width = max(ring_width(fraction, self.bound), ring_width(fraction + 1, self._smu_bound(x, form)))
+        opened = session.open(session.truncate_to(x, bits, width))
+        polynomial = self._polynomial(scale * form.factor * X**2 + scale * float(np.square(form.mu)))
+        root = session.evaluate(polynomial, {"x": opened}, fraction=fraction, bound=self.bound)
+        return root.times_power(self.exponent // 2)
+
+    def _in_odd_ring(self, session: Session, x: Share, form: Smu, ring: Ring) -> Share:
+        """smu(x), all of it in one odd ring, from the openings of x and, from degree 2 on, t.
+
+        Monomials of the masks: x², and t², …, t^n.
+        """
+        top, bits = form.largest_argument(x.bound), min(x.fraction, self.fraction_t)
+        self.check_argument(session, top)
+        opened = {"x": session.open(session.truncate_to(x, bits, ring))}
+        half = 0.5 * (1.0 + form.alpha) * 2.0 ** (-self.exponent // 2)
+        if self._linear_in_square(form):
+            root = self._polynomial((form.factor * X**2 + np.square(form.mu)) * 2.0**-self.exponent)
+        else:
+            fraction = 2 * bits + (SPARE if form.factor != 1.0 else 0)
+            square = session.evaluate(form.factor * X**2, opened, fraction=fraction, bound=form.factor * x.bound**2)
+            t = session.add_constant(square, np.square(form.mu)).bounded(top)
+            opened["t"] = session.reopen(t.times_power(-self.exponent), self.fraction_t, ring)
+            root = self._polynomial(T)
+        fraction, bound = self._smu_fraction(x, form), self._smu_bound(x, form)
+        value = session.evaluate(root * 0.5 + half * X, opened, fraction=fraction, bound=bound)
+        return value.times_power(self.exponent // 2)
+
+    def _smu_ring(self, session: Session, x: Share, form: Smu) -> Ring:
+        """The ring that holds x² and smu(x), as `_in_odd_ring` computes them."""
+        top, bits = form.largest_argument(x.bound), min(x.fraction, self.fraction_t)
+        whole, bound = self._smu_fraction(x, form), self._smu_bound(x, form)
+        return session.ring(0, max(bound * 2.0**whole, top * 4.0**bits))
+
+    def _linear_in_square(self, form: Smu) -> bool:
+        """Whether the root is a polynomial in x² that needs no opening of t."""
+        return self.degree == 1 and isinstance(form.mu, float)
+
+    def _smu_fraction(self, x: Share, form: Smu) -> int:
+        """Fraction bits of smu(x) before it is truncated, in units of the scaled root."""
+        square = 2 * min(x.fraction, self.fraction_t) + self.grain
+        return 1 + (square if self._linear_in_square(form) else self.fraction)
+
+    def _smu_bound(self, x: Share, form: Smu) -> float:
+        """|smu(x)|, scaled as the root is."""
+        return 0.5 * self.bound + 0.5 * (1.0 + form.alpha) * x.bound * 2.0 ** (-self.exponent // 2)
+
+    def _polynomial(self, tau: Polynomial) -> Polynomial:
+        total = Polynomial.of(self.coefficients[-1])
+        for coefficient in reversed(self.coefficients[:-1]):
+            total = total * tau + coefficient
+        return total
+
 
 @lru_cache(maxsize=256)
 def root_rule(
@@ -186,6 +283,14 @@ def root_rule(
         f"the interval [{low:g}, {high:g}], a ratio of {high / low:.3g}, is too wide for a root by a polynomial of "
         f"degree {degree}: narrow it or take another degree"
     )
+
+
+def make_root(degree: int, wanted: Wanted) -> RootRule:
+    """The rule of that degree."""
+    return root_rule(
+        wanted.low, wanted.high, degree, emphasis=wanted.emphasis, beside=wanted.beside, floor=wanted.floor,
+        precision=wanted.precision,
+    )  # fmt: skip
 
 
 def _precisions(taus: Reals, emphasis: float, degree: int, most: int) -> Iterator[tuple[int, int]]:

@@ -20,14 +20,12 @@ from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from comet_mpc.engine.ring import LARGEST_ODD
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import chebyshev_fit, fit_multiples
-from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep, polynomial_value, units_off
-
-Reals = npt.NDArray[np.float64]
+from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep, units_off
+from comet_mpc.functions.rule import Reals, polynomial_value
 
 ROW_ERROR = 0.9 * 2.0**-8
 """What y·sqrt(t) is off by at most, unless a caller wants another error: a LayerNorm's rows may be 2^-8 too long."""

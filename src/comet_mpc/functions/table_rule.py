@@ -6,13 +6,18 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from comet_mpc.engine.share import ring_width
+from comet_mpc.engine import Session, Truncate
+from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.engine.tables import Column, Table
-from comet_mpc.errors import RuleError
+from comet_mpc.errors import RangeError, RuleError
+from comet_mpc.functions.rule import InverseRule, Wanted
+
+T, Y, P, Z, H, D = variables("t y p z h d")
 
 
 @dataclass(frozen=True)
-class TableRule:
+class TableRule(InverseRule):
     """1/sqrt(t) for t in [low, high] from tables, as SIRNN and Iron do it: t = m·2^k with m in [1, 2).
 
     digits  t's top bit, digit by digit: of every digit's sum a carry, whether it is zero, and where its top bit is
@@ -33,6 +38,12 @@ class TableRule:
     fraction_m = 16
     fraction_w = 9
     fraction_y = 16
+
+    @staticmethod
+    def make(wanted: Wanted) -> TableRule:
+        if wanted.steps not in (None, 1):
+            raise RuleError(f"the rule of tables takes one step, not {wanted.steps}")
+        return TableRule(wanted.low, wanted.high)
 
     def __post_init__(self) -> None:
         if self.bits > 32:
@@ -115,7 +126,67 @@ class TableRule:
         halved = 0.5 * 2.0**-self.fraction_t / self.low + 0.5 * 2.0**-self.fraction_m
         return 1.01 * (halved + math.sqrt(2.0) * 2.0**-self.fraction_y + 0.5 / smallest)
 
+    @property
+    def overshoot(self) -> float:
+        return 1.0 + self.error + self.rounding
+
+    def added(self, top: float) -> float:
+        return top + 2.0
+
+    def inverse_of(self, session: Session, t: Share) -> Share:
+        """Digits of t, m, m's leading bits, a Newton step. Rounds: 2 a digit of t, log2 of their number, and 9.
+
+        Besides look-ups opens t, its power, m, w, y and the scale. Reveals nothing.
+        """
+        if t.bound > self.top:
+            raise RangeError(f"{session.here}: t may reach {t.bound:g}, but the rule's tables end at {self.top:g}")
+        t = session.truncate_to(t.lift(max(t.fraction, self.fraction_t)), self.fraction_t, self.width)
+        power, scale = session.look_up(_top_bit(session, t, self).narrow(5), *self.power_tables)
+        opened = dict(zip("tp", session.open(t.times_power(self.fraction_t), power), strict=True))
+        whole = session.evaluate(T * P, opened, bound=2.0**self.bits)
+        m = whole.times_power(1 - self.bits)
+        place = session.truncate(m.times(self.cells), self.bits - 1, self.width - self.bits + 1)
+        (w,) = session.look_up(session.add_constant(place, 1.0 - self.cells).narrow(self.guess_bits), self.guess_table)
+        fraction = self.fraction_m + 3 * self.fraction_w + 1
+        m, w = _brought(session, ring_width(fraction, 1.1), (m, self.fraction_m), (w, self.fraction_w))
+        opened = dict(zip("ty", session.open(m, w), strict=True))
+        y = session.evaluate(1.5 * Y - 0.5 * T * Y**3, opened, fraction=fraction, bound=1.01)
+        bound = 1.02 * scale.bound
+        width = ring_width(self.fraction_y + self.fraction_s, bound)
+        y, scale = _brought(session, width, (y, self.fraction_y), (scale, self.fraction_s))
+        return session.evaluate(Y * P, dict(zip("yp", session.open(y, scale), strict=True)), bound=bound)
+
 
 def _whole_bytes(width: int) -> int:
     """A table's entries are whole bytes."""
     return 8 * -(-width // 8)
+
+
+def _top_bit(session: Session, t: Share, rule: TableRule) -> Share:
+    """The place of the highest bit of t that is set: of the highest digit that is not zero."""
+    carry: Share | None = None
+    filled, places = [], []
+    for place in range(rule.digits):
+        digit = t.digit_sum(place, rule.digit_bits)
+        if carry is not None:
+            digit = (digit + carry.narrow(digit.width)).bounded(digit.bound)
+        carry, full, top = session.look_up(digit, rule.digit_table(place))
+        filled.append(full.reshape(1, *t.shape))
+        places.append(top.reshape(1, *t.shape))
+    z, d = concatenate(filled, 0), concatenate(places, 0)
+    while z.shape[0] > 1:  # of two neighbours the higher one counts, unless it is zero
+        pairs = z.shape[0] // 2 * 2
+        low, high = (slice(start, pairs, 2) for start in (0, 1))
+        opened = dict(zip("hzd", session.open(z[high], z[low], (d[high] - d[low]).bounded(32.0)), strict=True))
+        either = session.evaluate(H + Z - H * Z, opened, bound=1.0)
+        further = session.evaluate(H * D, opened, bound=32.0)
+        z = concatenate([either, z[pairs:]], 0)
+        d = concatenate([(d[low] + further).bounded(32.0), d[pairs:]], 0)
+    return d[0]
+
+
+def _brought(session: Session, width: int, *wanted: tuple[Share, int]) -> tuple[Share, ...]:
+    """Shares with so many fraction bits in a ring of `width`. One round."""
+    lifted = [(share.lift(max(share.fraction, fraction)), fraction) for share, fraction in wanted]
+    results = session.communicate(*(Truncate(share, share.fraction - bits, width) for share, bits in lifted))
+    return tuple(result for result in results if isinstance(result, Share))

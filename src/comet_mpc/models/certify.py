@@ -29,13 +29,12 @@ import numpy.typing as npt
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError, RuleError
-from comet_mpc.functions.activation import Smu, SmuRule, argument_interval, smu_rule, tanh_like_rule
+from comet_mpc.functions.activation import argument_interval, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_ACTIVATED, denominator_rule, norm_rule
-from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule, overshoot
 from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.root_rule import DEGREES, PRECISION, RootRule, root_rule
+from comet_mpc.functions.rule import PRECISION, InverseRule, Rule, Smu
+from comet_mpc.functions.rules import make_rule
 from comet_mpc.models.bounds import (
     SLACK,
     activation_bounds,
@@ -48,10 +47,8 @@ from comet_mpc.models.bounds import (
 )
 from comet_mpc.models.checkpoint import (
     ActivationChoice,
-    AnyRule,
     AttentionChoice,
     CometConfig,
-    RuleName,
     Site,
     tensor_shapes,
 )
@@ -78,28 +75,18 @@ _SCORES = 64.0
 """What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
 
-def _certifiable(rule: SmuRule) -> AnyRule:
-    if not isinstance(rule, MinimaxRule | RootRule):
-        raise CheckpointError("a certified form needs rules whose ranges and errors are proved")
-    return rule
-
-
-def _minimax(rule: InverseSqrtRule) -> MinimaxRule:
-    if not isinstance(rule, MinimaxRule):
-        raise CheckpointError("a certified form needs minimax rules")
-    return rule
-
-
-def smu_rules(config: CometConfig, precision: int = PRECISION) -> tuple[AnyRule, AnyRule]:
+def smu_rules(config: CometConfig, precision: int = PRECISION) -> tuple[Rule, Rule]:
     """Of activations, with so many fraction bits, and of scores, by the configuration's kind of rule."""
     activation, scores = (
-        _certifiable(smu_rule(form, _UNIT, config.steps, name=config.rule, emphasis=config.emphasis, precision=bits))
+        smu_rule(form, _UNIT, config.steps, name=config.rule, emphasis=config.emphasis, precision=bits)
         for form, bits in zip(_smus(config), (precision, PRECISION), strict=True)
     )
+    if not activation.certified:
+        raise CheckpointError("a certified form needs rules whose ranges and errors are proved")
     return activation, scores
 
 
-def universal_rules(config: CometConfig, precision: int = PRECISION) -> dict[str, AnyRule]:
+def universal_rules(config: CometConfig, precision: int = PRECISION) -> dict[str, Rule]:
     """Rules that do not depend on the weights. precision: of neurons (`root_rule`).
 
     The denominators' top follows from what the scores' rule can give. Where steps are counted they get one more, since
@@ -121,7 +108,7 @@ def _smus(config: CometConfig) -> tuple[Smu, Smu]:
     return Smu(config.activation.mu, config.activation.alpha), Smu(config.attention.mu / 2.0)
 
 
-def _largest_weight(config: CometConfig, scores: AnyRule) -> float:
+def _largest_weight(config: CometConfig, scores: Rule) -> float:
     """smu(s)² at most, by that rule; 2^-10 is more than rounding adds there, at the interval's upper end."""
     largest = float(_smus(config)[1](_UNIT)) + _root_error(scores) / 2.0 + 2.0**-10
     if largest > LARGEST_ACTIVATED:
@@ -132,7 +119,7 @@ def _largest_weight(config: CometConfig, scores: AnyRule) -> float:
     return largest**2
 
 
-def _root_error(rule: AnyRule) -> float:
+def _root_error(rule: Rule) -> float:
     """max |root - sqrt(t)| over the interval, in real arithmetic."""
     return rule.root_error * float(np.sqrt(rule.high))
 
@@ -166,7 +153,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def variance_tops(
-    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule, told: Told = _silent
+    config: CometConfig, tensors: Tensors, activation: Rule, denominators: InverseRule, told: Told = _silent
 ) -> dict[str, float]:
     """The largest variance before every LayerNorm, for every input, by these rules."""
     e, weights = config.encoder, Weights(tensors)
@@ -195,7 +182,7 @@ def variance_tops(
 
 
 def _interval_tops(
-    config: CometConfig, tensors: Tensors, activation: AnyRule, denominators: MinimaxRule, told: Told = _silent
+    config: CometConfig, tensors: Tensors, activation: Rule, denominators: InverseRule, told: Told = _silent
 ) -> dict[str, float]:
     """Tops of the LayerNorms' intervals, with room for weights that are rounded to fixed point, and for the rounding of
     a row's coordinates."""
@@ -240,8 +227,8 @@ def certify(
         name: Site.of(rule, certified_high=True, certified_low=name in ("activation", "scores"))
         for name, rule in rules.items()
     }
-    _check_scores(sites["norms"].minimax, config.encoder.hidden // config.encoder.heads)
-    tops = _interval_tops(config, tensors, rules["activation"], sites["denominators"].minimax, told)
+    _check_scores(sites["norms"].inverse, config.encoder.hidden // config.encoder.heads)
+    tops = _interval_tops(config, tensors, rules["activation"], sites["denominators"].inverse, told)
     for name, high in tops.items():
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
         rule = _variance_rule(config, low, high)
@@ -253,31 +240,31 @@ def certify(
     return msgspec.structs.replace(config, sites=sites)
 
 
-def _variance_rule(config: CometConfig, low: float, high: float) -> MinimaxRule:
+def _variance_rule(config: CometConfig, low: float, high: float) -> InverseRule:
     """In as few steps as there can be, or, where the interval is too wide for that or they are counted, in more."""
     hidden = config.encoder.hidden
     if not config.row_steps:
         with contextlib.suppress(RuleError):
-            return _minimax(layer_norm_rule(hidden, 2.0 ** math.floor(math.log2(low)), high))
+            return layer_norm_rule(hidden, 2.0 ** math.floor(math.log2(low)), high)
     steps = (config.row_steps or _ROW_STEPS) + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
-    rule = _minimax(layer_norm_rule(hidden, low, high, steps))
-    while overshoot(rule) - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
+    rule = layer_norm_rule(hidden, low, high, steps)
+    while rule.overshoot - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
         low *= 2.0
-        rule = _minimax(layer_norm_rule(hidden, low, high, steps))
+        rule = layer_norm_rule(hidden, low, high, steps)
     return rule
 
 
-def _check_length(name: str, rule: MinimaxRule) -> None:
+def _check_length(name: str, rule: InverseRule) -> None:
     """What every bound relies on: a LayerNorm's result is at most SLACK longer than √d."""
-    if overshoot(rule) - 1.0 > SLACK:
+    if rule.overshoot - 1.0 > SLACK:
         raise CheckpointError(
-            f"{name}: its rule errs by up to {overshoot(rule) - 1.0:.2%}, allowed are {SLACK:.2%}: use more row steps"
+            f"{name}: its rule errs by up to {rule.overshoot - 1.0:.2%}, allowed are {SLACK:.2%}: use more row steps"
         )
 
 
-def _check_scores(norms: MinimaxRule, size: int) -> None:
+def _check_scores(norms: InverseRule, size: int) -> None:
     """Normalised queries and keys, rounded, still give scores within the interval of the scores' rule."""
-    if (overshoot(norms) + 2.0**-12 * math.sqrt(size) + 2.0**-13) ** 2 > 1.0 + 2.0**-7:
+    if (norms.overshoot + 2.0**-12 * math.sqrt(size) + 2.0**-13) ** 2 > 1.0 + 2.0**-7:
         raise CheckpointError("norms: the rule is not accurate enough for scores within [-1, 1]: use more row steps")
 
 
@@ -315,7 +302,7 @@ def calibrated(
 
 def _calibrated_rule(
     config: CometConfig, name: str, seen: Mapping[str, tuple[float, ...]], margin: float
-) -> AnyRule | None:
+) -> Rule | None:
     """A rule for what was seen, and a margin: not certified. None for a site that only the certified form has.
 
     A denominator is a mean over the padded length, which is another for every batch: its top is that of the scores.
@@ -324,9 +311,7 @@ def _calibrated_rule(
     high, part, steps = quantiles[4] * margin, name.rsplit(".", 1)[-1], config.row_steps or _ROW_STEPS
     if part in ("activation", "scores"):
         low = max(quantiles[1] / _BELOW, high * 2.0**-9)
-        if config.rule in DEGREES:
-            return root_rule(low, high, DEGREES[config.rule], emphasis=config.emphasis)
-        return minimax_rule(low, high, config.steps, root=True, emphasis=config.emphasis)
+        return make_rule(config.rule, low, high, config.steps, root=True, emphasis=config.emphasis)
     if part == "denominators":
         score = math.sqrt(seen[name.replace(part, "scores")][4] * margin)
         high = 1.05 * score**config.attention.power + config.attention.floor
@@ -337,7 +322,7 @@ def _calibrated_rule(
         hidden = config.encoder.hidden
         shrink = shrink_factor(hidden) ** 3
         low, high = max(quantiles[0] / _BELOW, high * _RATIO) / shrink, high / shrink
-        return _minimax(layer_norm_rule(hidden, low, high, steps))
+        return layer_norm_rule(hidden, low, high, steps)
     return None
 
 
@@ -358,14 +343,12 @@ def check_ranges(config: CometConfig, tensors: Tensors, told: Told = _silent) ->
     if expected != config.sites.keys():
         raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
     for name, site in config.sites.items():
-        if site.inverse is None and name not in ("activation", "scores"):
-            raise CheckpointError(f"{name}: a rule for the root stands where one for 1/sqrt is needed")
         try:
-            site.rule.check()
+            (site.rule if name in ("activation", "scores") else site.rule.inverse()).check()
         except RuleError as error:
             raise CheckpointError(f"{name}: {error}") from error
         if name.endswith("norm"):
-            _check_length(name, site.minimax)
+            _check_length(name, site.inverse)
     for name, (low, high) in _intervals_in_force(config, tensors, told).items():
         rule = config.sites[name].rule
         if rule.high < high * (1.0 - 1e-9):
@@ -375,7 +358,7 @@ def check_ranges(config: CometConfig, tensors: Tensors, told: Told = _silent) ->
             )
         if rule.low > low * (1.0 + 1e-9):
             raise CheckpointError(f"{name}: the interval begins at {rule.low:g}, but smaller values occur")
-    _check_scores(config.sites["norms"].minimax, config.encoder.hidden // config.encoder.heads)
+    _check_scores(config.sites["norms"].inverse, config.encoder.hidden // config.encoder.heads)
     for i in range(config.encoder.layers):
         if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
             raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
@@ -386,7 +369,7 @@ def _intervals_in_force(config: CometConfig, tensors: Tensors, told: Told) -> di
     the data are ∞: below their interval a value only costs accuracy."""
     sites = config.sites
     activation, scores = (argument_interval(form, _UNIT) for form in _smus(config))
-    tops = _interval_tops(config, tensors, sites["activation"].rule, sites["denominators"].minimax, told)
+    tops = _interval_tops(config, tensors, sites["activation"].rule, sites["denominators"].inverse, told)
     tops = {name: top * shrink_factor(config.encoder.hidden) ** 3 for name, top in tops.items()}
     tops |= {
         "norms": _NORMS[1],
@@ -422,7 +405,7 @@ def in_form(
     pooler: Pooler,
     labels: tuple[str, ...],
     head: Head | None = None,
-    rule: RuleName = "minimax",
+    rule: str = "minimax",
     steps: int = 4,
     seed: int = 0,
 ) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:

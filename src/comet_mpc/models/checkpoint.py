@@ -24,13 +24,14 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from comet_mpc.errors import CheckpointError
+from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.root_rule import RootRule
+from comet_mpc.functions.rule import InverseRule, Rule
+from comet_mpc.functions.rules import SERVING, STORED
 from comet_mpc.models.heads import Head, Pooler
 
-AnyRule = MinimaxRule | RootRule
 Tensor = npt.NDArray[np.float32]
 Tensors = dict[str, Tensor]
 
@@ -114,10 +115,15 @@ class AttentionChoice(_Strict, frozen=True, kw_only=True):
 
 
 class Site(_Strict, frozen=True, kw_only=True, omit_defaults=True):
-    """One place where 1/sqrt(t) or sqrt(t) is taken, and the public rule for it: one of the two kinds."""
+    """One place where 1/sqrt(t) or sqrt(t) is taken, and the public rule for it.
 
-    inverse: MinimaxRule | None = msgspec.field(default=None, name="rule")
+    The two oldest kinds of rules have a field each, named as they are stored; others are `numbers` of a `kind`.
+    """
+
+    minimax: MinimaxRule | None = msgspec.field(default=None, name=MinimaxRule.stored_as)
     root: RootRule | None = None
+    kind: str = ""
+    numbers: dict[str, Any] = {}
     certified_high: bool
     """No input whatsoever exceeds the interval's top: proved from the weights, checked on loading."""
     certified_low: bool
@@ -125,26 +131,32 @@ class Site(_Strict, frozen=True, kw_only=True, omit_defaults=True):
     """t on calibration data: smallest, 1 %, median, 99 %, largest."""
 
     def __post_init__(self) -> None:
-        if (self.inverse is None) == (self.root is None):
-            raise ValueError("a site needs either a rule for 1/sqrt or one for the root")
+        if [self.minimax is None, self.root is None, not self.kind].count(False) != 1:
+            raise ValueError("a site needs exactly one rule")
+        if self.kind and self.kind not in STORED:
+            raise ValueError(f"unknown kind of rule {self.kind!r}: it may need a package that registers it")
+        if self.kind:
+            msgspec.convert(self.numbers, STORED[self.kind])
 
     @staticmethod
-    def of(rule: AnyRule, *, certified_high: bool, certified_low: bool, seen: tuple[float, ...] = ()) -> Site:
-        inverse, root = (None, rule) if isinstance(rule, RootRule) else (rule, None)
-        return Site(inverse=inverse, root=root, certified_high=certified_high, certified_low=certified_low, seen=seen)
+    def of(rule: Rule, *, certified_high: bool, certified_low: bool, seen: tuple[float, ...] = ()) -> Site:
+        if not rule.stored_as:
+            raise CheckpointError("no checkpoint stores this kind of rule")
+        own = {MinimaxRule.stored_as: "minimax", RootRule.stored_as: "root"}.get(rule.stored_as)
+        stored = {own: rule} if own else {"kind": rule.stored_as, "numbers": msgspec.to_builtins(rule)}
+        return Site(**stored, certified_high=certified_high, certified_low=certified_low, seen=seen)
 
     @property
-    def rule(self) -> AnyRule:
-        found = self.inverse or self.root
-        assert found is not None
-        return found
+    def rule(self) -> Rule:
+        return self.minimax or self.root or msgspec.convert(self.numbers, STORED[self.kind])
 
     @property
-    def minimax(self) -> MinimaxRule:
-        """Where a rule for the root does not do."""
-        if self.inverse is None:
-            raise CheckpointError("a rule for the root stands where one for 1/sqrt is needed")
-        return self.inverse
+    def inverse(self) -> InverseRule:
+        """The rule, where one of sqrt(t) will not do."""
+        try:
+            return self.rule.inverse()
+        except RuleError as error:
+            raise CheckpointError(str(error)) from error
 
 
 class CometConfig(_Strict, frozen=True, kw_only=True):
@@ -156,8 +168,8 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     attention: AttentionChoice
     pooler: Pooler = "algebraic"
     head: Head = Head()
-    rule: RuleName = "minimax"
-    """Of activations and scores."""
+    rule: str = "minimax"
+    """Of activations and scores, by its name (`rules`)."""
     steps: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
     row_steps: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
     """For quantities of which there is one per row: variances, norms, denominators. 0: as few as their errors allow."""
@@ -168,6 +180,10 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     scores: dict[str, float] = {}
     """Of the dev set, by metric, after it was fine-tuned in this form; none: it was not."""
     sites: dict[str, Site] = {}
+
+    def __post_init__(self) -> None:
+        if self.rule not in SERVING:
+            raise ValueError(f"unknown rule {self.rule!r}: choose one of {', '.join(SERVING)}")
 
     @property
     def fine_tuned(self) -> bool:

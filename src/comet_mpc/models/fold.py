@@ -21,8 +21,8 @@ from comet_mpc.engine import Weight
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
-from comet_mpc.functions.inverse_sqrt import plain_inverse_sqrt
 from comet_mpc.functions.layer_norm import plain_layer_norm, plain_root_mean_square
+from comet_mpc.functions.rule import plain_inverse_sqrt
 from comet_mpc.models.bounds import SLACK, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.certify import Weights, normalised_neurons, normalised_queries
 from comet_mpc.models.checkpoint import CometConfig, Tensors

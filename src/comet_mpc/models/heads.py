@@ -20,9 +20,9 @@ import msgspec
 from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, ring_width
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import Smu, SmuRule, smu, tanh_like
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
+from comet_mpc.functions.activation import smu, tanh_like
 from comet_mpc.functions.layer_norm import root_mean_square
+from comet_mpc.functions.rule import InverseRule, Rule, Smu
 
 Kind = Literal["label", "tokens", "embedding"]
 
@@ -54,11 +54,11 @@ def usual_head(kind: Kind) -> Head:
 class HeadRules:
     """The public rules of a head."""
 
-    pooler: InverseSqrtRule | None = None
+    pooler: InverseRule | None = None
     """For 1 + x² of an algebraic pooler."""
-    activation: tuple[Smu, SmuRule] | None = None
+    activation: tuple[Smu, Rule] | None = None
     """Of a pooler with smu."""
-    length: InverseSqrtRule | None = None
+    length: InverseRule | None = None
     """For the mean square of an embedding that is scaled."""
     bound: float = 64.0
     """|answer|, coordinate by coordinate."""

@@ -29,8 +29,8 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
-from comet_mpc.functions.activation import Smu
 from comet_mpc.functions.attention import certified_attention
+from comet_mpc.functions.rule import Smu
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, read_tokenizer, tensors_digest
 from comet_mpc.models.fold import check_fixed, fold, plain_states
@@ -205,20 +205,20 @@ class PublicModel:
         form = certified_attention(
             config.attention.mu,
             scores=sites["scores"].rule,
-            denominators=sites["denominators"].minimax,
-            norms=sites["norms"].minimax,
+            denominators=sites["denominators"].inverse,
+            norms=sites["norms"].inverse,
         )
         activation = Smu(config.activation.mu, config.activation.alpha)
-        others = {name: sites[name].minimax for name in ("pooler", "output.norm") if name in sites}
+        others = {name: sites[name].inverse for name in ("pooler", "output.norm") if name in sites}
         return EncoderRules(
             layers=tuple(
                 LayerRules(
                     activation=activation,
                     activation_rule=sites["activation"].rule,
                     attention=form,
-                    variances=(sites[f"layers.{i}.attention_norm"].minimax, sites[f"layers.{i}.output_norm"].minimax),
+                    variances=(sites[f"layers.{i}.attention_norm"].inverse, sites[f"layers.{i}.output_norm"].inverse),
                     value_bound=bound,
-                    query_bound=math.sqrt(sites["norms"].minimax.high),
+                    query_bound=math.sqrt(sites["norms"].inverse.high),
                 )
                 for i, bound in enumerate(self.value_bounds)
             ),
@@ -230,7 +230,7 @@ class PublicModel:
             ),
             answer_bits=self.answer_bits,
             epsilon=config.encoder.epsilon,
-            embeddings=sites["embeddings.norm"].minimax,
+            embeddings=sites["embeddings.norm"].inverse,
         )
 
     def weights(self) -> dict[str, Weight]:

@@ -27,11 +27,10 @@ import numpy.typing as npt
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import Smu, SmuRule, smu, smu_rule, tanh_like_rule
+from comet_mpc.functions.activation import smu, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form
-from comet_mpc.functions.inverse_sqrt import InverseSqrtRule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
-from comet_mpc.functions.root_rule import RootRule
+from comet_mpc.functions.rule import InverseRule, Rule, Smu
 from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, linear, respond
 
 Reals = npt.NDArray[np.float64]
@@ -91,9 +90,9 @@ class LayerRules:
     """The public rules of one layer. Upper ends hold for every input (they come from the weights)."""
 
     activation: Smu
-    activation_rule: SmuRule
+    activation_rule: Rule
     attention: AttentionForm
-    variances: tuple[InverseSqrtRule, InverseSqrtRule]
+    variances: tuple[InverseRule, InverseRule]
     """For the two LayerNorms."""
     value_bound: float
     """|v| of attention."""
@@ -114,7 +113,7 @@ class EncoderRules:
     answer_bits: int = ANSWER_BITS
     """Fraction bits of the answers that are revealed: every further one tells more about the weights."""
     epsilon: float = 1e-12
-    embeddings: InverseSqrtRule | None = None
+    embeddings: InverseRule | None = None
     """For the variance of embeddings, where the table stays at the server."""
 
 
@@ -235,11 +234,6 @@ def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
     return max(ring_width(ROWS + fraction, bound) for bound, fraction in largest)
 
 
-def _active_fraction(rule: SmuRule) -> int:
-    """Fraction bits of the activations: as many as there are of the root's argument, if that is to be fine."""
-    return max(_ACTIVE, rule.fraction_t) if isinstance(rule, RootRule) else _ACTIVE
-
-
 def _narrower(ring: int, fraction: int, weight: Weight) -> int:
     """The ring of x with `fraction` bits, if W·x is lifted to the scale of the rows before it is added to them."""
     return ring - (ROWS + _WEIGHTS - fraction - weight.fraction)
@@ -290,7 +284,7 @@ def encoder_layer(
         given = session.give(rows)
         up = linear(session, given, weights, prefix + "up", own.neuron_bound)
         skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    fraction = _active_fraction(own.activation_rule)
+    fraction = max(_ACTIVE, own.activation_rule.precision)
     active_ring = _narrower(ring, fraction, weights[prefix + "down.weight"])
     active = smu(session, up, own.activation, own.activation_rule, fraction=fraction, width=active_ring)
     with session.part("linear"):

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.files import atomic_write
+from comet_mpc.functions.rule import Rule
 from comet_mpc.models.certify import calibrated
 from comet_mpc.models.checkpoint import (
-    AnyRule,
     CometConfig,
     Tensors,
     checkpoint_digest,
@@ -201,7 +201,7 @@ class _Run:
     teacher: UnifiedModel | None
     tokenizer: bytes
     settings: dict[str, Any]
-    rules: Mapping[str, AnyRule] = field(default_factory=dict)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
     """Of an experiment. Its checkpoint has no intervals, so that nothing serves it."""
     progress: _Progress = field(default_factory=_Progress)
 

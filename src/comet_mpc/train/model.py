@@ -27,14 +27,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from comet_mpc.errors import CheckpointError
-from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.functions.root_rule import RootRule
+from comet_mpc.functions.rule import InverseRule, Rule
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.certify import certify, universal_rules
-from comet_mpc.models.checkpoint import AnyRule, CometConfig, tensor_shapes
+from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
 from comet_mpc.models.transformer import position_buckets
-from comet_mpc.train.steps import inverse_sqrt, rounded_smu, smu
+from comet_mpc.train.steps import rounded_smu, smu
 
 Mode = Literal["exact", "steps", "served"]
 Probe = Callable[[str, Tensor], None]
@@ -49,13 +48,13 @@ class _Norm(nn.Module):
         self.size, self.epsilon = size, epsilon
         self.shrink = shrink_factor(size)
 
-    def forward(self, x: Tensor, rule: MinimaxRule | None) -> Tensor:
+    def forward(self, x: Tensor, rule: InverseRule | None) -> Tensor:
         if rule is None:
             return F.layer_norm(x, (self.size,), self.weight, self.bias, self.epsilon)
         shrink = self.shrink
         v = shrink * (x - x.mean(-1, keepdim=True))
         t = shrink * v.square().mean(-1, keepdim=True) + self.epsilon * shrink**3
-        n = v * (inverse_sqrt(t, rule) * (math.sqrt(shrink) / rule.gain))
+        n = v * (rule(t) * (math.sqrt(shrink) / rule.gain))
         return n * self.weight + self.bias
 
 
@@ -126,7 +125,7 @@ class _Layer(nn.Module):
         bound = activation_bounds(self.up.weight, self.up.bias, norm.weight, norm.bias)
         h = h / bound
         model.see(f"{self.name}.activation", h.square() + mu**2)
-        if model.rounds and isinstance(rule, RootRule):
+        if model.rounds and rule is not None and rule.unit:
             return bound * rounded_smu(h, choice.mu, choice.alpha, rule)
         return bound * smu(h, mu, alpha, rule)
 
@@ -162,7 +161,7 @@ class _Layer(nn.Module):
         model.see(f"{name}.denominators", total)
         rule = model.inverse_rule(name, "denominators")
         product = (r @ v) / n
-        context = product / total if rule is None else product * inverse_sqrt(total, rule) ** 2
+        context = product / total if rule is None else product * rule(total) ** 2
         return context.transpose(1, 2).flatten(2)
 
     def _unit(self, model: UnifiedModel, z: Tensor, part: nn.Linear, before: _Norm) -> Tensor:
@@ -178,7 +177,7 @@ class _Layer(nn.Module):
         z = z / model.head_bounds[part]
         t = z.square().sum(-1, keepdim=True)
         model.see(f"{self.name}.norms", t)
-        return F.normalize(z, dim=-1) if rule is None else z * inverse_sqrt(t, rule)
+        return F.normalize(z, dim=-1) if rule is None else z * rule(t)
 
 
 class UnifiedModel(nn.Module):
@@ -200,7 +199,7 @@ class UnifiedModel(nn.Module):
         """Whether neurons round as the parties do, in a form that is certified."""
         self.head_bounds: dict[nn.Module, Tensor] = {}
         """Of the weights as they were when `use` was called."""
-        self._rules: dict[str, AnyRule] = {}
+        self._rules: dict[str, Rule] = {}
         shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
         if shapes != tensor_shapes(config):
             raise CheckpointError("the model's parameters and the checkpoint's tensors differ")
@@ -218,7 +217,7 @@ class UnifiedModel(nn.Module):
         found = {name: value.detach().numpy().copy() for name, value in self.state_dict().items()}
         return {name: np.clip(v, -1, 1) if name.endswith(".thresholds") else v for name, v in found.items()}
 
-    def use(self, mode: Mode, rules: Mapping[str, AnyRule] | None = None) -> UnifiedModel:
+    def use(self, mode: Mode, rules: Mapping[str, Rule] | None = None) -> UnifiedModel:
         """Chooses how to evaluate, with the weights as they are now: call it again when they changed.
 
         `served` takes the configuration's sites, or certifies now; `rules` replace some. A model whose form is not
@@ -241,20 +240,18 @@ class UnifiedModel(nn.Module):
         """The configuration with rules certified from the present weights."""
         return certify(msgspec.structs.replace(self.config, sites={}), self.tensors())
 
-    def rule(self, owner: str, site: str) -> AnyRule | None:
+    def rule(self, owner: str, site: str) -> Rule | None:
         """The rule in force at a site: the layer's own, or the universal one; None means the exact function."""
         if self.mode == "exact":
             return None
         return self._rules.get(f"{owner}.{site}" if site else owner) or self._rules.get(site)
 
-    def inverse_rule(self, owner: str, site: str, *, rows: bool = False) -> MinimaxRule | None:
+    def inverse_rule(self, owner: str, site: str, *, rows: bool = False) -> InverseRule | None:
         """The same where 1/sqrt is taken. rows: of a quantity that `steps` takes exactly."""
         rule = None if rows and self.mode == "steps" else self.rule(owner, site)
-        if isinstance(rule, RootRule):
-            raise CheckpointError(f"{owner} {site}: a rule for the root stands where one for 1/sqrt is needed")
-        return rule
+        return None if rule is None else rule.inverse()
 
-    def held(self, x: Tensor, mu: float | Tensor, alpha: float | Tensor, rule: AnyRule | None) -> Tensor:
+    def held(self, x: Tensor, mu: float | Tensor, alpha: float | Tensor, rule: Rule | None) -> Tensor:
         """x, in training held to where a calibrated rule is stable; the penalty on its range sees it as it is."""
         if rule is None or self.mode != "steps":
             return x
@@ -312,14 +309,14 @@ class UnifiedModel(nn.Module):
         t = 1.0 + pooled.square()
         self.see("pooler", t)
         rule = self.inverse_rule("pooler", "", rows=True)
-        return pooled * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule))
+        return pooled * (torch.rsqrt(t) if rule is None else rule(t))
 
     def _scaled(self, x: Tensor, before: _Norm) -> Tensor:
         shrink = before.shrink
         t = (x.square().mean(-1, keepdim=True) + before.epsilon) * shrink**3
         self.see("output.norm", t)
         rule = self.inverse_rule("output.norm", "", rows=True)
-        return x * shrink**1.5 * (torch.rsqrt(t) if rule is None else inverse_sqrt(t, rule) / rule.gain)
+        return x * shrink**1.5 * (torch.rsqrt(t) if rule is None else rule(t) / rule.gain)
 
     def position_bias(self, n: int) -> Tensor | None:
         """MPNet's relative position bias, (heads, n, n)."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.attention import denominator_rule
 from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
-from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.functions.rule import Rule
+from comet_mpc.functions.rules import make_rule
 from comet_mpc.models.certify import smu_rules
-from comet_mpc.models.checkpoint import AnyRule, CometConfig, RuleName
+from comet_mpc.models.checkpoint import CometConfig
 
 _PAPER_START = 0.4833  # what the paper's guess amounts to, whatever t is
 _BLOCK = 1 << 16  # elements that stay in a core's cache while a rule goes over them
@@ -29,7 +29,7 @@ def newton_rule(constant: float, iterations: int, low: float, high: float) -> Mi
     return MinimaxRule(low, high, 0.0, 0, 14, 14, (constant,), 40, math.inf, (step,) * iterations, 1.0, math.inf)
 
 
-def other_rules(config: CometConfig, kind: Literal[RuleName, "newton"], steps: int) -> dict[str, AnyRule]:
+def other_rules(config: CometConfig, kind: str, steps: int) -> dict[str, Rule]:
     """Rules of activations and scores of another kind or number of steps: an experiment, not certified.
 
     Quantities of which there is one per row keep their rules, but for attention's denominators in the certified form:
@@ -47,7 +47,7 @@ def other_rules(config: CometConfig, kind: Literal[RuleName, "newton"], steps: i
             "another rule or number of steps needs a model with smu whose intervals are known: "
             "this one is unmodified, or needs `comet calibrate` first"
         )
-    rules: dict[str, AnyRule]
+    rules: dict[str, Rule]
     if kind == "newton":
         rules = {name: newton_rule(_PAPER_START, steps, *interval) for name, interval in intervals.items()}
     elif steps == 0 and kind == "minimax":
@@ -56,25 +56,22 @@ def other_rules(config: CometConfig, kind: Literal[RuleName, "newton"], steps: i
     elif universal:
         changed = msgspec.structs.replace(config, rule=kind, steps=max(1, steps))
         rules = dict(zip(mus, smu_rules(changed), strict=True))
-    elif kind in DEGREES:
-        degree = DEGREES[kind]
-        return {name: root_rule(*ends, degree, emphasis=config.emphasis) for name, ends in intervals.items()}
     else:
         return {
-            name: minimax_rule(*interval, steps, root=True, emphasis=config.emphasis)
+            name: make_rule(kind, *interval, steps, root=True, emphasis=config.emphasis)
             for name, interval in intervals.items()
         }
     return rules | _denominators(config, rules) if universal else rules
 
 
-def _denominators(config: CometConfig, rules: Mapping[str, AnyRule]) -> dict[str, AnyRule]:
+def _denominators(config: CometConfig, rules: Mapping[str, Rule]) -> dict[str, Rule]:
     """A rule for means of smu(s)² up to the largest that these rules give, |s| <= 1."""
     s = torch.linspace(-1.0, 1.0, 4097, dtype=torch.float64)
     top = float(smu(s, config.attention.mu / 2, 0.0, rules["scores"]).square().max())
     return {"denominators": denominator_rule(1.02 * top, config.row_steps + 1 if config.row_steps else None)}
 
 
-def through_rules(config: CometConfig, through: str | None) -> dict[str, AnyRule]:
+def through_rules(config: CometConfig, through: str | None) -> dict[str, Rule]:
     """The rules of an experiment, by its name: newton-3."""
     if through is None:
         return {}
@@ -84,54 +81,24 @@ def through_rules(config: CometConfig, through: str | None) -> dict[str, AnyRule
     return other_rules(config, "newton" if kind == "newton" else "minimax", int(steps))
 
 
-def inverse_sqrt(t: Tensor, rule: MinimaxRule) -> Tensor:
-    """gain/sqrt(t) by the rule."""
-    tau = t * 2.0**-rule.exponent
-    y = _polynomial(rule.start, tau)
-    for step in rule.steps:
-        y = step(tau, y)
-    return y * 2.0 ** (-rule.exponent // 2)
-
-
 class _SmuByRule(torch.autograd.Function):
-    """(1+α)/2·x + ½·sqrt(φ·x² + μ²) by a rule: the root as a polynomial of t, or as t·y with y by steps.
-
-    The derivative is that of the polynomial and the steps themselves.
-    """
+    """(1+α)/2·x + ½·sqrt(φ·x² + μ²), the root by a rule, block by block, and its derivative in the same pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: AnyRule) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mu: float, alpha: float, rule: Rule) -> Tensor:
         flat = x.contiguous().view(-1)
-        wanted = ctx.needs_input_grad[0]
         out = torch.empty_like(flat)
-        slope = torch.empty_like(flat) if wanted else None
-        factor, half, scale = (1.0 - alpha) ** 2, 0.5 * (1.0 + alpha), 2.0**-rule.exponent
-        outer = 0.5 * 2.0 ** (rule.exponent // 2)
-        inverse = isinstance(rule, MinimaxRule)
-        coefficients, steps = (rule.start, rule.steps) if isinstance(rule, MinimaxRule) else (rule.coefficients, ())
+        slope = torch.empty_like(flat) if ctx.needs_input_grad[0] else None
+        factor, half = (1.0 - alpha) ** 2, 0.5 * (1.0 + alpha)
         for at in range(0, flat.numel(), _BLOCK):
             part = flat[at : at + _BLOCK]
-            tau = part.square().mul_(factor * scale).add_(mu * mu * scale)
-            y = torch.full_like(tau, coefficients[-1])
-            dy = torch.zeros_like(tau)
-            for coefficient in reversed(coefficients[:-1]):
-                if wanted:
-                    dy.mul_(tau).add_(y)
-                y.mul_(tau).add_(coefficient)
-            for step in steps:
-                b = 2.0**-step.shift
-                square = y * y
-                if wanted:
-                    change = (square * tau).mul_(-3.0 * b).add_(step.a).mul_(dy)
-                    dy = change.sub_(square * y, alpha=b)
-                y.mul_(square.mul_(tau).mul_(-b).add_(step.a))
-            if inverse:  # y is 1/sqrt, and t·y the root
-                if wanted:
-                    dy.mul_(tau).add_(y)
-                y.mul_(tau)
-            torch.mul(y, outer, out=out[at : at + _BLOCK])
-            if slope is not None:
-                slope[at : at + _BLOCK] = dy.mul_(part).mul_(2.0 * factor * scale * outer).add_(half)
+            t = part.square().mul_(factor).add_(mu * mu)
+            if slope is None:
+                found = rule.root(t)
+            else:
+                found, change = rule.root_and_slope(t) or _differentiated(rule, t)
+                slope[at : at + _BLOCK] = change.mul_(part).mul_(factor).add_(half)
+            torch.mul(found, 0.5, out=out[at : at + _BLOCK])
         out.add_(flat, alpha=half)
         if slope is not None:
             ctx.save_for_backward(slope.view(x.shape))
@@ -143,26 +110,22 @@ class _SmuByRule(torch.autograd.Function):
         return grads[0] * slope, None, None, None
 
 
-def _polynomial(coefficients: Sequence[float], tau: Tensor) -> Tensor:
-    y = torch.full_like(tau, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        y = y * tau + coefficient
-    return y
+def _differentiated(rule: Rule, t: Tensor) -> tuple[Tensor, Tensor]:
+    """sqrt(t) and its derivative, where a rule leaves the latter to torch."""
+    with torch.enable_grad():
+        t.requires_grad_()
+        found = rule.root(t)
+        (slope,) = torch.autograd.grad(found.sum(), t)
+    return found.detach(), slope
 
 
-def root(t: Tensor, rule: RootRule) -> Tensor:
-    """sqrt(t) by the rule."""
-    return _polynomial(rule.coefficients, t * 2.0**-rule.exponent) * 2.0 ** (rule.exponent // 2)
-
-
-def rounded_smu(x: Tensor, mu: float, alpha: float, rule: RootRule) -> Tensor:
+def rounded_smu(x: Tensor, mu: float, alpha: float, rule: Rule) -> Tensor:
     """smu by the rule, t rounded at random to one of its two neighbours, as the parties round it. Not for training."""
-    scale = 2.0 ** (rule.fraction_t - rule.exponent)
-    t = torch.floor(((1.0 - alpha) ** 2 * x * x + mu * mu) * scale + torch.rand_like(x)) / scale
-    return 0.5 * (1.0 + alpha) * x + 0.5 * root(t, rule)
+    t = torch.floor(((1.0 - alpha) ** 2 * x * x + mu * mu) / rule.unit + torch.rand_like(x)) * rule.unit
+    return 0.5 * (1.0 + alpha) * x + 0.5 * rule.root(t)
 
 
-def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: AnyRule | None = None) -> Tensor:
+def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: Rule | None = None) -> Tensor:
     """The smooth maximum unit, exact or by a rule for t = φ·x² + μ². μ and α learn from either."""
     learnt = isinstance(mu, Tensor) or isinstance(alpha, Tensor)
     if rule is not None and not learnt:
@@ -171,8 +134,5 @@ def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: AnyRul
     if rule is None and not learnt and mu == 0.0:
         return F.leaky_relu(x, float(alpha))
     t = (1.0 - alpha) ** 2 * x * x + mu * mu
-    if rule is None:
-        found = torch.sqrt(t)
-    else:
-        found = root(t, rule) if isinstance(rule, RootRule) else t * inverse_sqrt(t, rule)
+    found = torch.sqrt(t) if rule is None else rule.root(t)
     return 0.5 * (1.0 + alpha) * x + 0.5 * found

@@ -13,16 +13,17 @@ from typing import TypeVar
 
 import numpy as np
 
+import comet_mpc.functions.compared_rules  # noqa: F401 -- registers their names
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, Reals, Share, concatenate, ring_width
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions import baselines
-from comet_mpc.functions.activation import Smu, smu, smu_rule
+from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
-from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import inverse_sqrt, make_rule
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 from comet_mpc.functions.root_rule import DEGREES
+from comet_mpc.functions.rule import Smu, inverse_sqrt
+from comet_mpc.functions.rules import make_rule
 
 Values = Mapping[str, Reals]
 Shares = Mapping[str, Share]
@@ -110,7 +111,7 @@ def _unary(
 def _inverse_sqrt(name: str, iterations: int | None = None, interval: tuple[float, float] = (1 / 16, 16.0)) -> Maker:
     def make(case: Case) -> Built:
         steps = case.steps if iterations is None else iterations
-        rule = make_rule(name, *interval, steps)
+        rule = make_rule(name, *interval, steps).inverse()
         return _unary(
             (case.tokens, INNER),
             interval,
@@ -284,7 +285,7 @@ def _layer_norm(name: str, steps: int | None = None, variances: tuple[float, flo
             lambda session, shares, _: layer_norm(session, shares["x"], rule, fraction=_FRACTION),
             exact,
             leaks=name == "paper",
-            steps=len(rule.steps) + 1 if isinstance(rule, MinimaxRule) else steps,
+            steps=steps if rule.counted_steps is None else rule.counted_steps,
         )
 
     return make

@@ -14,15 +14,15 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+import comet_mpc.functions.compared_rules  # noqa: F401 -- registers their names
 from comet_mpc.engine import Session
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError, RuleError
-from comet_mpc.functions.activation import SmuRule, polynomial_root
-from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.inverse_sqrt import RULES, NewtonRule, inverse_sqrt, make_rule
 from comet_mpc.functions.root_rule import DEGREES, RootRule, root_rule
+from comet_mpc.functions.rule import Rule, inverse_sqrt
+from comet_mpc.functions.rules import RULES, make_rule
 from comet_mpc.offline.cheapest import cheapest_plan
 from comet_mpc.offline.sources import SOURCES
 from comet_mpc.progress import Tick, silent
@@ -78,9 +78,9 @@ def measure_rules(progress: Tick = silent) -> list[RuleRecord]:
     return records
 
 
-def _choices() -> Iterator[tuple[str, int | None, SmuRule]]:
-    seen: list[SmuRule] = []
-    for name in RULES:
+def _choices() -> Iterator[tuple[str, int | None, Rule]]:
+    seen: list[Rule] = []
+    for name in (name for name in RULES if name not in DEGREES):
         for steps in (*range(1, _MOST_STEPS + 1), None):
             with contextlib.suppress(RuleError):  # it takes another number of steps
                 found = [make_rule(name, *interval, steps) for interval in _INTERVALS]
@@ -91,7 +91,7 @@ def _choices() -> Iterator[tuple[str, int | None, SmuRule]]:
     yield from ((name, None, root_rule(*_INTERVALS[0], degree)) for name, degree in DEGREES.items())
 
 
-def _holds(rule: SmuRule, leaks: bool) -> bool:
+def _holds(rule: Rule, leaks: bool) -> bool:
     """Whether no value leaves the ring or the rule's own bounds."""
     try:
         plan_program(lambda session: _program(session, rule, (1,)), permits_leaks=leaks)
@@ -100,21 +100,18 @@ def _holds(rule: SmuRule, leaks: bool) -> bool:
     return bool(np.isfinite(_errors(rule, leaks)[1]).all())
 
 
-def _steps(rule: SmuRule) -> int | None:
-    """How many steps a rule has, the start counted; None if it has none to count."""
-    if isinstance(rule, NewtonRule):
-        return rule.iterations
-    return 1 + len(rule.steps) if isinstance(rule, MinimaxRule) else None
-
-
-def _program(session: Session, rule: SmuRule, shape: tuple[int, ...], t: Reals | None = None) -> Share:
+def _program(session: Session, rule: Rule, shape: tuple[int, ...], t: Reals | None = None) -> Share:
     shared = session.private(CLIENT, shape, _FRACTION_T, rule.high, t)
-    if isinstance(rule, RootRule):
-        return session.truncate_to(polynomial_root(session, shared, rule), _FRACTION_Y)
-    return session.truncate_to(inverse_sqrt(session, shared, rule), _FRACTION_Y)
+    value = rule.square_root(session, shared) if _of_root(rule) else inverse_sqrt(session, shared, rule.inverse())
+    return session.truncate_to(value, _FRACTION_Y)
 
 
-def _measure(name: str, steps: int | None, rule: SmuRule) -> RuleRecord:
+def _of_root(rule: Rule) -> bool:
+    """Whether it gives sqrt(t) alone."""
+    return rule.stored_as == RootRule.stored_as
+
+
+def _measure(name: str, steps: int | None, rule: Rule) -> RuleRecord:
     leaks = name == "paper"
     costs = {}
     for source in SOURCES.values():
@@ -125,9 +122,9 @@ def _measure(name: str, steps: int | None, rule: SmuRule) -> RuleRecord:
     curve = [(float(t[part[len(part) // 2]]), float(error[part].max())) for part in bins]
     return RuleRecord(
         rule=name,
-        function="sqrt" if isinstance(rule, RootRule) else "1/sqrt",
-        steps=steps if steps is not None else _steps(rule),
-        usual=isinstance(rule, RootRule) or rule == make_rule(name, rule.low, rule.high),
+        function="sqrt" if _of_root(rule) else "1/sqrt",
+        steps=steps if steps is not None else rule.counted_steps,
+        usual=_of_root(rule) or rule == make_rule(name, rule.low, rule.high),
         private=not leaks,
         low=rule.low,
         high=rule.high,
@@ -138,7 +135,7 @@ def _measure(name: str, steps: int | None, rule: SmuRule) -> RuleRecord:
     )
 
 
-def _errors(rule: SmuRule, leaks: bool) -> tuple[Reals, Reals]:
+def _errors(rule: Rule, leaks: bool) -> tuple[Reals, Reals]:
     """By the fixed-point twin, point by point, so that one value out of its range does not hide the others."""
     t = np.exp(np.linspace(math.log(rule.low), math.log(rule.high), _POINTS))
     t = np.clip(np.rint(t * 2.0**_FRACTION_T) * 2.0**-_FRACTION_T, rule.low, rule.high)
@@ -148,7 +145,7 @@ def _errors(rule: SmuRule, leaks: bool) -> tuple[Reals, Reals]:
         try:
             y = _program(session, rule, piece.shape, piece)
             values = decode(y.flat(), y.fraction, y.width)
-            root = values if isinstance(rule, RootRule) else values * piece
+            root = values if _of_root(rule) else values * piece
             parts.append(np.abs(root / np.sqrt(piece) - 1.0))
         except RangeError:
             parts.append(np.full(piece.shape, np.inf))

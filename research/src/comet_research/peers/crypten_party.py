@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from comet_mpc.functions.activation import Smu, smu_rule
+from comet_mpc.functions.activation import smu_rule
+from comet_mpc.functions.rule import Smu
 from comet_research.crypten import Ranges, comet_functions, load_crypten
 from comet_research.peers.inputs import HEAD, HEADS, HIDDEN, TASKS, USUAL, Functions, Reals, load, smooth
 
