@@ -21,7 +21,6 @@ from comet_mpc.models.checkpoint import (
     AttentionChoice,
     CometConfig,
     Encoder,
-    RuleName,
     save_checkpoint,
     tensor_shapes,
 )
@@ -75,7 +74,7 @@ def make_checkpoint(
     labels: tuple[str, ...] = ("negative", "positive"),
     head: Head | None = None,
     pooler: Pooler | None = None,
-    rule: RuleName = "minimax",
+    rule: str = "minimax",
     precision: int = PRECISION,
     steps: int = 3,
     row_steps: int = 7,
