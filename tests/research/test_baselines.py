@@ -14,8 +14,8 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RangeError
-from comet_mpc.functions import baselines
-from comet_mpc.functions.newton_rule import exponential
+from comet_research.functions import baselines
+from comet_research.functions.newton_rule import exponential
 from support.two_parties import run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]

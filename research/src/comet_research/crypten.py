@@ -3,7 +3,7 @@
 Inside the block `inv_sqrt` and `softmax` of every MPCTensor are Comet's, and MPCTensor has two more methods: `gelu` (as
 s-GeLU) and `layer_norm`. Afterwards CrypTen is as it was.
 
-    certified  the public coefficients that Comet serves with (`functions.inverse_sqrt`), for ranges that you state
+    certified  the public coefficients that Comet serves with (`functions.rule`), for ranges that you state
     paper      the flooded guess as printed, then 4 plain Newton steps. NOT PRIVATE (`functions.flooding`)
 
 Everything is made of CrypTen's own products and openings, so it works with each of its providers, and CrypTen's

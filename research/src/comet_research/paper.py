@@ -38,7 +38,6 @@ from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
 from comet_mpc.functions.attention import AttentionForm
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.newton_rule import NewtonRule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
 from comet_mpc.local.evaluation import compared, texts_of
@@ -58,6 +57,7 @@ from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
 from comet_research.bench.models import masked_weights
 from comet_research.bench.parties import Seat, check_planned, set_up
+from comet_research.functions.newton_rule import NewtonRule
 
 ResearchRule = Literal["own", "paper"]
 

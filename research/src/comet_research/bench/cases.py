@@ -13,17 +13,17 @@ from typing import TypeVar
 
 import numpy as np
 
-import comet_mpc.functions.compared_rules  # noqa: F401 -- registers their names
+import comet_research.functions  # noqa: F401 -- registers their names
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import CLIENT, Reals, Share, concatenate, ring_width
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.functions import baselines
 from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.functions.rule import Smu, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
+from comet_research.functions import baselines
 
 Values = Mapping[str, Reals]
 Shares = Mapping[str, Share]

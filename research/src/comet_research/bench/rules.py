@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-import comet_mpc.functions.compared_rules  # noqa: F401 -- registers their names
+import comet_research.functions  # noqa: F401 -- registers their names
 from comet_mpc.engine import Session
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, Reals, Share, decode

@@ -1,4 +1,4 @@
-"""Rules to compare with, registered by their names: none of them serves.
+"""Functions and rules of other systems and of the paper, to compare with. The rules are registered by their names.
 
 paper, exponential, taylor7, taylor2   a guess and plain Newton steps (`newton_rule`)
 table                                  the top bit, a power of two and a guess from tables (`table_rule`)
@@ -12,10 +12,10 @@ from functools import partial
 
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.minimax import make_minimax
-from comet_mpc.functions.newton_rule import ITERATIONS, NewtonRule
 from comet_mpc.functions.rule import Wanted
 from comet_mpc.functions.rules import register
-from comet_mpc.functions.table_rule import TableRule
+from comet_research.functions.newton_rule import ITERATIONS, NewtonRule
+from comet_research.functions.table_rule import TableRule
 
 
 def _reference(wanted: Wanted) -> MinimaxRule:

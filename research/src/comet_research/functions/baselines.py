@@ -22,8 +22,8 @@ from comet_mpc.engine.share import Share, ring_width
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.newton_rule import exponential
 from comet_mpc.functions.rule import inverse_sqrt
+from comet_research.functions.newton_rule import exponential
 
 X, Y, H, P, Q, E, L, M, R, S, U, V, W = variables("x y h p q e l m r s u v w")
 
