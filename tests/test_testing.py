@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from comet_mpc.engine.party import PartySession
-from comet_mpc.engine.requests import Weight
 from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import CLIENT, SERVER, Share
+from comet_mpc.engine.tensors import Weight
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError
 from comet_mpc.testing import Mismatch, Weights, run_two_parties

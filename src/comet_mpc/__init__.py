@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from comet_mpc.engine.costs import Network
     from comet_mpc.engine.plan import Plan, plan_program
     from comet_mpc.engine.polynomial import Polynomial, variables
-    from comet_mpc.engine.requests import Given, Opened, Weight
     from comet_mpc.engine.session import Session
     from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, decode
+    from comet_mpc.engine.tensors import Given, Opened, Weight
     from comet_mpc.engine.twin import run_twin
     from comet_mpc.models.served import PublicModel, ServedModel
     from comet_mpc.net.identity import TlsIdentity
@@ -85,7 +85,7 @@ _HOMES = {
     "engine.costs": ("Network",),
     "engine.plan": ("Plan", "plan_program"),
     "engine.polynomial": ("Polynomial", "variables"),
-    "engine.requests": ("Given", "Opened", "Weight"),
+    "engine.tensors": ("Given", "Opened", "Weight"),
     "engine.session": ("Session",),
     "engine.share": ("BOTH", "CLIENT", "SERVER", "Share", "decode"),
     "engine.twin": ("run_twin",),

@@ -22,11 +22,12 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 
 from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.demand import Abilities
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.requests import Weight
-from comet_mpc.engine.session import USUAL_WAYS, Abilities, Session, Ways
+from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
+from comet_mpc.engine.tensors import Weight
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import PeerError
 from comet_mpc.net.channel import Channel, Traffic, memory_pair

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.party import Leg, Packed
-from comet_mpc.engine.requests import Request
+from comet_mpc.engine.ops import Request
+from comet_mpc.engine.ops.operation import Leg, Packed
 from comet_mpc.engine.share import SERVER
 from comet_mpc.local.audit import online
 from comet_mpc.local.audit.controls import Control
@@ -46,7 +47,7 @@ def found(source: str, deviation: Deviation, control: Control = "") -> list[Find
     before: dict[int, Packed] = {}
 
     class Deviating(online._Watching):
-        def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
+        def _leg(self, request: Request[Any], drawn: Drawn | None) -> Leg[Any]:
             sent, finish = super()._leg(request, drawn)
             if self.party == SERVER and sent is not None:
                 sent = deviation(before, sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from comet_mpc.engine.correlations import (
     WeightScale,
 )
 from comet_mpc.engine.demand import Drawn
+from comet_mpc.engine.ops import Request
+from comet_mpc.engine.ops.look_up import Choose
 from comet_mpc.engine.plan import PlanSession
-from comet_mpc.engine.requests import Choose, Request, Result, wire_bytes
 from comet_mpc.engine.share import CLIENT, SERVER
 from support.every_message import LARGE, seeds
 from support.recording import recording_pair
@@ -34,9 +36,9 @@ class WatchfulPlan(PlanSession):
 
     def __init__(self, *, fused: bool) -> None:
         super().__init__(abilities=able(fused))
-        self.uses: list[tuple[int, Correlation, Request]] = []
+        self.uses: list[tuple[int, Correlation, Request[Any]]] = []
 
-    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
+    def _carry_out(self, requests: Sequence[Request[Any]], drawn: Sequence[Drawn | None]) -> list[Any]:
         for request, entry in zip(requests, drawn, strict=True):
             if entry is not None:
                 self.uses.append((entry.index, self.correlations[entry.index], request))
@@ -67,7 +69,7 @@ def test_a_mask_is_used_for_one_opening_and_correlations_refer_backwards(fused: 
     assert sorted(openings) == masks
     for index, correlation, request in session.uses:
         assert index < len(session.correlations)
-        assert wire_bytes(request) != (0, 0)
+        assert request.wire_bytes() != (0, 0)
         if isinstance(request, Open | TruncateOpen):
             assert isinstance(correlation, Mask)
             ring = request.ring if isinstance(request, TruncateOpen) else request.share.ring

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from comet_mpc.engine import Open, Session, Truncate, TruncateOpen, Weight
+from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share
@@ -102,7 +103,7 @@ def _inverse_sqrt(session: Session, _: Mapping[str, Weight]) -> object:
 
 def _look_up(session: Session, _: Mapping[str, Weight]) -> object:
     table = Table((Column(tuple(range(16)), 8), Column(tuple(range(0, -32, -2)), 24, 4)))
-    return session.open(*session.look_up(_input(session).digit_sum(2, 3), table))
+    return session.open(*look_up(session, _input(session).digit_sum(2, 3), table))
 
 
 PROTOCOLS: dict[str, Program[object]] = {

@@ -175,7 +175,7 @@ def test_two_fused_openings_stay_within_what_two_units_can_do(data: st.DataObjec
         ]
         requests = [TruncateOpen(x, s, w) for x, s, w in zip(secrets, shifts, widths, strict=True)]
         x, y = session.communicate(*requests)
-        return session.evaluate(polynomial, {"x": x, "y": y}, bound=limit)  # type: ignore[dict-item]
+        return session.evaluate(polynomial, {"x": x, "y": y}, bound=limit)
 
     expected = twin_value(program)
     allowed = spread(polynomial, bounds, {name: 2.0**-f for name, f in fractions.items()})

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from comet_mpc.engine import requests as ask
+from comet_mpc.engine import ops
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.party import PartySession
 from comet_mpc.local.audit.online import record
@@ -35,12 +35,12 @@ from support.two_parties import run_two_parties
 pytestmark = pytest.mark.slow
 
 Kinds = set[str]
-REQUESTS = {kind.__name__ for kind in get_args(ask.Request)}
+REQUESTS = {kind.__name__ for kind in ops.OPERATIONS if issubclass(kind, ops.Request)}
 
 
-def of_request(_: object, request: ask.Request, *__: object) -> Kinds:
-    ring = request.ring if isinstance(request, ask.TruncateOpen) else request.share.ring
-    sent = any(ask.wire_bytes(request))
+def of_request(_: object, request: ops.Request[object], *__: object) -> Kinds:
+    ring = request.ring if isinstance(request, ops.TruncateOpen) else request.share.ring
+    sent = any(request.wire_bytes())
     return {f"{type(request).__name__}{', odd' if ring.modulus else ''}"} if sent else set()
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from comet_mpc import _native
 from comet_mpc.engine import Session, Weight
+from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.engine.twin import TwinSession
@@ -87,7 +88,7 @@ def test_tables_that_make_no_sense_are_refused(transfers: tuple[Transfers, Trans
     with pytest.raises(ShapeError):
         Table((Column((1, 2), 64), Column((1, 2), 8)))
     with pytest.raises(ShapeError, match="an index of 5 bits"):
-        TwinSession().look_up(Share((2,), 0, 1.0, 5, np.zeros(2, np.uint64)), Table((Column((1, 2), 8),)))
+        look_up(TwinSession(), Share((2,), 0, 1.0, 5, np.zeros(2, np.uint64)), Table((Column((1, 2), 8),)))
 
 
 @st.composite
@@ -114,7 +115,7 @@ def test_what_is_looked_up_is_the_tables_entry(table: Table, places: list[int], 
     def program(session: Session, _: Mapping[str, Weight]) -> tuple[Share, ...]:
         mine = [words for party, words in held.items() if session.holds(party)]
         values = np.add.reduce(mine, dtype=np.uint64) if mine else None
-        return session.look_up(Share((len(places),), 0, float(table.entries), width, values), table)
+        return look_up(session, Share((len(places),), 0, float(table.entries), width, values), table)
 
     run = run_two_parties(program)
     expected = (held[CLIENT] + held[SERVER]) % np.uint64(table.entries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from scipy import stats
 
 from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.party import Leg, PartySession
+from comet_mpc.engine.ops.operation import BIT, Leg, Request
+from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.requests import BIT, Request
 from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.seeds import derive_seed
 from comet_mpc.engine.share import CLIENT, WORD
@@ -100,7 +101,7 @@ class Constant(PartySession):
 
     messages = 0
 
-    def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
+    def _leg(self, request: Request[Any], drawn: Drawn | None) -> Leg[Any]:
         sent, finish = super()._leg(request, drawn)
         if sent is not None and sent.size >= 64:
             self.messages += 1

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine import Session, TruncateOpen, Weight
+from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.seeds import derive_seed
 from comet_mpc.engine.share import CLIENT, SERVER
@@ -50,7 +51,7 @@ def everything(x: Reals, y: Reals) -> Program[object]:
             session.communicate(TruncateOpen(t, t.fraction - 12, ring.width, ring.modulus))
         session.open(session.truncate_to(inverse_sqrt(session, t, RULE), 12))
         session.open(session.square_sum(a), session.mean(second))
-        session.open(*session.look_up(second.digit_sum(1, 7), TABLE))
+        session.open(*look_up(session, second.digit_sum(1, 7), TABLE))
         linear = session.linear(session.give(first), weights["matrix"])
         session.open(session.scale(session.give(linear), weights["vector"]))
         return narrow

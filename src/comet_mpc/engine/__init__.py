@@ -4,13 +4,16 @@ This page exports what an author of protocols needs.
 """
 
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation
+from comet_mpc.engine.demand import Abilities
+from comet_mpc.engine.ops import Give, Open, Reveal, Truncate, TruncateOpen
+from comet_mpc.engine.ops.deferred import Deferred
 from comet_mpc.engine.party import Measured, PartySession, Randomness
 from comet_mpc.engine.plan import Plan, PlanSession, plan_program
 from comet_mpc.engine.polynomial import Polynomial, variables
-from comet_mpc.engine.requests import Deferred, Give, Given, Open, Opened, Reveal, Truncate, TruncateOpen, Weight
-from comet_mpc.engine.session import Abilities, Session
+from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, concatenate, decode, encode, ring_width
 from comet_mpc.engine.tables import Column, Table
+from comet_mpc.engine.tensors import Given, Opened, Weight
 from comet_mpc.engine.twin import TwinSession, run_twin
 
 __all__ = [

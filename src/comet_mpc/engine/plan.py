@@ -9,13 +9,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import Correlation, any_kind, program_digest
-from comet_mpc.engine.demand import DrawingSession, Drawn
-from comet_mpc.engine.requests import Request, Result, Step
-from comet_mpc.engine.session import FUSED, USUAL_WAYS, Abilities, Session, Ways
+from comet_mpc.engine.demand import FUSED, Abilities, Drawn
+from comet_mpc.engine.ops import Request, Step
+from comet_mpc.engine.session import USUAL_WAYS, DrawingSession, Session, Ways
 from comet_mpc.engine.share import Words
 from comet_mpc.net.channel import FRAME_HEADER
 
@@ -108,31 +106,13 @@ class PlanSession(DrawingSession):
         self.parts.append(self.here)
         return Drawn(len(self.correlations) - 1)
 
-    def _carry_out(self, requests: Sequence[Request], drawn: Sequence[Drawn | None]) -> list[Result]:
-        sizes = [ask.wire_bytes(request) for request in requests]
+    def _carry_out(self, requests: Sequence[Request[Any]], drawn: Sequence[Drawn | None]) -> list[Any]:
+        sizes = [request.wire_bytes() for request in requests]
         client, server = (sum(size[party] for size in sizes) for party in (0, 1))
         if client or server:
             framed = [size + FRAME_HEADER if size else 0 for size in (client, server)]
             self.schedule.append(PlannedRound(self.here, *framed))
-        return [self._result(request, entry) for request, entry in zip(requests, drawn, strict=True)]
-
-    @staticmethod
-    def _result(request: Request, drawn: Drawn | None) -> Result:
-        match request, drawn:
-            case ask.Truncate(), _:
-                return ask.truncated(request, None)
-            case ((ask.Open() | ask.TruncateOpen()), Drawn(index=index)):
-                result = ask.opened(request, index, None)
-                if isinstance(request, ask.Open) or request.modulus:
-                    result.known[((index,), (1,), (0,))] = np.empty(0, np.uint64)
-                return result
-            case ask.Give(), Drawn(index=index):
-                return ask.given(request, index, None)
-            case ask.Choose(share=share, table=table), _:
-                return ask.Chosen(share, table)
-            case ask.Fetch(chosen=chosen), _:
-                return ask.looked_up(chosen, [None] * len(chosen.table.columns))
-        return None
+        return [request.planned(entry) for request, entry in zip(requests, drawn, strict=True)]
 
     def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
         return None

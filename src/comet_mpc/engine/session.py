@@ -3,7 +3,7 @@
 A program is an ordinary function of a `Session` and some shares. It can be *planned* (`plan.py`: shapes only),
 run as its plaintext fixed-point *twin* (`twin.py`), or run for real by two parties (`party.py`).
 
-All communication goes through `communicate`: one call is one round, and its requests (`requests.py`) say what happens.
+All communication goes through `communicate`: one call is one round, and its requests (`ops`) say what happens.
 Everything else is local. In particular any polynomial in opened tensors is (`evaluate`).
 """
 
@@ -13,19 +13,35 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import requests as ask
+from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.demand import FUSED, Abilities, Drawn
+from comet_mpc.engine.ops import (
+    OPERATIONS,
+    Evaluate,
+    Give,
+    MatMul,
+    Open,
+    Request,
+    Reveal,
+    SquareSum,
+    Step,
+    Truncate,
+    TruncateOpen,
+    Weigh,
+)
+from comet_mpc.engine.ops.deferred import Deferred
 from comet_mpc.engine.polynomial import Polynomial
-from comet_mpc.engine.requests import Deferred, Given, Open, Opened, Request, Result, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.ring import LARGEST_ODD, Ring, odd_ring
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words, as_ring, encode, ring_width
-from comet_mpc.engine.tables import Table
+from comet_mpc.engine.tensors import Given, Opened, Weight
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
+
+Made = TypeVar("Made")
 
 Ways = frozenset[str]
 """Where a program goes another way than usual, by name (`Session.goes`): the same values for other bytes and rounds."""
@@ -37,21 +53,6 @@ IN_ONE_ROUND = "truncate and open in one round"
 
 _ROUNDED = 1.0 + 2.0**-7
 """Room for what roundings add to a bound."""
-
-
-@dataclass(frozen=True)
-class Abilities:
-    """What a source of randomness can prepare, which decides by which protocols a program runs.
-
-    fused  masks of openings that truncate on the way in Z_2^w, so that both share a round
-    odd    masks and their monomials modulo odd numbers, in which element-wise work is cheaper for two parties alone
-    """
-
-    fused: bool = True
-    odd: bool = False
-
-
-FUSED = Abilities()
 
 
 class Session(ABC):
@@ -170,16 +171,21 @@ class Session(ABC):
 
     # Communication ---------------------------------------------------------------------------------
 
-    def communicate(self, *requests: Request) -> tuple[Result, ...]:
-        """One round for all the requests together (two where `fused` is off and one of them truncates and opens)."""
-        free = requests and not any(any(ask.wire_bytes(request)) for request in requests)
+    def communicate(self, *requests: Request[Made]) -> tuple[Made, ...]:
+        """One round for all the requests together (two where the source cannot do one of them in one)."""
+        free = requests and not any(any(request.wire_bytes()) for request in requests)
         riders = [] if free else list(self._deferred)  # what sends nothing is not a round to ride along with
         extra = [deferred.request for deferred in riders if deferred.request is not None]
         results = self._communicate([*requests, *extra])
         for deferred, value in zip(riders, results[len(requests) :], strict=True):
             deferred.advance(value)
         self._deferred = [deferred for deferred in self._deferred if deferred.request is not None]
-        return results[: len(requests)]
+        return tuple(results[: len(requests)])
+
+    def request(self, request: Request[Made]) -> Made:
+        """One request in a round of its own."""
+        (result,) = self.communicate(request)
+        return result
 
     @overload
     def defer(self, request: Open | TruncateOpen, /) -> Deferred[Opened]: ...
@@ -187,7 +193,7 @@ class Session(ABC):
     def defer(self, request: Truncate, /) -> Deferred[Share]: ...
     @overload
     def defer(self, request: Truncate, then: type[Open], /) -> Deferred[Opened]: ...
-    def defer(self, request: Request, *then: Callable[..., Request]) -> Deferred[Any]:
+    def defer(self, request: Request[Any], *then: Callable[..., Request[Any]]) -> Deferred[Any]:
         """Puts a request off until the next round that happens anyway: independent work then costs no rounds.
 
         `then` makes the next request from the result, for the round after: `defer(Truncate(x, 12), Open)`.
@@ -196,30 +202,19 @@ class Session(ABC):
         self._deferred.append(deferred)
         return deferred
 
-    def _communicate(self, requests: Sequence[Request]) -> tuple[Result, ...]:
+    def _communicate(self, requests: Sequence[Request[Any]]) -> list[Any]:
         for request in requests:
-            if isinstance(request, Truncate | TruncateOpen):
-                ask.check_truncation(request, self.here)
-            even = not (isinstance(request, TruncateOpen) and request.modulus)
-            if isinstance(request, ask.Give | TruncateOpen | ask.Choose) and request.share.modulus and even:
-                raise ShapeError(f"{self.here}: this is not done in an odd ring: truncate into Z_2^w first")
-        late = [i for i, r in enumerate(requests) if not self.fused and isinstance(r, TruncateOpen) and not r.modulus]
-        if not late:
-            return tuple(self._round(requests))
-        first = self._round(
-            [
-                Truncate(r.share, r.shift, r.width) if i in late and isinstance(r, TruncateOpen) else r
-                for i, r in enumerate(requests)
-            ]
-        )
-        results = list(first)
-        shares = [result for i in late if isinstance(result := first[i], Share)]
-        for i, opened in zip(late, self._round([Open(share) for share in shares]), strict=True):
-            results[i] = opened
-        return tuple(results)
+            OPERATIONS.check(request, self.here)
+        splits = {i: split for i, request in enumerate(requests) if (split := request.split(self._abilities))}
+        results = self._round([splits[i][0] if i in splits else request for i, request in enumerate(requests)])
+        if splits:
+            second = self._round([then(results[i]) for i, (_, then) in splits.items()])
+            for i, result in zip(splits, second, strict=True):
+                results[i] = result
+        return results
 
     @abstractmethod
-    def _round(self, requests: Sequence[Request]) -> list[Result]:
+    def _round(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """Carries out one round."""
 
     @overload
@@ -228,16 +223,13 @@ class Session(ABC):
     def open(self, share: Share, other: Share, /, *more: Share) -> tuple[Opened, ...]: ...
     def open(self, *shares: Share) -> Opened | tuple[Opened, ...]:
         """Opens shares under fresh masks. One round."""
-        results = self.communicate(*(Open(share) for share in shares))
-        opened = tuple(result for result in results if isinstance(result, Opened))
+        opened = self.communicate(*(Open(share) for share in shares))
         return opened if len(shares) > 1 else opened[0]
 
     def truncate(self, share: Share, shift: int, width: int | Ring = WORD) -> Share:
         """x / 2^shift. One round, one bit each way and element; nothing at all into a ring narrow enough."""
         ring = as_ring(width)
-        (result,) = self.communicate(Truncate(share, shift, ring.width, ring.modulus))
-        assert isinstance(result, Share)
-        return result
+        return self.request(Truncate(share, shift, ring.width, ring.modulus))
 
     def truncate_to(self, share: Share, fraction: int, width: int | Ring = WORD) -> Share:
         """The same value with fewer fraction bits, in a ring; a round, or nothing if it has them already."""
@@ -254,9 +246,7 @@ class Session(ABC):
             return self.open(share.narrow(width))
         if shift == 0:  # to come into a wider ring takes a truncation, by a bit that is zero
             share, shift = share.lift(share.fraction + 1), 1
-        (result,) = self.communicate(TruncateOpen(share, shift, width))
-        assert isinstance(result, Opened)
-        return result
+        return self.request(TruncateOpen(share, shift, width))
 
     def reopen(self, share: Share, fraction: int, width: int | Ring = WORD) -> Opened:
         """The value with `fraction` bits, opened: in one round, or in two with less correlated randomness.
@@ -270,9 +260,7 @@ class Session(ABC):
         if needed and possible and self.goes(IN_ONE_ROUND, usually=self.fused):
             if even:
                 return self.truncate_open(share, shift, ring.width)
-            (result,) = self.communicate(TruncateOpen(share, shift, ring.width, ring.modulus))
-            assert isinstance(result, Opened)
-            return result
+            return self.request(TruncateOpen(share, shift, ring.width, ring.modulus))
         return self.open(self.truncate_to(share, fraction, ring))
 
     def reopen_later(self, share: Share, fraction: int, width: int | Ring = WORD) -> Deferred[Opened]:
@@ -282,32 +270,22 @@ class Session(ABC):
 
     def give(self, share: Share) -> Given:
         """Opens a share to the server only. One round."""
-        (result,) = self.communicate(ask.Give(share))
-        assert isinstance(result, Given)
-        return result
+        return self.request(Give(share))
 
     def reveal(self, share: Share, to: int = CLIENT) -> Words | None:
         """The value itself, to one party or both. One round."""
-        (result,) = self.communicate(ask.Reveal(share, to))
-        assert result is None or isinstance(result, np.ndarray)
-        return result
-
-    def look_up(self, index: Share, *tables: Table) -> tuple[Share, ...]:
-        """A share of every column of public tables at a secret place. Two rounds."""
-        if index.fraction or any(2**index.width != table.entries for table in tables):
-            raise ShapeError(
-                f"{self.here}: an index of {index.width} bits, {index.fraction} of them fraction bits, does not fit "
-                f"a table of {tables[0].entries} entries"
-            )
-        chosen = self.communicate(*(ask.Choose(index, table) for table in tables))
-        fetched = self.communicate(*(ask.Fetch(each) for each in chosen if isinstance(each, ask.Chosen)))
-        return tuple(share for columns in fetched if isinstance(columns, tuple) for share in columns)
+        return self.request(Reveal(share, to))
 
     # Local work on masked tensors --------------------------------------------------------------------
 
     @abstractmethod
-    def _locally(self, step: ask.Step) -> Words | None:
+    def _locally(self, step: Step) -> Words | None:
         """Carries out one step."""
+
+    def compute(self, step: Step) -> Share:
+        """The result of a step. Local."""
+        OPERATIONS.check(step, self.here)
+        return step.result(self._locally(step))
 
     def evaluate(
         self,
@@ -334,20 +312,7 @@ class Session(ABC):
         if fraction is None:
             fraction = max(sum(power * fractions[name] for name, power in key) for key in polynomial.terms)
         terms = polynomial.quantised(fractions, fraction)
-        if len({operand.modulus for operand in operands}) > 1:
-            raise ShapeError(f"{self.here}: a polynomial's variables were opened in different rings")
-        ring = min((operand.ring for operand in operands), key=lambda each: each.width)
-        if not ring.holds(bound * 2.0**fraction):
-            raise RangeError(
-                f"{self.here}: a polynomial's value up to {bound:g} with {fraction} fraction bits does not fit into "
-                f"a ring of {ring.width} bits"
-            )
-        try:
-            shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        except ValueError as error:
-            raise ShapeError(f"{self.here}: shapes do not fit: {[operand.shape for operand in operands]}") from error
-        words = self._locally(ask.Evaluate(terms, operands, shape))
-        return Share(shape, fraction, bound, ring.width, words, ring.modulus)
+        return self.compute(Evaluate(terms, operands, fraction, bound))
 
     def product(self, left: Opened, right: Opened, bound: float | None = None) -> Share:
         """left ⊙ right with broadcasting. Local."""
@@ -358,42 +323,24 @@ class Session(ABC):
 
     def square_sum(self, x: Opened, bound: float | None = None) -> Share:
         """Σ x² along the last axis, that axis kept with length 1. Local."""
-        if x.step:
-            raise ShapeError(f"{self.here}: a sum of squares needs a tensor that was opened without a truncation")
-        shape = (*x.shape[:-1], 1)
-        if bound is None:
-            bound = x.shape[-1] * x.bound**2
-        return Share(shape, 2 * x.fraction, bound, x.width, self._locally(ask.SquareSum(x)), x.modulus)
+        return self.compute(SquareSum(x, bound))
 
     def matmul(self, x: Opened, y: Opened, *, transposed: bool = False, bound: float | None = None) -> Share:
         """x·y, or x·yᵀ if transposed, over the last two axes; equal batch axes. Local."""
-        inner = y.shape[-1] if transposed else y.shape[-2]
-        if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != inner or len(x.shape) < 2:
-            raise ShapeError(f"{self.here}: cannot multiply matrices {x.shape} and {y.shape}, transposed={transposed}")
-        if x.step or y.step or x.modulus or y.modulus:
-            raise ShapeError(f"{self.here}: a matrix product needs tensors opened in Z_2^w without a truncation")
-        if bound is None:
-            bound = inner * x.bound * y.bound
-        step = ask.MatMul(x, y, transposed)
-        return Share(step.shape, x.fraction + y.fraction, bound, step.width, self._locally(step))
+        return self.compute(MatMul(x, y, transposed, bound))
 
     def linear(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
         """x·Wᵀ with the server's matrix. Local."""
-        if len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
-            raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}, its input {x.shape}")
-        return self._weighed(ask.Weigh(x, weight), bound)
+        return self._weighed(x, weight, 2, bound)
 
     def scale(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
         """x ⊙ w with a vector of the server's along the last axis. Local."""
-        if weight.shape != (x.shape[-1],):
-            raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}, its input {x.shape}")
-        return self._weighed(ask.Weigh(x, weight), bound)
+        return self._weighed(x, weight, 1, bound)
 
-    def _weighed(self, step: ask.Weigh, bound: float | None) -> Share:
-        x, weight = step.x, step.weight
-        if bound is None:
-            bound = weight.gain * x.bound
-        return Share(step.shape, x.fraction + weight.fraction, bound, x.width, self._locally(step))
+    def _weighed(self, x: Given, weight: Weight, axes: int, bound: float | None) -> Share:
+        if len(weight.shape) != axes:
+            raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}: it must have {axes} axes")
+        return self.compute(Weigh(x, weight, bound))
 
     def mean(self, x: Share, axis: int = -1) -> Share:
         """The mean along an axis, with one truncation that also absorbs the division. One round."""
@@ -408,3 +355,28 @@ class Session(ABC):
             )
         mean = self.truncate(total.times(factor).times_power(-spare), spare)
         return mean.bounded(x.bound * (1.0 + error) + 2.0**-x.fraction)
+
+
+class DrawingSession(Session):
+    """A session that draws correlated randomness: an operation says what is drawn, for the plan and for a party alike.
+
+    A plan only writes the descriptions down, a party uses the words that it gets for them. So the two cannot disagree.
+    """
+
+    @abstractmethod
+    def _draw(self, correlation: Correlation) -> Drawn:
+        """The next correlation of the program."""
+
+    @abstractmethod
+    def _carry_out(self, requests: Sequence[Request[Any]], drawn: Sequence[Drawn | None]) -> list[Any]:
+        """One round, with what was drawn for each request."""
+
+    @abstractmethod
+    def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
+        """One step, with what was drawn for it."""
+
+    def _round(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        return self._carry_out(requests, [request.draw(self._draw) for request in requests])
+
+    def _locally(self, step: Step) -> Words | None:
+        return self._compute(step, step.draw(self._draw))

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import Drawn, InOrder
-from comet_mpc.engine.session import FUSED
+from comet_mpc.engine.demand import FUSED, Drawn, InOrder
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RandomnessDamaged, RandomnessExhausted, RandomnessSpent
 

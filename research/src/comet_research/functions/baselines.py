@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from comet_mpc.engine import Opened, Session
+from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.share import Share, ring_width
 from comet_mpc.engine.tables import Column, Table
@@ -281,9 +282,9 @@ def gelu_piecewise(session: Session, x: Share, *, fraction: int = 12) -> Share:
     with session.part("gelu_piecewise"):
         _require(session, "GELU by pieces", x.bound, GELU_PIECEWISE_BOUND)
         places = session.truncate(session.add_constant(x, 8.0), x.fraction - _DIGIT, 16)
-        (carry,) = session.look_up(places.digit_sum(0, _DIGIT), _CARRIES)
+        (carry,) = look_up(session, places.digit_sum(0, _DIGIT), _CARRIES)
         digit = places.digit_sum(1, _DIGIT)
-        bits = session.look_up((digit + carry.narrow(digit.width)).bounded(digit.bound), _PIECES)
+        bits = look_up(session, (digit + carry.narrow(digit.width)).bounded(digit.bound), _PIECES)
         opened = dict(zip("xlmr", session.open(session.truncate_to(x, 11, 16), *bits), strict=True))
         cubic, sextic = (session.evaluate(each * X, opened, bound=limit) for each, limit in ((L, 4.1), (M, 3.1)))
         rest = session.evaluate(_CUBIC[0] * L + _SEXTIC[0] * M + R * X, opened, fraction=11, bound=x.bound + 0.1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from comet_mpc.engine import Session, Truncate
+from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.engine.tables import Column, Table
@@ -141,12 +142,12 @@ class TableRule(InverseRule):
         if t.bound > self.top:
             raise RangeError(f"{session.here}: t may reach {t.bound:g}, but the rule's tables end at {self.top:g}")
         t = session.truncate_to(t.lift(max(t.fraction, self.fraction_t)), self.fraction_t, self.width)
-        power, scale = session.look_up(_top_bit(session, t, self).narrow(5), *self.power_tables)
+        power, scale = look_up(session, _top_bit(session, t, self).narrow(5), *self.power_tables)
         opened = dict(zip("tp", session.open(t.times_power(self.fraction_t), power), strict=True))
         whole = session.evaluate(T * P, opened, bound=2.0**self.bits)
         m = whole.times_power(1 - self.bits)
         place = session.truncate(m.times(self.cells), self.bits - 1, self.width - self.bits + 1)
-        (w,) = session.look_up(session.add_constant(place, 1.0 - self.cells).narrow(self.guess_bits), self.guess_table)
+        (w,) = look_up(session, session.add_constant(place, 1.0 - self.cells).narrow(self.guess_bits), self.guess_table)
         fraction = self.fraction_m + 3 * self.fraction_w + 1
         m, w = _brought(session, ring_width(fraction, 1.1), (m, self.fraction_m), (w, self.fraction_w))
         opened = dict(zip("ty", session.open(m, w), strict=True))
@@ -170,7 +171,7 @@ def _top_bit(session: Session, t: Share, rule: TableRule) -> Share:
         digit = t.digit_sum(place, rule.digit_bits)
         if carry is not None:
             digit = (digit + carry.narrow(digit.width)).bounded(digit.bound)
-        carry, full, top = session.look_up(digit, rule.digit_table(place))
+        carry, full, top = look_up(session, digit, rule.digit_table(place))
         filled.append(full.reshape(1, *t.shape))
         places.append(top.reshape(1, *t.shape))
     z, d = concatenate(filled, 0), concatenate(places, 0)

@@ -11,19 +11,20 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from comet_mpc.engine import Session, Weight, kernels, tables
+from comet_mpc.engine import Session, Weight, kernels, ops, tables
 from comet_mpc.engine import correlations as kinds
-from comet_mpc.engine import requests as ask
 from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.party import Leg, Packed, PartySession
+from comet_mpc.engine.ops import Request, Step
+from comet_mpc.engine.ops.look_up import Choose, Chosen, Fetch, look_up
+from comet_mpc.engine.ops.operation import Leg, Packed
+from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.requests import Opened, Request, Step
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
@@ -71,9 +72,9 @@ def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets
     fused = session.truncate_open(product, 20)
     session.truncate_open(second.lift(32), 20)
     session.open(session.evaluate(X**2, {"x": fused}, bound=4.1), session.square_sum(left))
-    session.open(*session.look_up(first.digit_sum(2, 3), _TABLE))
-    session.look_up(second.digit_sum(2, 3), _TABLE)
-    session.communicate(ask.Truncate(first.lift(36), 24), ask.Truncate(second.lift(36), 24))
+    session.open(*look_up(session, first.digit_sum(2, 3), _TABLE))
+    look_up(session, second.digit_sum(2, 3), _TABLE)
+    session.communicate(ops.Truncate(first.lift(36), 24), ops.Truncate(second.lift(36), 24))
     if session.odd:
         _in_an_odd_ring(session, first.lift(36), second.lift(36), product)
     linear = session.linear(session.give(first), weights["matrix"])
@@ -85,11 +86,11 @@ def _in_an_odd_ring(session: Session, *shares: Share) -> None:
     """Truncates and opens them there, and computes with the first and the last, so that ciphertexts define masks."""
     ring = session.ring(24, 4.1)
     opened = session.communicate(
-        *(ask.TruncateOpen(share, share.fraction - 12, ring.width, ring.modulus) for share in shares)
+        *(ops.TruncateOpen(share, share.fraction - 12, ring.width, ring.modulus) for share in shares)
     )
-    squares = [session.evaluate(X**2, {"x": x}, bound=4.1) for x in opened[::2] if isinstance(x, Opened)]
+    squares = [session.evaluate(X**2, {"x": x}, bound=4.1) for x in opened[::2]]
     session.open(*squares)
-    session.communicate(*(ask.Truncate(square, 12, 32) for square in squares))
+    session.communicate(*(ops.Truncate(square, 12, 32) for square in squares))
 
 
 def _models() -> tuple[dict[str, Weight], dict[str, Weight]]:
@@ -134,7 +135,7 @@ class _Watching(PartySession):
         self.messages.append(Message(kind, self.party, words, modulus, held, size))
 
     def _note_masked(self, kind: str, words: Words, modulus: int, size: int, own: Words, seed: Words) -> None:
-        """A message ±(share - mask), with the receiver's own share and what it could take for the mask.
+        """A message ±(share - mask), with the receiver's own share and what it could take for the mops.
 
         With the receiver's share it is a masked value; the difference of two of them tells if one mask hides both.
         """
@@ -144,45 +145,48 @@ class _Watching(PartySession):
         before.append(ring.add(words, own))
         self._note(kind, words, modulus, size, share=own, seed=seed, both=ring.add(own, seed), **earlier)
 
-    def _leg(self, request: Request, drawn: Drawn | None) -> Leg:
+    def _leg(self, request: Request[Any], drawn: Drawn | None) -> Leg[Any]:
         sent, finish = super()._leg(request, drawn)
 
-        def watched(data: memoryview) -> ask.Result:
+        def watched(data: memoryview) -> Any:
             if len(data):
                 self._received(request, drawn, np.frombuffer(bytes(data), np.uint8))
             result = finish(data)
-            if isinstance(request, ask.Reveal) and isinstance(result, np.ndarray) and not self.permits_leaks:
+            if isinstance(request, ops.Reveal) and isinstance(result, np.ndarray) and not self.permits_leaks:
                 self._add_result(result)
             return result
 
         return sent, watched
 
-    def _received(self, request: Request, drawn: Drawn | None, data: Packed) -> None:
+    def _received(self, request: Request[Any], drawn: Drawn | None, data: Packed) -> None:
         share, size = request.share, data.size
         kind, modulus = type(request).__name__, share.ring.size
         match request, drawn:
-            case ask.TruncateOpen(ring=ring, conversion=conversion), Drawn(index=index) if request.modulus:
+            case ops.TruncateOpen(ring=ring, conversion=conversion), Drawn(index=index) if request.modulus:
                 length = ring.wire_bytes(share.count)
-                words, own = ring.unpack(data[:length], share.count), conversion.part(share.flat(), self._leader)
+                words, own = (
+                    ring.unpack(data[:length], share.count),
+                    conversion.part(share.flat(), self.party == CLIENT),
+                )
                 self._note_masked(kind, words, ring.size, length, own, self._mask(index, share.count, ring))
                 bits, place = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
                 seed = self._expansion(place, share.count) & np.uint64(1)
                 self._note_masked(f"{kind}, bit", bits, 2, size - length, self._likely_bit(share), seed)
-            case ((ask.Open() | ask.TruncateOpen() | ask.Give()), Drawn(index=index)):
+            case ((ops.Open() | ops.TruncateOpen() | ops.Give()), Drawn(index=index)):
                 words = share.ring.unpack(data, share.count)
                 self._note_masked(kind, words, modulus, size, share.flat(), self._mask(index, share.count, share.ring))
-            case ask.Truncate(), Drawn(arrays=(bits, _)):
+            case ops.Truncate(), Drawn(arrays=(bits, _)):
                 theirs, mine = _unpacked(data, share.count), _unpacked(bits, share.count)
                 likely = self._likely_odd_bit(request) if share.modulus else self._likely_bit(share)
                 self._note_masked(kind, theirs, 2, size, likely, mine)
-            case ask.Choose(), Drawn(index=index):
+            case Choose(), Drawn(index=index):
                 words = share.ring.unpack(data, share.count)
                 self._note_masked(
                     kind, words, modulus, size, np.uint64(0) - share.flat(), self._expansion(index, share.count)
                 )
-            case ask.Fetch(chosen=chosen), None:
+            case Fetch(chosen=chosen), None:
                 self._fetched(chosen, data)
-            case ask.Reveal(), None if self.permits_leaks:
+            case ops.Reveal(), None if self.permits_leaks:
                 words = share.ring.unpack(data, share.count)
                 self._note("Open", words, modulus, size, share=share.flat())
 
@@ -192,16 +196,16 @@ class _Watching(PartySession):
 
     def _likely_bit(self, share: Share) -> Words:
         """That of the other's share, in Z_2^w, if the value were zero."""
-        likely = np.uint64(0 if self._leader else 2 ** (share.width - 2)) - share.flat()
+        likely = np.uint64(0 if self.party == CLIENT else 2 ** (share.width - 2)) - share.flat()
         return np.asarray(likely >> np.uint64(share.width - 1) & np.uint64(1))
 
-    def _likely_odd_bit(self, request: ask.Truncate) -> Words:
+    def _likely_odd_bit(self, request: ops.Truncate) -> Words:
         """The same in an odd ring."""
         other = request.share.ring.subtract(np.zeros(request.share.count, np.uint64), request.share.flat())
         none = np.zeros((other.size + 7) // 8, np.uint8)
-        return _unpacked(request.conversion.mask(other, none, not self._leader), other.size)
+        return _unpacked(request.conversion.mask(other, none, self.party != CLIENT), other.size)
 
-    def _fetched(self, chosen: ask.Chosen, data: Packed) -> None:
+    def _fetched(self, chosen: Chosen, data: Packed) -> None:
         (index, transfers), (place, *known) = self._transfers, chosen.drawn
         entries, sizes, at = chosen.table.entries, chosen.table.sizes, 0
         for column, (size, pad) in enumerate(zip(sizes, known, strict=True)):
@@ -252,9 +256,9 @@ class _Watching(PartySession):
         words = self._expansion(index, -(-length // 8), 1 + len(transfers.sizes) + column)
         return words.view(np.uint8)[:length]
 
-    def _compute(self, step: Step, drawn: Drawn | None) -> Words:
-        """At the server, a product of the client's mask with that of a weight: what it tells of x, with x - mask."""
-        if isinstance(step, ask.Weigh) and drawn is not None and self.party == SERVER and self._dealt:
+    def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
+        """At the server, a product of the client's mask with that of a weight: what it tells of x, with x - mops."""
+        if isinstance(step, ops.Weigh) and drawn is not None and self.party == SERVER and self._dealt:
             fixed = step.weight.fixed().astype(np.int64).view(np.uint64)
             mask, given = fixed - mask_weight(self.key, step.weight), step.x.words()
             if fixed.ndim == 2:

@@ -1,6 +1,6 @@
 """What the server sees of a query: a record of what a client sends in the rounds of a run, and how random it looks.
 
-Every message is a row of elements of known rings (`engine.requests.messages`), and each element is uniform in its own
+Every message is a row of elements of known rings (`Request.messages`), and each element is uniform in its own
 ring. Bytes are not: numbers below an odd T, packed bit by bit, have uneven top bits whatever the text is. So elements
 are tested, not bytes. A message's elements are counted by their highest and by their lowest four bits (in Z_T: by the
 sixteenth of the ring they are in), and each count is compared with what its ring predicts (Pearson's chi-squared). The
@@ -15,8 +15,8 @@ import math
 import msgspec
 import numpy as np
 
-from comet_mpc.engine.party import Packed, Sent
-from comet_mpc.engine.requests import Message
+from comet_mpc.engine.ops.operation import Message, Packed
+from comet_mpc.engine.party import Sent
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import Words
 

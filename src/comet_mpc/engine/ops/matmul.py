@@ -1,0 +1,60 @@
+"""Products of two opened matrices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from comet_mpc.engine import kernels
+from comet_mpc.engine.correlations import Correlation, MatrixProduct
+from comet_mpc.engine.demand import Drawn
+from comet_mpc.engine.ops.operation import Step, expect
+from comet_mpc.engine.share import CLIENT, Share, Words
+from comet_mpc.engine.tensors import Opened
+from comet_mpc.errors import ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul(Step):
+    """x·y, or x·yᵀ if transposed, over the last two axes; equal batch axes."""
+
+    x: Opened
+    y: Opened
+    transposed: bool
+    bound: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.x.shape[:-1], self.y.shape[-2 if self.transposed else -1])
+
+    @property
+    def width(self) -> int:
+        return min(self.x.width, self.y.width)
+
+    def check(self, part: str) -> None:
+        x, y = self.x, self.y
+        inner = y.shape[-1] if self.transposed else y.shape[-2]
+        if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != inner or len(x.shape) < 2:
+            raise ShapeError(f"{part}: cannot multiply matrices {x.shape} and {y.shape}, transposed={self.transposed}")
+        if x.step or y.step or x.modulus or y.modulus:
+            raise ShapeError(f"{part}: a matrix product needs tensors opened in Z_2^w without a truncation")
+
+    def demand(self) -> tuple[Correlation, ...]:
+        x, y, (*batch, m, n) = self.x, self.y, self.shape
+        return (MatrixProduct(x.mask, y.mask, math.prod(batch), m, x.shape[-1], n, self.transposed, self.width),)
+
+    def result(self, words: Words | None) -> Share:
+        x, y = self.x, self.y
+        bound = x.shape[-1] * x.bound * y.bound if self.bound is None else self.bound
+        return Share(self.shape, x.fraction + y.fraction, bound, self.width, words)
+
+    def in_the_clear(self) -> Words:
+        return kernels.matmul(self.x.words(), self.y.words(), transpose_right=self.transposed)
+
+    def compute(self, party: int, drawn: Drawn | None) -> Words:
+        """(P + a)(R + b) = P·R + P·b + a·R + a·b; the client takes P·R along with P·b."""
+        (share,), x, y, transposed, width = expect(drawn, 1), self.x, self.y, self.transposed, self.width
+        right = y.own_mask() + y.words() if party == CLIENT else y.own_mask()
+        first = kernels.matmul(x.words(), right, transpose_right=transposed, width=width)
+        second = kernels.matmul(x.own_mask(), y.words(), transpose_right=transposed, width=width)
+        return first + second + share.reshape(self.shape)

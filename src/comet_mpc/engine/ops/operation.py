@@ -1,0 +1,166 @@
+"""What an operation is: one class that knows its messages, its randomness, and how it is planned and run.
+
+A `Request` communicates: `Session.communicate` carries out several in one round. A `Step` is local. Each is planned
+from shapes, run in the clear by the twin, and run by a party with the randomness that was drawn for it; the sessions
+only drive them.
+
+To add one: write its class in a file here, add it to `OPERATIONS` (`ops/__init__.py`, or from another package by
+`OPERATIONS.register`), and test it with `comet_mpc.testing.run_two_parties`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.demand import Abilities, Draw, Drawn
+from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.share import WORD, Share, Words
+from comet_mpc.errors import ConfigurationError, ShapeError
+
+Made = TypeVar("Made")
+Made_co = TypeVar("Made_co", covariant=True)
+
+BIT = Ring(1)
+Message = tuple[tuple[Ring, int], ...]
+"""So many elements of a ring, packed bit by bit; then so many of the next. Each part begins with a whole byte."""
+Packed = npt.NDArray[np.uint8]
+Leg = tuple[Packed | None, Callable[[memoryview], Made]]
+"""One request on its way: what this party sends, and what it makes of the answer."""
+
+
+class Operation:
+    """A request or a step."""
+
+    def demand(self) -> tuple[Correlation, ...]:
+        """The correlations that it uses, in the order in which they are drawn."""
+        return ()
+
+    def draw(self, source: Draw) -> Drawn | None:
+        """Draws them: a plan writes them down, a party gets its words."""
+        found = [source(correlation) for correlation in self.demand()]
+        if not found:
+            return None
+        first, *more = found
+        words = tuple(words for each in found for words in each.arrays)
+        return Drawn(first.index, words, tuple(each.index for each in more))
+
+    def check(self, part: str) -> None:
+        """Raises what is wrong with its operands. part: of the program, for messages"""
+
+
+@dataclass(frozen=True, eq=False)
+class Request(Operation, ABC, Generic[Made_co]):
+    """An operation on a share that communicates."""
+
+    share: Share
+
+    @abstractmethod
+    def messages(self) -> tuple[Message, Message]:
+        """What is sent: (the client's message, the server's)."""
+
+    def wire_bytes(self) -> tuple[int, int]:
+        """Payload bytes: (from the client, from the server)."""
+        client, server = (sum(ring.wire_bytes(count) for ring, count in message) for message in self.messages())
+        return client, server
+
+    def split(self, abilities: Abilities) -> tuple[Request[Any], Callable[[Any], Request[Made_co]]] | None:
+        """Two requests instead of it, the second made from the first one's result, where a source cannot do it."""
+        return None
+
+    @abstractmethod
+    def planned(self, drawn: Drawn | None) -> Made_co:
+        """The result, without values."""
+
+    @abstractmethod
+    def in_the_clear(self) -> Made_co:
+        """The result, from a share that holds the whole value."""
+
+    @abstractmethod
+    def leg(self, party: int, drawn: Drawn | None) -> Leg[Made_co]:
+        """A party's side."""
+
+
+class Step(Operation, ABC):
+    """An operation on masked tensors that is local."""
+
+    @abstractmethod
+    def result(self, words: Words | None) -> Share:
+        """The result, with its words where they are known."""
+
+    @abstractmethod
+    def in_the_clear(self) -> Words:
+        """The words, from operands that hold whole values."""
+
+    @abstractmethod
+    def compute(self, party: int, drawn: Drawn | None) -> Words:
+        """A party's words."""
+
+
+class Registry:
+    """The operations that programs may use: what is not registered is neither sent nor computed."""
+
+    def __init__(self, *operations: type[Operation]) -> None:
+        self._operations: dict[str, type[Operation]] = {}
+        self.register(*operations)
+
+    def register(self, *operations: type[Operation]) -> None:
+        """Adds operations. Their names are unique."""
+        for operation in operations:
+            if self._operations.setdefault(operation.__name__, operation) is not operation:
+                raise ConfigurationError(f"there is another operation {operation.__name__}")
+
+    def __iter__(self) -> Iterator[type[Operation]]:
+        return iter(self._operations.values())
+
+    def check(self, operation: Operation, part: str) -> None:
+        """Raises if it was not registered, or if its operands do not fit."""
+        kind = type(operation)
+        if self._operations.get(kind.__name__) is not kind:
+            raise ShapeError(f"{part}: {kind.__name__} is not a registered operation")
+        operation.check(part)
+
+
+def expect(drawn: Drawn | None, count: int) -> tuple[Words, ...]:
+    """The arrays that were drawn, which must be so many."""
+    if drawn is None or len(drawn.arrays) != count:
+        raise ShapeError("the randomness does not fit the operation")
+    return drawn.arrays
+
+
+def index_of(drawn: Drawn | None) -> int:
+    """Of the correlation that was drawn, in the program."""
+    if drawn is None:
+        raise ShapeError("the operation has drawn no randomness")
+    return drawn.index
+
+
+def check_even(share: Share, part: str) -> None:
+    if share.modulus:
+        raise ShapeError(f"{part}: this is not done in an odd ring: truncate into Z_2^w first")
+
+
+def mask_bits(width: int) -> np.uint64:
+    return np.uint64(2**width - 1)
+
+
+def reconstructed(share: Share, own: Words, data: memoryview) -> Words:
+    """This party's words and the other's, added up."""
+    total = share.ring.add(own, share.ring.unpack(data, share.count))
+    if not share.modulus and share.width < WORD:
+        total &= mask_bits(share.width)
+    return total.reshape(share.shape)
+
+
+def rounded(share: Share, shift: int = 0, ring: Ring | None = None) -> Words:
+    """The value of a share that holds all of it, over 2^shift and rounded to the nearest, in a ring."""
+    signed = share.ring.signed(share.flat())
+    if shift:
+        signed = (signed + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift)
+    return (ring or share.ring).reduced(signed.view(np.uint64)).reshape(share.shape)
