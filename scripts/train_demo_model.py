@@ -32,7 +32,7 @@ import numpy as np
 from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.root_rule import DEGREES
-from comet_mpc.models.certify import calibrated, check_ranges, in_form
+from comet_mpc.models.certify import calibrated, check_ranges
 from comet_mpc.models.checkpoint import (
     ActivationChoice,
     AttentionChoice,
@@ -43,6 +43,7 @@ from comet_mpc.models.checkpoint import (
     save_config,
     tensor_shapes,
 )
+from comet_mpc.models.fold import in_form
 from comet_mpc.models.hugging_face import load_hugging_face, tokenizer_json
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.tasks import find_task

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, decode
     from comet_mpc.engine.tensors import Given, Opened, Weight
     from comet_mpc.engine.twin import run_twin
-    from comet_mpc.models.served import PublicModel, ServedModel
+    from comet_mpc.models.public import PublicModel
+    from comet_mpc.models.served import ServedModel
     from comet_mpc.net.identity import TlsIdentity
     from comet_mpc.offline.sources import DealerSource, PairSource
     from comet_mpc.service.client import Client

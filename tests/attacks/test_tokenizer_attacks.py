@@ -21,7 +21,8 @@ from tokenizers import processors as post
 from comet_mpc.errors import ConfigurationError, UnsafeTokenizer
 from comet_mpc.models import tokenizing
 from comet_mpc.models.hugging_face import own_tokenizer
-from comet_mpc.models.served import PublicModel, ServedModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import words_of
 from comet_mpc.models.tokenizer_parts import MOST_ADDED
 from comet_mpc.models.tokenizing import GROWTH, MOST_CHARACTERS, TOKENS_PER_CHARACTER, TextTokenizer

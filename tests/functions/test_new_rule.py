@@ -25,7 +25,8 @@ from comet_mpc.functions import rules
 from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.rule import Rule, Smu, Wanted
 from comet_mpc.models.checkpoint import Site, load_checkpoint
-from comet_mpc.models.served import PublicModel, ServedModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.served import ServedModel
 from comet_mpc.testing import run_two_parties
 from support.toy_model import TINY, make_checkpoint, twin_logits
 

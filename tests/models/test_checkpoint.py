@@ -24,7 +24,7 @@ from comet_mpc.models.bounds import (
     head_bounds,
     output_norm_top,
 )
-from comet_mpc.models.certify import certify, check_ranges, in_form, normalised_neurons, normalised_queries
+from comet_mpc.models.certify import certify, check_ranges
 from comet_mpc.models.checkpoint import (
     AttentionChoice,
     checkpoint_digest,
@@ -32,6 +32,7 @@ from comet_mpc.models.checkpoint import (
     save_checkpoint,
     tensor_shapes,
 )
+from comet_mpc.models.fold import in_form, normalised_neurons, normalised_queries
 from comet_mpc.models.hugging_face import load_hugging_face
 from comet_mpc.models.served import ServedModel
 from support.small_models import CERTIFIED, UNMODIFIED, small_model

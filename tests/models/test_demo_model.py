@@ -19,7 +19,8 @@ from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.local.evaluation import evaluate_twin
 from comet_mpc.models.checkpoint import USUAL_RULE
 from comet_mpc.models.own_data import read_split
-from comet_mpc.models.served import PublicModel, ServedModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import TASKS, Example
 from comet_mpc.offline.sources import PAIR
 from support.waiting import PATIENCE

@@ -16,7 +16,9 @@ from comet_mpc.engine.share import Share
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.demo import demo_model
 from comet_mpc.models.planning import plan_shape
-from comet_mpc.models.served import PublicModel, Query, ServedModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.queries import Query
+from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import (
     SHAPES,
     certified_rules,

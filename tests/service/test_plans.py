@@ -18,7 +18,8 @@ import pytest
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.plan import Plan, decode_plan, encode_plan
 from comet_mpc.errors import ProtocolMismatch, ServerBusy, ShapeError
-from comet_mpc.models.served import PublicModel, ServedModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.served import ServedModel
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR, DealerSource

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from comet_mpc.engine.plan import Plan
-from comet_mpc.models.served import PublicModel
+from comet_mpc.models.public import PublicModel
 from comet_mpc.offline.source import Source
 from comet_mpc.service.programs import Programs
 

@@ -25,7 +25,9 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.heads import Head, Pooler
-from comet_mpc.models.served import PublicModel, Query, ServedModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.queries import Query
+from comet_mpc.models.served import ServedModel
 
 __all__ = ["TINY", "WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
 

@@ -47,7 +47,9 @@ from comet_mpc.models.certify import norm_sites
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
 from comet_mpc.models.fold import fold, neuron_scale, plain_states
 from comet_mpc.models.heads import HeadRules
-from comet_mpc.models.served import PublicModel, Query, public_part
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.queries import Query
+from comet_mpc.models.served import public_part
 from comet_mpc.models.tasks import Example, Task
 from comet_mpc.models.transformer import EncoderRules, LayerRules, encode_weights, forward, input_mask, input_rows
 from comet_mpc.net.channel import Channel, Traffic

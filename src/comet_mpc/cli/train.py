@@ -23,7 +23,7 @@ from comet_mpc.cli.tables import table
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION
 from comet_mpc.functions.rule import PRECISION
-from comet_mpc.models.certify import calibrated, certify, check_ranges, in_form
+from comet_mpc.models.certify import calibrated, certify, check_ranges
 from comet_mpc.models.checkpoint import (
     ActivationChoice,
     AttentionChoice,
@@ -35,6 +35,7 @@ from comet_mpc.models.checkpoint import (
     save_checkpoint,
     save_config,
 )
+from comet_mpc.models.fold import in_form
 from comet_mpc.models.heads import Kind, Pooler, usual_head
 from comet_mpc.models.hugging_face import need, servable_tokenizer, tokenizer_json
 from comet_mpc.models.tasks import Task, find_task

@@ -22,8 +22,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from comet_mpc.cluster import ray_cluster
 from comet_mpc.cluster.host import Host
 from comet_mpc.errors import CometError, ImpossibleAnswer, NodeLost, PeerClosed, PeerError, PeerTimeout, ServerBusy
-from comet_mpc.models.runs import TextRun, text_runs
-from comet_mpc.models.served import PublicModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.queries import TextRun
 from comet_mpc.models.tokenizing import Text
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.service.client import Client, ClientOptions
@@ -162,7 +162,7 @@ def spread_clients(
         given["fingerprint"] = public.fingerprint  # none of them takes another model than the one that was checked here
     with ray_cluster.connected(cluster):
         wanted = count or max(1, round(sum(machine.cpus for machine in ray_cluster.machines())))
-        runs = runs or (lambda texts: text_runs(public, texts, options["batch"], options.get("bucket")))
+        runs = runs or (lambda texts: public.runs(texts, options["batch"], options.get("bucket")))
         clients = Spread(lambda: ray_cluster.spread(kind, whom, given), wanted, runs)
         with contextlib.closing(clients):
             yield clients

@@ -36,7 +36,7 @@ from comet_mpc.gateway import problems
 from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
 from comet_mpc.gateway.problems import Problem
-from comet_mpc.models.served import PublicModel
+from comet_mpc.models.public import PublicModel
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse

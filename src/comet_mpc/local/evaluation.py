@@ -21,7 +21,8 @@ from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.service import local_service
 from comet_mpc.models.heads import Kind
-from comet_mpc.models.served import Query, ServedModel
+from comet_mpc.models.queries import Query
+from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import Example, Task, token_tags
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import DEALER
@@ -76,7 +77,7 @@ def compared_tags(
     shape = (*labels.shape, model.shape.labels)
     padded = np.zeros(shape), np.zeros(shape)
     for row, example in enumerate(examples):
-        for token, tag in token_tags(example, model.encode([example.first]).words[0]).items():
+        for token, tag in token_tags(example, model.tokens([example.first])[0].words).items():
             labels[row, token] = tag
         for whole, parts in zip(padded, (found, plain), strict=True):
             whole[row, : len(parts[row])] = parts[row]
@@ -208,14 +209,14 @@ def evaluate_twin(
 
 def _queries(model: ServedModel, texts: Sequence[str | tuple[str, str]]) -> Iterator[tuple[list[int], Query]]:
     """Texts of one bucket together, with their places."""
-    buckets: dict[int, list[int]] = {}
-    for place, text in enumerate(texts):
-        buckets.setdefault(model.bucket_of(text), []).append(place)
+    tokens, buckets = model.tokens(texts), dict[int, list[int]]()
+    for place, one in enumerate(tokens):
+        buckets.setdefault(model.fitting(one.length), []).append(place)
     for bucket, places in buckets.items():
         size = max(1, _TOKENS // bucket)
         for start in range(0, len(places), size):
             part = places[start : start + size]
-            yield part, model.encode([texts[place] for place in part], bucket)
+            yield part, model.query([tokens[place] for place in part], bucket)
 
 
 def _twin_logits(model: ServedModel, query: Query) -> Reals:

@@ -18,15 +18,36 @@ LayerNorm's result, and the errors of approximate activations and of attention's
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ShapeError
 
+Tensors = Mapping[str, npt.NDArray[np.float32]]
+
 SLACK = 2.0**-8
 """A LayerNorm by its rule, in fixed point, is at most so much longer than √d, relatively."""
+
+
+class Weights:
+    """Tensors by name, in double precision."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Reals:
+        return self._tensors[name].astype(np.float64)
+
+    def pair(self, name: str) -> tuple[Reals, Reals]:
+        return self[f"{name}.weight"], self[f"{name}.bias"]
+
+    def before(self, layer: int) -> tuple[Reals, Reals]:
+        """γ and β of the LayerNorm whose output the layer reads."""
+        return self.pair(f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm")
 
 
 def activation_bounds(w: Any, b: Any, gamma: Any, beta: Any) -> Any:

@@ -11,10 +11,8 @@
     output.norm                 mean square of an embedding             the same, where embeddings have length 1
     pooler                      1 + x²                                  [1, 1 + B²], both ends certified
 
-Scaling row j of W₁ by 1/B_j and column j of W₂ by B_j (`normalised_neurons`), and queries and keys by their heads'
-bounds (`normalised_queries`), costs nothing and publishes nothing: the scales are the server's.
-
-Above 400 lines, because what is claimed of a model and what is proved again on loading it must not be far apart.
+Scaling row j of W₁ by 1/B_j and column j of W₂ by B_j (`fold.normalised_neurons`), and queries and keys by their heads'
+bounds (`fold.normalised_queries`), costs nothing and publishes nothing: the scales are the server's.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import argument_interval, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_ACTIVATED, denominator_rule, norm_rule
@@ -37,22 +34,18 @@ from comet_mpc.functions.rule import PRECISION, InverseRule, Rule, Smu
 from comet_mpc.functions.rules import make_rule
 from comet_mpc.models.bounds import (
     SLACK,
+    Weights,
     activation_bounds,
     attention_norm_top,
     embedding_norm_top,
-    head_bounds,
     output_norm_top,
     power_of_two_above,
     state_top,
 )
 from comet_mpc.models.checkpoint import (
-    ActivationChoice,
-    AttentionChoice,
     CometConfig,
     Site,
-    tensor_shapes,
 )
-from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.threads import small_matrices
 
 Told = Callable[[int, int], None]
@@ -71,8 +64,6 @@ _UNIT = 1.0 + 2.0**-8
 """|x| of a normalised neuron and of a halved score, with room for rounding."""
 _BELOW = 1.2
 """What was seen least over a calibrated low end, below which a value only costs accuracy."""
-_SCORES = 64.0
-"""What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
 
 def smu_rules(config: CometConfig, precision: int = PRECISION) -> tuple[Rule, Rule]:
@@ -129,23 +120,6 @@ def norm_sites(config: CometConfig) -> list[str]:
     parts = ("attention_norm", "output_norm")
     layers = [f"layers.{i}.{part}" for i in range(config.encoder.layers) for part in parts]
     return ["embeddings.norm", *layers, *(["output.norm"] if config.head.unit else [])]
-
-
-class Weights:
-    """Tensors by name, in double precision."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Reals:
-        return self._tensors[name].astype(np.float64)
-
-    def pair(self, name: str) -> tuple[Reals, Reals]:
-        return self[f"{name}.weight"], self[f"{name}.bias"]
-
-    def before(self, layer: int) -> tuple[Reals, Reals]:
-        """γ and β of the LayerNorm whose output the layer reads."""
-        return self.pair(f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm")
 
 
 def _silent(done: int, total: int) -> None:
@@ -378,73 +352,3 @@ def _intervals_in_force(config: CometConfig, tensors: Tensors, told: Told) -> di
     if config.pooler == "algebraic":
         tops["pooler"] = 1.0 + _pooler_top(config, tensors) ** 2
     return {"activation": activation, "scores": scores} | {name: (math.inf, top) for name, top in tops.items()}
-
-
-def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals]:
-    """W₁/B, b₁/B and W₂·B: what the server serves, so that the protocol sees every neuron in [-1, 1]."""
-    weights = Weights(tensors)
-    (w1, b1), w2 = weights.pair(f"layers.{layer}.up"), weights[f"layers.{layer}.down.weight"]
-    bound = activation_bounds(w1, b1, *weights.pair(f"layers.{layer}.attention_norm"))
-    return w1 / bound[:, None], b1 / bound, w2 * bound
-
-
-def normalised_queries(tensors: Tensors, layer: int, part: str, heads: int) -> tuple[Reals, Reals]:
-    """W/B and b/B of `query` or `key`, B the head's bound: every row of every head has a norm of at most 1."""
-    weights = Weights(tensors)
-    w, b = weights.pair(f"layers.{layer}.{part}")
-    bound = np.repeat(head_bounds(w, b, *weights.before(layer), heads), len(w) // heads)
-    return w / bound[:, None], b / bound
-
-
-def in_form(
-    config: CometConfig,
-    tensors: Tensors,
-    *,
-    activation: ActivationChoice,
-    attention: AttentionChoice,
-    pooler: Pooler,
-    labels: tuple[str, ...],
-    head: Head | None = None,
-    rule: str = "minimax",
-    steps: int = 4,
-    seed: int = 0,
-) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:
-    """The same encoder with other non-linear steps. What it has not got (thresholds, a head) is made anew.
-
-    Softmax* does not change when all scores of a head are multiplied by a number, but for μ and the floor. So the
-    queries of a softmax are multiplied, head by head: scores begin within ±_SCORES, and one μ or floor suits all heads.
-    """
-    encoder = msgspec.structs.replace(config.encoder, labels=labels)
-    changed = msgspec.structs.replace(
-        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler,
-        head=config.head if head is None else head, rule=rule, steps=steps, sites={}, scores={},
-    )  # fmt: skip
-    generator = np.random.default_rng(seed)
-    made: dict[str, npt.NDArray[np.float32]] = {}
-    for name, shape in tensor_shapes(changed).items():
-        old = tensors.get(name)
-        if old is not None and old.shape == shape:
-            made[name] = np.asarray(old, np.float32)
-            if name == "relative_positions" and attention.kind != "softmax":
-                # biases of a softmax go up to 10 and more; beyond 1 a cosine score has no use for them, nor a gradient
-                made[name] = made[name] / np.maximum(1.0, np.abs(made[name]).max(axis=0))
-        elif name in ("pooler.weight", "classifier.weight"):
-            made[name] = (0.02 * generator.standard_normal(shape)).astype(np.float32)
-        else:
-            start = {"alpha": activation.alpha, "mu": activation.mu}.get(name.rsplit(".", 1)[1], 0.0)
-            made[name] = np.full(shape, attention.mu if name.endswith("attention.mu") else start, np.float32)
-    if config.attention.kind == "softmax" and attention.kind != "softmax" and not attention.cosine:
-        for i in range(encoder.layers):
-            factor = _SCORES / _score_bounds(tensors, i, encoder.heads)
-            rows = np.repeat(factor, encoder.hidden // encoder.heads).astype(np.float32)
-            for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
-                made[name] = made[name] * by
-    return changed, made
-
-
-def _score_bounds(tensors: Tensors, layer: int, heads: int) -> Reals:
-    """|q·k|/√d per head, for every input."""
-    weights = Weights(tensors)
-    pairs = [weights.pair(f"layers.{layer}.{part}") for part in ("query", "key")]
-    q, k = (head_bounds(*pair, *weights.before(layer), heads) for pair in pairs)
-    return np.asarray(q * k / math.sqrt(len(pairs[0][1]) / heads))

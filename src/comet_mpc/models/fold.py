@@ -1,8 +1,8 @@
-"""A checkpoint's weights as the protocol wants them, and the model they make in the clear.
+"""A checkpoint's weights in another form: as the protocol wants them, and with other non-linear steps (`in_form`).
 
 With γ, β of the LayerNorm whose output a layer reads, W·(γ⊙n + β) + b = (W·diag(γ))·n + (W·β + b). Queries and keys
 are divided by their heads' bounds, neurons by theirs, and W₂ multiplied: exact in real arithmetic, and it publishes
-nothing.
+nothing. `plain_states` is the model they make in the clear.
 
 The first matrices of a layer are applied to n + m, m the padding mask (`transformer`). n has mean 0, so rows with the
 mean b/d give W·n + b·m: values are zero where m is. Those of queries and keys have the mean 0, and the bias takes off
@@ -15,7 +15,9 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from comet_mpc.engine import Weight
 from comet_mpc.engine.share import Reals
@@ -23,10 +25,13 @@ from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
 from comet_mpc.functions.layer_norm import plain_layer_norm, plain_root_mean_square
 from comet_mpc.functions.rule import plain_inverse_sqrt
-from comet_mpc.models.bounds import SLACK, activation_bounds, head_bounds, power_of_two_above
-from comet_mpc.models.certify import Weights, normalised_neurons, normalised_queries
-from comet_mpc.models.checkpoint import CometConfig, Tensors
+from comet_mpc.models.bounds import SLACK, Weights, activation_bounds, head_bounds, power_of_two_above
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Tensors, tensor_shapes
+from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.transformer import EncoderRules, EncoderShape, position_buckets
+
+_SCORES = 64.0
+"""What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
 
 def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
@@ -207,3 +212,73 @@ def _plain_head(
         else:
             state = state * plain_inverse_sqrt(1.0 + state**2, None if exact else own.pooler)
     return linear(state, "classifier")
+
+
+def normalised_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals]:
+    """W₁/B, b₁/B and W₂·B: what the server serves, so that the protocol sees every neuron in [-1, 1]."""
+    weights = Weights(tensors)
+    (w1, b1), w2 = weights.pair(f"layers.{layer}.up"), weights[f"layers.{layer}.down.weight"]
+    bound = activation_bounds(w1, b1, *weights.pair(f"layers.{layer}.attention_norm"))
+    return w1 / bound[:, None], b1 / bound, w2 * bound
+
+
+def normalised_queries(tensors: Tensors, layer: int, part: str, heads: int) -> tuple[Reals, Reals]:
+    """W/B and b/B of `query` or `key`, B the head's bound: every row of every head has a norm of at most 1."""
+    weights = Weights(tensors)
+    w, b = weights.pair(f"layers.{layer}.{part}")
+    bound = np.repeat(head_bounds(w, b, *weights.before(layer), heads), len(w) // heads)
+    return w / bound[:, None], b / bound
+
+
+def in_form(
+    config: CometConfig,
+    tensors: Mapping[str, npt.NDArray[np.float32]],
+    *,
+    activation: ActivationChoice,
+    attention: AttentionChoice,
+    pooler: Pooler,
+    labels: tuple[str, ...],
+    head: Head | None = None,
+    rule: str = "minimax",
+    steps: int = 4,
+    seed: int = 0,
+) -> tuple[CometConfig, dict[str, npt.NDArray[np.float32]]]:
+    """The same encoder with other non-linear steps. What it has not got (thresholds, a head) is made anew.
+
+    Softmax* does not change when all scores of a head are multiplied by a number, but for μ and the floor. So the
+    queries of a softmax are multiplied, head by head: scores begin within ±_SCORES, and one μ or floor suits all heads.
+    """
+    encoder = msgspec.structs.replace(config.encoder, labels=labels)
+    changed = msgspec.structs.replace(
+        config, encoder=encoder, activation=activation, attention=attention, pooler=pooler,
+        head=config.head if head is None else head, rule=rule, steps=steps, sites={}, scores={},
+    )  # fmt: skip
+    generator = np.random.default_rng(seed)
+    made: dict[str, npt.NDArray[np.float32]] = {}
+    for name, shape in tensor_shapes(changed).items():
+        old = tensors.get(name)
+        if old is not None and old.shape == shape:
+            made[name] = np.asarray(old, np.float32)
+            if name == "relative_positions" and attention.kind != "softmax":
+                # biases of a softmax go up to 10 and more; beyond 1 a cosine score has no use for them, nor a gradient
+                made[name] = made[name] / np.maximum(1.0, np.abs(made[name]).max(axis=0))
+        elif name in ("pooler.weight", "classifier.weight"):
+            made[name] = (0.02 * generator.standard_normal(shape)).astype(np.float32)
+        else:
+            start = {"alpha": activation.alpha, "mu": activation.mu}.get(name.rsplit(".", 1)[1], 0.0)
+            made[name] = np.full(shape, attention.mu if name.endswith("attention.mu") else start, np.float32)
+    if config.attention.kind == "softmax" and attention.kind != "softmax" and not attention.cosine:
+        for i in range(encoder.layers):
+            factor = _SCORES / _score_bounds(tensors, i, encoder.heads)
+            rows = np.repeat(factor, encoder.hidden // encoder.heads).astype(np.float32)
+            for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
+                made[name] = made[name] * by
+    return changed, made
+
+
+def _score_bounds(tensors: Mapping[str, npt.NDArray[np.float32]], layer: int, heads: int) -> Reals:
+    """|q·k|/√d per head, for every input."""
+    weights = Weights(tensors)
+    pairs = [weights.pair(f"layers.{layer}.{part}") for part in ("query", "key")]
+    q, k = (head_bounds(*pair, *weights.before(layer), heads) for pair in pairs)
+    return np.asarray(q * k / math.sqrt(len(pairs[0][1]) / heads))

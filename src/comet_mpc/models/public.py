@@ -1,11 +1,8 @@
-"""A checkpoint made ready to serve: what the server holds, what the client is given, and the program both run.
+"""What a client is given of a model, and the program that both parties run.
 
 `PublicModel` is all that a client needs: configuration with the public rules, tokenizer, and (with public embeddings,
 the paper's setting) the embedding tables. It travels as one package of bytes, once per client and model, and its
-fingerprint is the SHA-256 of that package: whoever has the package computes it. `ServedModel` adds the weights, folded
-and in fixed point.
-
-Above 400 lines, because the two are one: what a client is given is a part of what the server holds, field by field.
+fingerprint is the SHA-256 of that package: whoever has the package computes it. `served` adds the weights.
 """
 
 from __future__ import annotations
@@ -13,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -31,11 +27,10 @@ from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.attention import certified_attention
 from comet_mpc.functions.rule import Smu
-from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, read_tokenizer, tensors_digest
-from comet_mpc.models.fold import check_fixed, fold, plain_states
+from comet_mpc.models.checkpoint import CometConfig
 from comet_mpc.models.heads import HeadRules, input_averages
 from comet_mpc.models.planning import plan_encoder
+from comet_mpc.models.queries import BUCKETS, Ids, Query, TextRun, embedded, one_hot
 from comet_mpc.models.tokenizing import Text, TextTokenizer, Tokens
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
@@ -43,7 +38,6 @@ from comet_mpc.models.transformer import (
     EncoderShape,
     LayerRules,
     embed_privately,
-    encode_weights,
     forward,
     input_mask,
     input_rows,
@@ -52,44 +46,9 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
-from comet_mpc.threads import small_matrices
-
-BUCKETS = (16, 32, 64, 128, 256, 512)
-"""Public lengths that texts are padded to; the server learns the bucket, not the length."""
 
 MOST_ANSWER_BITS = 16
 """More digits of a logit than these are noise of the fixed point numbers."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """Texts of one bucket, as the program takes them. Private to the client."""
-
-    rows: Reals
-    """Normalised embeddings; with private embeddings, one-hot rows of words and types."""
-    mask: Reals
-    truncated: tuple[bool, ...]
-    """Whether a text was longer than the model takes."""
-    tokens: tuple[int, ...] = ()
-    """How many tokens each text has, before it was cut."""
-    words: tuple[tuple[tuple[int, int, int], ...], ...] = ()
-    """The words of each text: the place of the first token, and the characters from, and to before which it goes."""
-
-    def __repr__(self) -> str:
-        return f"Query(batch={self.rows.shape[0]}, bucket={self.rows.shape[1]})"
-
-    @property
-    def tokens_only(self) -> Reals:
-        """The rows, zero where they are padding."""
-        return np.asarray(self.rows * self.mask[..., None])
-
-    @property
-    def batch(self) -> int:
-        return int(self.rows.shape[0])
-
-    @property
-    def bucket(self) -> int:
-        return int(self.rows.shape[1])
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,7 +134,7 @@ class PublicModel:
         chosen.check_fits(known)
         fields_of = msgspec.structs.asdict(card) | {"tokenizer": chosen, "embeddings": tables, "network": network}
         model = PublicModel(**fields_of, received=hashlib.sha256(package).hexdigest())
-        expected = {} if card.private_embeddings else _table_shapes(card.config)
+        expected = {} if card.private_embeddings else table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
             raise CheckpointError("the model's public package has embedding tables of the wrong shapes")
         return model
@@ -342,7 +301,7 @@ class PublicModel:
             ids[row, : one.length] = one.ids
             types[row, : one.length] = one.types
             mask[row, : one.length] = 1.0
-        rows = self.one_hot(ids, types) if self.private_embeddings else self.embed(ids, types)
+        rows = one_hot(self.config, ids, types) if self.private_embeddings else self.embed(ids, types)
         return Query(
             rows,
             mask,
@@ -351,133 +310,31 @@ class PublicModel:
             words=tuple(one.words for one in tokens),
         )
 
-    def _check_ids(self, ids: npt.NDArray[np.int64]) -> None:
-        vocabulary = self.config.encoder.vocabulary
-        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
-            raise ConfigurationError(f"a token id is outside the vocabulary of {vocabulary}")
+    def embed(self, ids: Ids, types: Ids) -> Reals:
+        """Normalised embeddings from the tables that this model has."""
+        return embedded(self.config, self.embeddings, ids, types)
 
-    def one_hot(self, ids: npt.NDArray[np.int64], types: npt.NDArray[np.int64]) -> Reals:
-        """Rows with a one for the word and a one for the type."""
-        self._check_ids(ids)
-        e = self.config.encoder
-        rows = np.zeros((*ids.shape, e.vocabulary + e.types))
-        np.put_along_axis(rows, ids[..., None], 1.0, axis=-1)
-        if e.types:
-            np.put_along_axis(rows, e.vocabulary + np.minimum(types, e.types - 1)[..., None], 1.0, axis=-1)
-        return rows
+    def runs(self, texts: Sequence[Text], largest: int, bucket: int | None = None) -> list[TextRun]:
+        """The runs of the program that answer the texts. All texts are tokenised when this returns.
 
-    def embed(self, ids: npt.NDArray[np.int64], types: npt.NDArray[np.int64]) -> Reals:
-        """Normalised embeddings, without γ and β, which the server has folded into its first layer.
-
-        Whatever the tables are, every row can be encoded (`input_rows`), so that no text ends a run that was asked for.
-        The tables were finite half precision numbers, so that sums and squares are finite; ε is above 0; and a
-        normalised row is within √d but for rounding, which is cut off.
+        largest: most texts in one run
+        bucket: for all texts, whatever they say; longer ones are cut. None: for each the smallest that it fits into
         """
-        self._check_ids(ids)
-        e = self.config.encoder
-        tables = self.embeddings
-        x = tables["words"][ids].astype(np.float64) + tables["positions"][e.first_position + np.arange(ids.shape[1])]
-        if e.types:
-            x = x + tables["types"][np.minimum(types, e.types - 1)]
-        centred = x - x.mean(axis=-1, keepdims=True)
-        top = math.sqrt(e.hidden)
-        normalised = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + e.epsilon)
-        return np.asarray(np.clip(normalised, -top, top))
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ServedModel(PublicModel):
-    """What the server holds."""
-
-    folded: Mapping[str, Reals]
-    """Weights in real numbers, by the names of `transformer.encoder_weights`."""
-    fixed: Mapping[str, Weight]
-
-    @staticmethod
-    @small_matrices()
-    def load(
-        directory: Path,
-        *,
-        private_embeddings: bool = False,
-        answer_bits: int = ANSWER_BITS,
-        network: Network = USUAL_NETWORK,
-        told: Callable[[int, int], None] = lambda done, total: None,
-    ) -> ServedModel:
-        """A Comet checkpoint in the certified form, its ranges proved again from the weights.
-
-        private_embeddings  the embedding tables stay at the server; a query then starts with a one-hot product
-        answer_bits         fraction bits of the logits that a client gets: fewer tell it less about the weights
-        network             between clients and this server: what the bytes and rounds of its programs are weighed by
-        told                how many layers are proved, which takes most of the time, and of how many
-        """
-        config, tensors = load_checkpoint(directory)
-        check_ranges(config, tensors, told)
-        folded, value_bounds, logit_bound = fold(config, tensors)
-        public = public_part(directory, config, tensors, value_bounds, logit_bound)
-        public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits, network=network)
-        e, tables = config.encoder, public.embeddings
-        if private_embeddings:
-            stacked = [tables["words"], *([tables["types"]] if e.types else [])]
-            folded["embeddings.weight"] = np.concatenate(stacked).T.astype(np.float64)
-            folded["embeddings.positions"] = np.roll(tables["positions"], -e.first_position, axis=0).astype(np.float64)
-        fixed = encode_weights(public.shape, folded)
-        check_fixed(public.shape, public.rules, fixed)
-        return ServedModel(**vars(public), folded=folded, fixed=fixed)
-
-    def weights(self) -> dict[str, Weight]:
-        return dict(self.fixed)
-
-    def public(self) -> PublicModel:
-        known = {field.name: getattr(self, field.name) for field in fields(PublicModel)}
-        return PublicModel(**known | {"embeddings": self.public_tables()})
-
-    def plain_logits(self, query: Query, *, exact: bool = False) -> Reals:
-        """The model in the clear, in real arithmetic: through the rules of the protocol, or with exact functions."""
-        return self.plain_states(query, exact=exact)[-1]
-
-    def plain_states(self, query: Query, *, exact: bool = False) -> list[Reals]:
-        """The same with what is on the way: the normalised rows after every layer, then the logits."""
-        if self.private_embeddings:
-            split = self.config.encoder.vocabulary
-            types = query.rows[..., split:].argmax(axis=-1) if self.config.encoder.types else None
-            ids = query.rows[..., :split].argmax(axis=-1)
-            query = replace(query, rows=self.embed(ids, np.zeros_like(ids) if types is None else types))
-        return plain_states(query.rows, query.mask, self.shape, self.rules, self.folded, exact=exact)
-
-
-def public_part(
-    directory: Path,
-    config: CometConfig,
-    tensors: Tensors,
-    value_bounds: tuple[float, ...],
-    logit_bound: float,
-) -> PublicModel:
-    """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
-    stored = read_tokenizer(directory)
-    tokenizer = TextTokenizer.load(stored, Path(directory) / "tokenizer.json")
-    tokenizer.check_fits(config.encoder.vocabulary)
-    return PublicModel(
-        stated=tensors_digest(tensors),
-        config=_without_data(config),
-        value_bounds=tuple(map(_rounded_up, value_bounds)),
-        logit_bound=_rounded_up(logit_bound),
-        tokenizer=tokenizer,
-        embeddings={
-            name: tensors[f"embeddings.{name}"].astype(np.float16).astype(np.float32) for name in _table_shapes(config)
-        },
-    )
-
-
-def _without_data(config: CometConfig) -> CometConfig:
-    """The configuration without what calibration has seen, and what it scored: that is the server's business."""
-    sites = {name: msgspec.structs.replace(site, seen=()) for name, site in config.sites.items()}
-    return msgspec.structs.replace(config, sites=sites, scores={})
-
-
-def _rounded_up(bound: float) -> float:
-    """To 24 bits: machines whose processors add up in another order still make the same package."""
-    mantissa, exponent = math.frexp(bound)
-    return math.ldexp(math.ceil(math.ldexp(mantissa, 24)), exponent - 24)
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise ConfigurationError(f"a list of texts is needed, not {type(texts).__name__}")
+        if not texts:
+            raise ConfigurationError("there is no text to classify")
+        tokens = self.tokens(texts, bucket)
+        buckets: dict[int, list[int]] = {}
+        for place, one in enumerate(tokens):
+            buckets.setdefault(bucket or self.fitting(one.length), []).append(place)
+        runs = []
+        for size, places in buckets.items():
+            while places:
+                count = 1 << (min(len(places), largest).bit_length() - 1)
+                runs.append(TextRun(size, places[:count], [tokens[place] for place in places[:count]]))
+                places = places[count:]
+        return runs
 
 
 def _card_of(package: bytes) -> str:
@@ -504,7 +361,7 @@ def package_parts(package: bytes) -> dict[str, str]:
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
-def _table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
+def table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
     e = config.encoder
     shapes: dict[str, tuple[int, ...]] = {"words": (e.vocabulary, e.hidden), "positions": (e.positions, e.hidden)}
     return shapes | ({"types": (e.types, e.hidden)} if e.types else {})

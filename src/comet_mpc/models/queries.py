@@ -1,13 +1,54 @@
-"""Which texts go together: a run of the program takes texts of one bucket, and as many as a power of two."""
+"""Texts as a run of the program takes them: of one bucket, as many as a power of two, padded and embedded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.served import PublicModel
-from comet_mpc.models.tokenizing import Text, Tokens
+from comet_mpc.models.checkpoint import CometConfig
+from comet_mpc.models.tokenizing import Tokens
+
+Ids = npt.NDArray[np.int64]
+
+BUCKETS = (16, 32, 64, 128, 256, 512)
+"""Public lengths that texts are padded to; the server learns the bucket, not the length."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """Texts of one bucket, as the program takes them. Private to the client."""
+
+    rows: Reals
+    """Normalised embeddings; with private embeddings, one-hot rows of words and types."""
+    mask: Reals
+    truncated: tuple[bool, ...]
+    """Whether a text was longer than the model takes."""
+    tokens: tuple[int, ...] = ()
+    """How many tokens each text has, before it was cut."""
+    words: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    """The words of each text: the place of the first token, and the characters from, and to before which it goes."""
+
+    def __repr__(self) -> str:
+        return f"Query(batch={self.rows.shape[0]}, bucket={self.rows.shape[1]})"
+
+    @property
+    def tokens_only(self) -> Reals:
+        """The rows, zero where they are padding."""
+        return np.asarray(self.rows * self.mask[..., None])
+
+    @property
+    def batch(self) -> int:
+        return int(self.rows.shape[0])
+
+    @property
+    def bucket(self) -> int:
+        return int(self.rows.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,24 +63,35 @@ class TextRun:
         return f"TextRun({len(self.places)} texts of {self.bucket} tokens)"
 
 
-def text_runs(model: PublicModel, texts: Sequence[Text], largest: int, bucket: int | None = None) -> list[TextRun]:
-    """The runs of the program that answer the texts. All texts are encoded when this returns.
+def _check_ids(ids: Ids, vocabulary: int) -> None:
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
+        raise ConfigurationError(f"a token id is outside the vocabulary of {vocabulary}")
 
-    largest: most texts in one run
-    bucket: for all texts, whatever they say; longer ones are cut. None: for each the smallest that it fits into
+
+def one_hot(config: CometConfig, ids: Ids, types: Ids) -> Reals:
+    """Rows with a one for the word and a one for the type."""
+    e = config.encoder
+    _check_ids(ids, e.vocabulary)
+    rows = np.zeros((*ids.shape, e.vocabulary + e.types))
+    np.put_along_axis(rows, ids[..., None], 1.0, axis=-1)
+    if e.types:
+        np.put_along_axis(rows, e.vocabulary + np.minimum(types, e.types - 1)[..., None], 1.0, axis=-1)
+    return rows
+
+
+def embedded(config: CometConfig, tables: Mapping[str, npt.NDArray[np.float32]], ids: Ids, types: Ids) -> Reals:
+    """Normalised embeddings, without γ and β, which the server has folded into its first layer.
+
+    Whatever the tables are, every row can be encoded (`transformer.input_rows`), so that no text ends a run that was
+    asked for. The tables were finite half precision numbers, so that sums and squares are finite; ε is above 0; and a
+    normalised row is within √d but for rounding, which is cut off.
     """
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise ConfigurationError(f"a list of texts is needed, not {type(texts).__name__}")
-    if not texts:
-        raise ConfigurationError("there is no text to classify")
-    encoded = model.tokens(texts, bucket)
-    buckets: dict[int, list[int]] = {}
-    for place, one in enumerate(encoded):
-        buckets.setdefault(bucket or model.fitting(one.length), []).append(place)
-    runs = []
-    for size, places in buckets.items():
-        while places:
-            count = 1 << (min(len(places), largest).bit_length() - 1)
-            runs.append(TextRun(size, places[:count], [encoded[place] for place in places[:count]]))
-            places = places[count:]
-    return runs
+    e = config.encoder
+    _check_ids(ids, e.vocabulary)
+    x = tables["words"][ids].astype(np.float64) + tables["positions"][e.first_position + np.arange(ids.shape[1])]
+    if e.types:
+        x = x + tables["types"][np.minimum(types, e.types - 1)]
+    centred = x - x.mean(axis=-1, keepdims=True)
+    top = math.sqrt(e.hidden)
+    normalised = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + e.epsilon)
+    return np.asarray(np.clip(normalised, -top, top))

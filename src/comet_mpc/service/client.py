@@ -21,8 +21,8 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, NodeLost, PeerClosed, ProtocolMismatch
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import own_tokenizer
-from comet_mpc.models.runs import TextRun, text_runs
-from comet_mpc.models.served import PublicModel
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.queries import TextRun
 from comet_mpc.models.tokenizing import Text
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.transport import Transport
@@ -241,7 +241,7 @@ class Client:
     def _runs(self, texts: Sequence[Text], setup: Setup) -> list[TextRun]:
         if self._encoded is not None and not isinstance(texts, str) and list(texts) == self._encoded[0]:
             return self._encoded[1]
-        runs = text_runs(setup.model.public, texts, min(self._batch, setup.largest_batch), self._bucket)
+        runs = setup.model.public.runs(texts, min(self._batch, setup.largest_batch), self._bucket)
         self._encoded = list(texts), runs
         return runs
 

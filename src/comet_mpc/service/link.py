@@ -24,7 +24,7 @@ from comet_mpc.errors import (
     ProtocolMismatch,
     RandomnessError,
 )
-from comet_mpc.models.served import Query
+from comet_mpc.models.queries import Query
 from comet_mpc.models.tokenizing import TextTokenizer
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity

@@ -11,7 +11,8 @@ import numpy as np
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ImpossibleAnswer, ShapeError
-from comet_mpc.models.served import PublicModel, Query
+from comet_mpc.models.public import PublicModel
+from comet_mpc.models.queries import Query
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import WeightCorrelation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ShapeError
-from comet_mpc.models.served import PublicModel
+from comet_mpc.models.public import PublicModel
 from comet_mpc.offline.source import Source
 from comet_mpc.service.kept_plans import KeptPlans
 

@@ -110,10 +110,9 @@ def encode(tokenizer: Tokenizer, examples: list[Example], length: int, kind: Kin
     texts: list[str | tuple[str, str]] = [e.first if e.second is None else (e.first, e.second) for e in examples]
     if apart:
         texts = [*(e.first for e in examples), *(e.second or "" for e in examples)]
-    tokenizer.no_truncation()
-    truncated = sum(len(found.ids) > length for found in tokenizer.encode_batch(texts))
     tokenizer.enable_truncation(length)
     found = tokenizer.encode_batch(texts)
+    truncated = sum(bool(one.overflowing) for one in found)
     labels = np.array([e.label for e in examples] * (1 + apart), dtype=np.float32)
     if kind == "tokens":
         labels = np.full((len(found), max(len(f.ids) for f in found)), -100.0, np.float32)

@@ -15,7 +15,7 @@ from comet_mpc.cli.options import CONNECTION, DEALER_WARNING, AnySource, Keys, L
 from comet_mpc.cli.stopping import STOPPED
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError, needs_extra
-from comet_mpc.models.served import MOST_ANSWER_BITS
+from comet_mpc.models.public import MOST_ANSWER_BITS
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import REVOKED, TlsIdentity
 from comet_mpc.net.sockets import Address, parse_address

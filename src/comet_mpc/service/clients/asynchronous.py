@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar, Unpack
 
 from comet_mpc.errors import ConfigurationError, PeerClosed
-from comet_mpc.models.served import PublicModel
+from comet_mpc.models.public import PublicModel
 from comet_mpc.models.tokenizing import Text
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding, Prediction, Tagging
