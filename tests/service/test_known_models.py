@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, ModelChanged
 from comet_mpc.models.served import ServedModel
-from comet_mpc.models.tokenizing import TextTokenizer, Tokens
+from comet_mpc.models.tokenizers.texts import TextTokenizer, Tokens
 from comet_mpc.net.channel import Around, Channel
 from comet_mpc.service.client import Client
 from comet_mpc.service.model_cache import KnownModel, KnownModels

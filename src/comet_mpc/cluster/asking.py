@@ -24,7 +24,7 @@ from comet_mpc.cluster.host import Host
 from comet_mpc.errors import CometError, ImpossibleAnswer, NodeLost, PeerClosed, PeerError, PeerTimeout, ServerBusy
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import TextRun
-from comet_mpc.models.tokenizing import Text
+from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.hosting.blueprint import Blueprint

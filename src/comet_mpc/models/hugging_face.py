@@ -29,7 +29,7 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
-from comet_mpc.models.tokenizing import TextTokenizer
+from comet_mpc.models.tokenizers.texts import TextTokenizer
 
 ReadPickled = Callable[[Path], Tensors]
 

@@ -31,7 +31,7 @@ from comet_mpc.models.checkpoint import CometConfig
 from comet_mpc.models.heads import HeadRules, input_averages
 from comet_mpc.models.planning import plan_encoder
 from comet_mpc.models.queries import BUCKETS, Ids, Query, TextRun, embedded, one_hot
-from comet_mpc.models.tokenizing import Text, TextTokenizer, Tokens
+from comet_mpc.models.tokenizers.texts import Text, TextTokenizer, Tokens
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
     EncoderRules,

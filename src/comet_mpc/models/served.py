@@ -18,7 +18,7 @@ from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, r
 from comet_mpc.models.fold import check_fixed, fold, plain_states
 from comet_mpc.models.public import PublicModel, table_shapes
 from comet_mpc.models.queries import Query
-from comet_mpc.models.tokenizing import TextTokenizer
+from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
     encode_weights,

@@ -23,7 +23,7 @@ from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import own_tokenizer
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import TextRun
-from comet_mpc.models.tokenizing import Text
+from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.transport import Transport
 from comet_mpc.offline.source import Progress

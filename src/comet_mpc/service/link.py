@@ -25,7 +25,7 @@ from comet_mpc.errors import (
     RandomnessError,
 )
 from comet_mpc.models.queries import Query
-from comet_mpc.models.tokenizing import TextTokenizer
+from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address

@@ -36,7 +36,7 @@ from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, ModelChanged, PeerError, ProtocolMismatch, UnsafeTokenizer
 from comet_mpc.files import atomic_write
 from comet_mpc.models.public import PublicModel, package_parts
-from comet_mpc.models.tokenizing import TextTokenizer
+from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.store import BundleStore

@@ -16,7 +16,7 @@ from typing import Any, Self
 from comet_mpc.cli.asking.texts import Texts, delimiter
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.models.tokenizing import Text
+from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.service.prediction import Answer, Prediction, Tagging
 
 

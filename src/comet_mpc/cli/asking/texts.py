@@ -14,7 +14,7 @@ import typer
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import as_utf8, read_utf8
 from comet_mpc.models.own_data import not_one_column
-from comet_mpc.models.tokenizing import Text
+from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.units import counted
 
 _LONGEST_FIELD = 1 << 27

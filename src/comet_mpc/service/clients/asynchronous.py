@@ -17,7 +17,7 @@ from typing import Self, TypeVar, Unpack
 
 from comet_mpc.errors import ConfigurationError, PeerClosed
 from comet_mpc.models.public import PublicModel
-from comet_mpc.models.tokenizing import Text
+from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding, Prediction, Tagging
 

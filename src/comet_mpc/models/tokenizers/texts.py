@@ -1,4 +1,4 @@
-"""Texts to tokens, by a tokenizer of which every part was checked (`tokenizer_parts`), within bounds that are checked.
+"""Texts to tokens, by a tokenizer of which every part was checked (`parts`), within bounds that are checked.
 
 However a tokenizer was made, a text of n characters takes time in proportion to n and gives at most a constant times n
 tokens. What is longer than that is refused here, before anything is sent.
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from comet_mpc.errors import CheckpointError, ConfigurationError, UnsafeTokenizer
 from comet_mpc.models.tasks import words_of
-from comet_mpc.models.tokenizer_parts import Grammar, read_grammar
+from comet_mpc.models.tokenizers.parts import Grammar, read_grammar
 
 T = TypeVar("T")
 Text = str | tuple[str, str]
