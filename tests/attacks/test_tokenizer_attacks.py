@@ -463,7 +463,7 @@ def test_a_tokenizer_of_the_clients_own_takes_the_place_of_the_servers(model: Se
 
 
 def test_what_a_vocabulary_alone_can_do_to_a_bucket() -> None:
-    """docs/security.md: a word that is not in it falls into its characters, and never into more."""
+    """docs/explanation/security.md: a word that is not in it falls into its characters, and never into more."""
     words = ["[UNK]", *"abcdefghijklmnopqrstuvwxyz", *("##" + c for c in "abcdefghijklmnopqrstuvwxyz")]
     note = ["the", "patient", "is", "fine", "and", "well", "and", "goes", "home"]
     tokenizer = Tokenizer(

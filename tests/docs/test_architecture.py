@@ -1,4 +1,4 @@
-"""docs/architecture.md says what the code is: its packages, its modules, and the way of a query through them."""
+"""docs/explanation/architecture.md says what the code is: its packages, its modules, and the way of a query through them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from types import FrameType
 import pytest
 
 from comet_mpc import Client
-from docs import module_list
+from docs_pages import SOURCE, first_line
 from support.documents import ROOT, Service, page_of
 
-PAGE = page_of(module_list.PAGE)
+PAGE = page_of(ROOT / "docs" / "explanation" / "architecture.md")
 
 
 def layers() -> list[list[str]]:
@@ -57,12 +57,14 @@ def test_the_picture_is_the_contract() -> None:
     assert [layer for layer in drawn if layer] == layers()
 
 
-def test_the_list_of_modules_is_the_code() -> None:
-    assert module_list.written() == module_list.module_list(), "run python tests/docs/module_list.py"
+def test_every_module_says_in_a_line_what_it_is() -> None:
+    """The reference lists these lines (`scripts/docs_pages.py`)."""
+    for path in SOURCE.rglob("*.py"):
+        assert first_line(path), f"{path} has no docstring"
 
 
 def test_no_package_has_more_than_14_modules() -> None:
-    for package in {path.parent for path in module_list.SOURCE.rglob("*.py")}:
+    for package in {path.parent for path in SOURCE.rglob("*.py")}:
         assert len([path for path in package.glob("*.py") if path.stem != "__init__"]) <= 14, package
 
 
@@ -72,7 +74,7 @@ def test_every_module_on_the_way_exists(heading: str) -> None:
         names = listed(heading, part)
         assert len(names) == len(set(names)) > 5, "a module is entered once"
         for name in names:
-            assert (module_list.SOURCE / f"{name.replace('.', '/')}.py").is_file(), name
+            assert (SOURCE / f"{name.replace('.', '/')}.py").is_file(), name
 
 
 def test_a_preparation_and_a_query_go_the_way_that_is_described(service: Service, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_client_that_prepares_a_lot_pushes_out_nobody_elses() -> None:
 
 
 def test_when_the_whole_store_is_full_the_largest_clients_oldest_bundle_is_evicted() -> None:
-    """Whoever is preparing, as docs/serving.md says: also if nobody has more than its share."""
+    """Whoever is preparing, as docs/how-to/serve.md says: also if nobody has more than its share."""
     shelf = Shelf(most_bytes=100, bytes_per_owner=80, per_owner=100)
     stored = [*kept(BOB, 10, 10), *kept(ALICE, 40, 40, first=2)]  # Bob's are the oldest
     assert shelf.outgoing(stored, 10, BOB) == ["alice-0"]

@@ -35,15 +35,14 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 _REDIRECT = Path(__file__).parent / "redirect"
-_FLAGS = {"python": {"no-run", "server"}, "sh": {"no-run"}, "text": {"output"}}
+_FLAGS = {"python": {"no-run", "server", "demo-server"}, "sh": {"no-run"}, "text": {"output"}}
 _FENCE = re.compile(r"^(\s*)```(.*)$")
 
 
 def markdown_files() -> list[Path]:
     """Every Markdown file of the checkout that is ours."""
-    places = (ROOT, ROOT / "docs", ROOT / "examples")
-    found = {path for place in places for path in place.glob("*.md")}
-    return sorted(found | set((ROOT / "research").rglob("*.md")))
+    folders = (ROOT / "docs", ROOT / "examples", ROOT / "research")
+    return sorted({*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.md"))})
 
 
 @dataclass(frozen=True)

@@ -317,7 +317,7 @@ def _peak(error: Reals) -> float:
 def units_off(values: Reals, bound: float) -> Reals:
     """By how many units a number up to `bound` may be off, once it is truncated out of an odd ring that just holds it.
 
-    One, and |z|/2M of the ring's z < M/4 (docs/numerics.md, odd rings). Out of Z_2^w it is one.
+    One, and |z|/2M of the ring's z < M/4 (docs/explanation/numerics.md, odd rings). Out of Z_2^w it is one.
     """
     return np.asarray(1.0 + np.abs(values) / (8.0 * bound))
 

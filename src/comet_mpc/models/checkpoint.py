@@ -44,7 +44,7 @@ _TENSORS, _TOKENIZER = "model.safetensors", "tokenizer.json"
 RuleName = Literal["minimax", "linear", "quadratic", "cubic", "quartic", "quintic"]
 """What activations and scores are computed by: steps of 1/sqrt, or the root by one polynomial (`root_rule`)."""
 USUAL_RULE: RuleName = "quadratic"
-"""The cheapest that keeps a model's accuracy (docs/accuracy.md)."""
+"""The cheapest that keeps a model's accuracy (docs/explanation/accuracy.md)."""
 USUAL_STEPS = 3
 
 

@@ -75,7 +75,7 @@ def drawn(name: str, results: Results) -> str | None:
 def write_documents(directory: Path, results: Results) -> list[Path]:
     """Writes the blocks of every Markdown file of a directory, and the pictures beside them. Returns the files that
     were not up to date."""
-    wanted = {path: rewritten(path.read_text("utf-8"), results, path.name) for path in sorted(directory.glob("*.md"))}
+    wanted = {path: rewritten(path.read_text("utf-8"), results, path.name) for path in sorted(directory.rglob("*.md"))}
     pictures = directory / "pictures"
     if pictures.is_dir():
         wanted |= {pictures / f"{name}.svg": text for name in PICTURES if (text := drawn(name, results)) is not None}

@@ -3,7 +3,7 @@
 Why. The server hides a response by 2·(r·pk0 + e0, r·pk1 + e1) (`public_key.respond`), and keeps the first part. The
 client alone makes pk0. A large one, such as q/4, would write r into the server's share, coefficient by coefficient, and
 the answer of a query would tell it. With pk0 as proved here the server's share depends on r through C1 alone:
-docs/security.md has the argument.
+docs/explanation/security.md has the argument.
 
 How (Fiat-Shamir with aborts: Lyubashevsky 2009; challenges that are monomials: Benhamouda et al. 2014). Ten times, with
 y_s uniform within ±(2^19 - 1), y_e within ±(2^23 - 1), and all exponents d = 0 … 2N-1 from one hash of everything:
