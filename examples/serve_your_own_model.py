@@ -3,8 +3,8 @@
     comet keys make keys --host server.example
     python examples/serve_your_own_model.py CHECKPOINT --listen 0.0.0.0:7001 --keys keys --state state
 
-CHECKPOINT is a directory that `comet unify` or `comet finetune` wrote in the certified form (docs/explanation/accuracy.md).
-Stop it with Ctrl-C or SIGTERM: running queries are finished first.
+CHECKPOINT is a directory that `comet unify` or `comet finetune` wrote in the certified form
+(docs/how-to/convert.md). Stop it with Ctrl-C or SIGTERM: running queries are finished first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two-party private Transformer inference on additive shares in Z_2^64.
 
-The names in `__all__` are the public face: docs/how-to/python.md describes each of them, and they change only with a note in the
-changelog. Everything else in this package may change at any time.
+The names in `__all__` are the public face: docs/how-to/python.md describes each of them, and they change only with a
+note in the changelog. Everything else in this package may change at any time.
 
     from comet_mpc import Client
 

@@ -1,4 +1,4 @@
-"""docs/explanation/architecture.md says what the code is: its packages, its modules, and the way of a query through them."""
+"""The page on architecture says what the code is: its packages, and the way of a query through them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from docs_pages import SOURCE, first_line
 
 from comet_mpc import Client
-from docs_pages import SOURCE, first_line
 from support.documents import ROOT, Service, page_of
 
 PAGE = page_of(ROOT / "docs" / "explanation" / "architecture.md")

@@ -1,4 +1,4 @@
-"""The site of the documents: every page is in its navigation, it builds strictly, and it loads nothing from elsewhere."""
+"""The site of the documents: every page is in its navigation, it builds strictly, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from docs_pages import GENERATED, PROJECT, api, command_line, commands, modules, moved
 
 import comet_mpc
-from docs_pages import GENERATED, PROJECT, api, command_line, commands, modules, moved
 from support.documents import ROOT
 from support.waiting import PATIENCE
 

@@ -167,7 +167,7 @@ def test_a_large_key_would_write_r_into_the_servers_share_and_is_refused() -> No
 
 
 def test_a_key_that_passes_tips_next_to_no_rounding() -> None:
-    """Whatever small numbers a key is made of: what they add to the server's share is below 2^52 (docs/explanation/security.md)."""
+    """Whatever small numbers a key is made of: what they add to the server's share is below 2^52."""
     source = find_source("pair")
     program = plan_shape(SHAPES["bert-base"], 128, 0, 1, "quadratic", source).correlations
     schemes = [

@@ -94,7 +94,8 @@ def comet_functions(
     elif mode == "paper":
         if not permits_leaks:
             raise LeakError(
-                "the paper's flooded shares leak their secrets (docs/explanation/security.md): for research, say permits_leaks=True"
+                "the paper's flooded shares leak their secrets (docs/explanation/security.md): "
+                "for research, say permits_leaks=True"
             )
         functions = _paper()
     else:

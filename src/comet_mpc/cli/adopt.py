@@ -31,7 +31,7 @@ REPORT = "adoption.json"
 _UPDATES = 300
 """Small data sets are gone through more often, until there were so many updates."""
 _EMBEDDING_STEPS = 4
-"""Embeddings are the hidden states themselves, which the usual rule moves more than labels (docs/explanation/accuracy.md)."""
+"""Embeddings are the hidden states themselves, which the usual rule moves more than labels (docs/how-to/convert.md)."""
 _CHEAPER: RuleName = "quartic"
 """Nearly as good for them, for less than half the bytes."""
 

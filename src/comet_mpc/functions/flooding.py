@@ -76,8 +76,8 @@ def flooded_guess_not_private(session: Session, x: Share, flooding: Flooding) ->
     """y0 by double approximation. Rounds 2. LEAKS x - F - r to the client and 2r - x to both."""
     if not session.permits_leaks:
         raise LeakError(
-            "the paper's flooded shares leak their secrets (docs/explanation/security.md): they run only in a session made for "
-            "research with permits_leaks=True; use the minimax rule to serve clients"
+            "the paper's flooded shares leak their secrets (docs/explanation/security.md): they run only in a session "
+            "made for research with permits_leaks=True; use the minimax rule to serve clients"
         )
     uniform = None
     if session.holds(SERVER):

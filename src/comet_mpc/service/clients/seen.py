@@ -5,7 +5,8 @@ ring. Bytes are not: numbers below an odd T, packed bit by bit, have uneven top 
 are tested, not bytes. A message's elements are counted by their highest and by their lowest four bits (in Z_T: by the
 sixteenth of the ring they are in), and each count is compared with what its ring predicts (Pearson's chi-squared). The
 sum over all messages is one statistic, and the p-value is its tail: uniform elements give a p below 0.01 once in a
-hundred runs. A test of one run cannot prove privacy (docs/explanation/security.md does); it shows a message that is not masked.
+hundred runs. A test of one run cannot prove privacy (docs/explanation/security.md does); it shows a message that is
+not masked.
 """
 
 from __future__ import annotations
