@@ -23,7 +23,7 @@ from comet_mpc.errors import RangeError, RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import smu, smu_rule, tanh_like, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, scale_and_shift
+from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
 from comet_mpc.functions.rule import Smu
 from comet_mpc.functions.rules import make_rule
 from support.two_parties import Program, run_two_parties, together, twin_value
@@ -192,36 +192,25 @@ def test_layer_norm_does_not_see_the_mean_nor_the_scale() -> None:
     assert np.max(np.abs(of(x) - of(4.0 * x))) < 0.01
 
 
-def test_gamma_and_beta_are_the_servers() -> None:
+def test_gamma_is_the_servers() -> None:
     rng = np.random.default_rng(2)
     n = on_grid(rng.normal(size=(2, 5, 24)))
-    weights = {
-        "gamma": Weight.encode("gamma", rng.normal(size=24), 12),
-        "beta": Weight.encode("beta", rng.normal(size=24), 12),
-    }
+    weight = Weight.encode("gamma", rng.normal(size=24), 12)
 
-    def exactly(session: Session, held: Mapping[str, Weight]) -> Share:
-        return scale_and_shift(session, client_secret(session, n, 8.0), held["gamma"], held["beta"])
+    def program(session: Session, held: Mapping[str, Weight]) -> Share:
+        return session.scale(session.give(client_secret(session, n, 8.0)), held["gamma"])
 
-    def truncated(session: Session, held: Mapping[str, Weight]) -> Share:
-        return scale_and_shift(session, client_secret(session, n, 8.0), held["gamma"], held["beta"], fraction=12)
-
-    gamma, beta = (weights[name].values for name in ("gamma", "beta"))
-    assert gamma is not None
-    assert beta is not None
-    exact = n * gamma * 2.0**-12 + beta * 2.0**-12
-    assert np.array_equal(twin_value(exactly, weights), exact)
-    assert np.array_equal(together(run_two_parties(exactly, weights)), exact)
-    assert np.max(np.abs(together(run_two_parties(truncated, weights)) - exact)) < 2.0**-12
+    assert weight.values is not None
+    exact = n * weight.values * 2.0**-12
+    assert np.array_equal(twin_value(program, {"gamma": weight}), exact)
+    assert np.array_equal(together(run_two_parties(program, {"gamma": weight})), exact)
 
 
-def test_gamma_and_beta_must_fit() -> None:
-    gamma, beta = Weight.encode("gamma", np.ones(4), 8), Weight.encode("beta", np.ones(5), 8)
-    n = TwinSession().private(CLIENT, (2, 4), 8, 1.0, np.ones((2, 4)))
-    with pytest.raises(ShapeError, match="beta"):
-        scale_and_shift(TwinSession(), n, gamma, beta)
+def test_gamma_must_fit() -> None:
+    session = TwinSession()
+    n = session.private(CLIENT, (2, 3), 8, 1.0, np.ones((2, 3)))
     with pytest.raises(ShapeError, match="weight gamma"):
-        scale_and_shift(TwinSession(), n[:, :3], gamma, gamma)
+        session.scale(session.give(n), Weight.encode("gamma", np.ones(4), 8))
 
 
 def test_a_layer_norm_with_more_bits_than_it_has_is_refused() -> None:

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
-from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate, Weight
+from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
-from comet_mpc.engine.share import SERVER, WORD, Share
-from comet_mpc.errors import ShapeError
+from comet_mpc.engine.share import WORD, Share
 from comet_mpc.functions.row_rule import row_rule
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
@@ -121,14 +120,3 @@ def plain_root_mean_square(x: Reals, rule: InverseRule | None = None, *, epsilon
         return np.asarray(x / np.sqrt(square))
     shrink = shrink_factor(x.shape[-1])
     return np.asarray(x * shrink * rule(square * shrink**3) * (math.sqrt(shrink) / rule.gain))
-
-
-def scale_and_shift(session: Session, n: Share, gamma: Weight, beta: Weight, *, fraction: int | None = None) -> Share:
-    """γ ⊙ n + β with the server's vectors: n is given to the server, one message."""
-    if gamma.shape != beta.shape:
-        raise ShapeError(f"gamma has shape {gamma.shape}, beta {beta.shape}")
-    scaled = session.scale(session.give(n), gamma)
-    values = None if beta.values is None else beta.values * 2.0**-beta.fraction
-    shift = session.private(SERVER, beta.shape, scaled.fraction, beta.gain, values)
-    result = scaled + shift
-    return result if fraction is None else session.truncate_to(result, fraction)

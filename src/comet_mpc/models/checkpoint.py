@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -41,8 +41,11 @@ _FLOATS = ("F16", "F32")
 
 _TENSORS, _TOKENIZER = "model.safetensors", "tokenizer.json"
 
-RuleName = Literal["minimax", "linear", "quadratic", "cubic", "quartic", "quintic"]
-"""What activations and scores are computed by: steps of 1/sqrt, or the root by one polynomial (`root_rule`)."""
+if TYPE_CHECKING:
+    RuleName = Literal["minimax", "linear", "quadratic", "cubic", "quartic", "quintic"]
+    """The rule of activations and scores. When a program runs, every rule is one that is registered and may serve."""
+else:
+    RuleName = Literal[tuple(SERVING)]
 USUAL_RULE: RuleName = "quadratic"
 """The cheapest that keeps a model's accuracy (docs/explanation/accuracy.md)."""
 USUAL_STEPS = 3
