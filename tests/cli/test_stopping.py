@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -18,6 +19,7 @@ from comet_mpc.cli.asking.query import _answer
 from comet_mpc.cli.asking.texts import Texts
 from comet_mpc.cli.asking.work import Shown
 from comet_mpc.cli.main import app
+from comet_mpc.service.hosting.state import claim
 from comet_mpc.service.prediction import Answer
 from support.answers import answer
 from support.toy_model import TINY, make_checkpoint
@@ -139,3 +141,27 @@ def test_a_server_that_is_stopped_at_a_terminal_says_how_to_start_it_again(tmp_p
     assert server.returncode == 130
     assert events[:2] == ["starting", "loading a model and proving its ranges"]
     assert events[-1] == "stopped by Ctrl-C: run the same command to serve again"
+
+
+def test_a_cluster_that_is_stopped_ends_with_130_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClusterServer:
+        def __init__(self, *_: object) -> None:
+            """Ray is an extra."""
+
+        def serve_forever(self, started: object) -> int:
+            return signal.SIGINT
+
+    module = ModuleType("comet_mpc.cluster.serving")
+    monkeypatch.setattr(module, "ClusterServer", ClusterServer, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = comet("serve", str(tmp_path), "--cluster", "auto", "--state", str(tmp_path / "state"))
+    assert found.exit_code == 130, found.stderr
+
+
+def test_a_state_that_is_in_use_is_found_before_a_model_is_loaded(tmp_path: Path) -> None:
+    arguments = ("serve", str(tmp_path / "absent"), "--keys", str(tmp_path), "--state", str(tmp_path / "state"))
+    with claim(tmp_path / "state"):
+        found = comet(*arguments)
+    assert found.exit_code == 1
+    assert f"another server (process {os.getpid()}) works with" in found.stderr
+    assert "absent" in comet(*arguments).stderr

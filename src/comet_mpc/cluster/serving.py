@@ -38,16 +38,23 @@ class ClusterServer:
     metrics: Address | None = None
     limits: FleetLimits | None = None
 
-    def serve_forever(self, started: Callable[[Address, Address | None], None]) -> None:
-        """started: is told where clients and metrics are answered, once they are."""
+    def serve_forever(self, started: Callable[[Address, Address | None], None]) -> int:
+        """Returns the signal that ended it. started: is told where clients and metrics are answered, once they are."""
         self.blueprint.identity().server_context(self.blueprint.require_client)  # what is wrong here is wrong there
         with ray_cluster.connected(self.cluster):
-            asyncio.run(self._serve(started))
+            return asyncio.run(self._serve(started))
 
-    async def _serve(self, started: Callable[[Address, Address | None], None]) -> None:
+    async def _serve(self, started: Callable[[Address, Address | None], None]) -> int:
         stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+        ended_by = 0
+
+        def stop(number: int) -> None:
+            nonlocal ended_by
+            ended_by = number
+            stopping.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
+            loop.add_signal_handler(number, stop, number)
         fleet = Fleet(self.blueprint, self.state, self.scale, self.limits)
         relay = Relay(fleet.choose)
         tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +78,7 @@ class ClusterServer:
             if endpoint is not None:
                 endpoint.close()
             _log.info("stopped")
+        return ended_by
 
     def _endpoint(self, fleet: Fleet, relay: Relay) -> MetricsEndpoint | None:
         if self.metrics is None:

@@ -6,23 +6,19 @@ z/2^d on average.
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine.party import PartySession
-from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.seeds import expand, new_seed
-from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
+from comet_mpc.engine.session import Session
+from comet_mpc.engine.share import Share
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.net.channel import memory_pair
-from comet_mpc.offline.bundle import Bundle
-from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness
+from comet_mpc.testing import Weights, run_two_parties
 
 SHIFTS = (1, 4, 12, 16, 24, 40, 58)
 CHUNK = 1 << 20
@@ -112,24 +108,13 @@ def _draw(count: int) -> npt.NDArray[np.int64]:
 
 
 def _truncate(z: npt.NDArray[np.int64], shift: int) -> npt.NDArray[np.int64]:
-    """The protocol between two parties (threads over a memory channel), on fresh shares of z."""
-    shape = z.shape
-    plan = plan_program(lambda session: session.truncate(Share(shape, 0, _BOUND), shift))
-    dealing = Dealing(plan.correlations, bytes(16))
-    corrections = io.BytesIO(b"".join(dealing.corrections()))
-    bundles = (
-        Bundle(CLIENT, dealing.client_seed, plan.correlations),
-        Bundle(SERVER, dealing.server_seed, plan.correlations, corrections),
-    )
+    """The protocol between two parties, on fresh shares of z."""
     first = expand(new_seed(), 0, z.size)
     words = (first, z.view(np.uint64) - first)
-    channels = memory_pair()
 
-    def side(party: int) -> Words:
-        with channels[party] as channel:
-            session = PartySession(party, channel, DealtRandomness(bundles[party]))
-            return session.truncate(Share(shape, 0, _BOUND, values=words[party]), shift).flat()
+    def program(session: Session, _: Weights) -> Share:
+        held = words[session.party] if isinstance(session, PartySession) else None
+        return session.truncate(Share(z.shape, 0, _BOUND, values=held), shift)
 
-    with ThreadPoolExecutor(2) as pool:
-        client, server = pool.map(side, (CLIENT, SERVER))
-    return (client + server).view(np.int64)
+    run = run_two_parties(program)
+    return (run.client.flat() + run.server.flat()).view(np.int64)

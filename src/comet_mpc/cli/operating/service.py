@@ -258,6 +258,11 @@ def _serve_here(blueprint: Blueprint, where: Address, state: Path, metrics: Addr
         ended_by = server.serve_forever(lambda: _tell(server.address, server.metrics_address, server.source))
     except KeyboardInterrupt:  # while it was loading
         ended_by = signal.SIGINT
+    _end(ended_by, state)
+
+
+def _end(ended_by: int, state: Path) -> None:
+    """Ctrl-C ends with the exit code of every command that it stops."""
     if ended_by == signal.SIGINT:
         kept = {"state": str(state), "kept": "prepared randomness and quotas"}
         _log.info("stopped by Ctrl-C: run the same command to serve again", extra={"fields": kept})
@@ -273,9 +278,10 @@ def _serve_on(
         from comet_mpc.cluster.scaling import Scale
         from comet_mpc.cluster.serving import ClusterServer
     scale = Scale(nodes[0], nodes[1], idle_seconds=nodes[2])
-    ClusterServer(cluster, blueprint.everywhere(), where, state, scale, metrics).serve_forever(
+    ended_by = ClusterServer(cluster, blueprint.everywhere(), where, state, scale, metrics).serve_forever(
         lambda address, pages: _tell(address, pages, blueprint.source().name)
     )
+    _end(ended_by, state)
 
 
 def _tell(address: Address, metrics: Address | None, source: str) -> None:

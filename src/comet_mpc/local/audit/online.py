@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +30,13 @@ from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
 from comet_mpc.engine.tables import Column, Table
 from comet_mpc.local.audit.controls import BareBits, Control, OldMasks, Unmasked, flooded
 from comet_mpc.local.audit.statistics import Message
-from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.net.channel import Channel
 from comet_mpc.offline.bundle import Bundle, OpenBundle
 from comet_mpc.offline.dealer.bundles import Dealing, DealtRandomness, mask_weight, weight_key, weights_digest
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.sources import find_source
+from comet_mpc.testing import as_parties
 
-Made = TypeVar("Made")
 Secrets = tuple[int, int]
 """Which of two inputs the client and the server have."""
 Program = Callable[[Session, Mapping[str, Weight], Secrets], object]
@@ -291,22 +290,6 @@ class Recorded:
     secret: list[int]
     own: list[int]
     blocks: int = 1
-
-
-def as_parties(work: Callable[[Channel, int], Made], timeout: float = 60.0) -> tuple[Made, Made]:
-    """The same function as client and as server, in two threads."""
-    ends = memory_pair(timeout)
-
-    def guarded(party: int) -> Made:
-        try:
-            return work(ends[party], party)
-        except BaseException:
-            ends[party].close()
-            raise
-
-    with ThreadPoolExecutor(2) as pool:
-        client, server = (pool.submit(guarded, party) for party in (CLIENT, SERVER))
-        return client.result(), server.result()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.local.audit.controls import Control
-from comet_mpc.local.audit.online import Recorded, as_parties
+from comet_mpc.local.audit.online import Recorded
 from comet_mpc.local.audit.products import LAYER_PRODUCTS, ODD, SLOT_PRODUCTS, LayerProduct, Repeating, SlotProduct
 from comet_mpc.local.audit.statistics import Message
 from comet_mpc.net.channel import Channel
@@ -49,6 +49,7 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
     unpack,
 )
+from comet_mpc.testing import as_parties
 
 Places = npt.NDArray[np.uint32]
 Guesses = Sequence[list[Bytes]]

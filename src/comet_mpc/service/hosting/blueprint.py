@@ -22,6 +22,7 @@ from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.progress import bar
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.hosting.server import Server
+from comet_mpc.service.hosting.state import claim
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def build(
         self, listen_at: Address, state: Path, metrics: Address | None, handshakes: ReceptionLimits | None = None
     ) -> Server:
+        claim(state).close()  # a state that is in use is found before the models are loaded, which takes a while
         return Server(
             self.load(),
             listen_at,
