@@ -56,8 +56,9 @@ def accuracy() -> Any:
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in page.blocks)], ids=named)
 def test_a_page_runs_as_it_stands(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     ports = free_ports(7000, 7001, 7002)
-    if not page.serves and any("server" in block.flags for block in page.blocks):
-        service: Service = request.getfixturevalue("service")
+    wanted = {flag for block in page.blocks for flag in block.flags} & {"server", "demo-server"}
+    if wanted and not page.serves:
+        service: Service = request.getfixturevalue("demo_service" if "demo-server" in wanted else "service")
         ports[7001] = service.port
         (tmp_path / "keys").symlink_to(service.keys)
     runner = Runner(tmp_path, ports)
