@@ -21,7 +21,7 @@ from comet_mpc.local.audit.preparation import record_preparation
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import SHAPES
-from comet_mpc.offline.dealer.bundles import Dealing
+from comet_mpc.offline.dealer.preparer import PREPARERS
 from comet_mpc.offline.ot import base, extension, tables
 from comet_mpc.offline.pair.matrices import matrix_products, packing_of
 from comet_mpc.offline.rlwe import slots
@@ -44,7 +44,7 @@ def of_request(_: object, request: ops.Request[object], *__: object) -> Kinds:
     return {f"{type(request).__name__}{', odd' if ring.modulus else ''}"} if sent else set()
 
 
-def of_correction(_: object, __: int, correlation: Correlation, ___: int) -> Kinds:
+def of_correction(_: object, __: object, ___: int, correlation: Correlation, ____: int) -> Kinds:
     return {f"correction of {type(correlation).__name__}"}
 
 
@@ -56,7 +56,7 @@ def of_tiling(tiling: Tiling) -> Kinds:
 
 PLACES: list[tuple[object, str, Callable[..., Kinds]]] = [
     (PartySession, "_leg", of_request),
-    (Dealing, "_values", of_correction),
+    *((kind, "values", of_correction) for kind in sorted(set(map(type, PREPARERS.values())), key=repr)),
     (MatrixJob, "answer", lambda job, *_: of_tiling(job.tiling)),
     (OddJob, "answer", lambda job, *_: {"upload in odd slots", "response in odd slots"}),
     (slots.SlotJob, "answer", lambda *_: {"upload in slots", "response in slots"}),
@@ -131,3 +131,4 @@ def test_a_kind_that_is_left_out_would_be_noticed(audited: dict[str, Kinds]) -> 
     """The control: each kind was seen where it is made, and a preparation without packing lacks what it should."""
     assert {"packed response", "turned response", "plain response", "packing keys"} <= audited["preparing"]
     assert "packed response" not in audited["dealer"]
+    assert {"correction of MatrixProduct", "correction of WeightProduct"} <= audited["dealer"]

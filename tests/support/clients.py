@@ -231,14 +231,14 @@ class LocalSupplier(Supplier):
         self._service.deal(order, store)
 
 
-class _Local:
-    """Reaches a conversation in this process."""
+class _Local(TlsTransport):
+    """Reaches a conversation in this process, and a dealer as usual."""
 
     def __init__(self, client: LocalClient) -> None:
         self._client = client
 
     def connect(self, address: Address, tls: ssl.SSLContext, timeout: float, whom: Whom) -> Channel:
-        return self._client._reach()
+        return self._client._reach() if whom == "server" else super().connect(address, tls, timeout, whom)
 
 
 class LocalClient(Client):
