@@ -17,18 +17,19 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
 
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import Abilities
+from comet_mpc.engine.ops.operation import Abilities
 from comet_mpc.engine.party import PartySession
-from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.plan import Plan, plan_series
 from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.tensors import Weight
-from comet_mpc.engine.twin import run_twin
+from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import PeerError
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
 from comet_mpc.net.sockets import TcpChannel
@@ -100,37 +101,72 @@ def run_two_parties(
     seeds          of the client's and the server's randomness, with a dealer
     channels       to use in place of a connection in memory; for threads only
     """
+    (run,) = run_series(
+        [program], weights, source=source, processes=processes, tolerance=tolerance, ways=ways, fused=fused,
+        permits_leaks=permits_leaks, seeds=seeds, channels=channels,
+    )  # fmt: skip
+    return run
+
+
+def run_series(
+    programs: Sequence[Program[Result]],
+    weights: Weights | None = None,
+    *,
+    source: Literal["dealer", "pair"] = "dealer",
+    processes: bool = False,
+    tolerance: float | None = None,
+    ways: Ways = USUAL_WAYS,
+    fused: bool | None = None,
+    permits_leaks: bool = False,
+    seeds: tuple[bytes, bytes] | None = None,
+    channels: Ends | None = None,
+) -> list[TwoPartyRun[Result]]:
+    """The same for programs that share a session and a bundle: what one has kept, a later one uses (`Session.keep`).
+
+    Each is compared with its own plan and twin. The randomness is prepared for all of them at once.
+    """
     held = weights or {}
     public = {name: weight.public() for name, weight in held.items()}
     abilities = find_source(source).abilities if fused is None else able(fused)
-    plan = plan_program(
-        lambda session: program(session, public), abilities=abilities, permits_leaks=permits_leaks, ways=ways
-    )
-    offline = find_source(source).offline_traffic(plan.correlations)
-    prepare = _dealt(plan, held, seeds, abilities) if source == "dealer" else _paired(plan, held, offline)
+    series = plan_series(
+        [partial(_with_weights, program, public) for program in programs],
+        abilities=abilities, permits_leaks=permits_leaks, ways=ways,
+    )  # fmt: skip
+    offline = find_source(source).offline_traffic(series.whole.correlations)
+    whole = series.whole
+    prepare = _dealt(whole, held, seeds, abilities) if source == "dealer" else _paired(whole, held, offline)
 
-    def work(channel: Channel, party: int) -> tuple[Result, Traffic]:
+    def work(channel: Channel, party: int) -> list[tuple[Result, Traffic]]:
         randomness, own = prepare(channel, party)
-        before = channel.traffic
         session = PartySession(party, channel, randomness, permits_leaks=permits_leaks, ways=ways)
-        result = program(session, own)
-        measured = channel.traffic - before
-        _compare(
-            f"the traffic of party {party}", measured, Traffic(plan.sent(party), plan.sent(1 - party), plan.rounds)
-        )
-        _compare("the unused correlations", randomness.remaining, 0)
-        return result, measured
+        done: list[tuple[Result, Traffic]] = []
+        for program, plan in zip(programs, series.programs, strict=True):
+            before, left = channel.traffic, randomness.remaining
+            result = program(session, own)
+            session.end_program()
+            planned = Traffic(plan.sent(party), plan.sent(1 - party), plan.rounds)
+            _compare(f"the traffic of party {party}", channel.traffic - before, planned)
+            _compare("the correlations drawn", left - randomness.remaining, len(plan.correlations))
+            done.append((result, channel.traffic - before))
+        return done
 
-    (client, ours), (server, theirs) = _in_processes(work) if processes else as_parties(work, channels)
-    twin = None
+    ours, theirs = _in_processes(work) if processes else as_parties(work, channels)
+    twins: list[Result | None] = [None] * len(programs)
     if tolerance is not None:
-        twin = run_twin(
-            lambda session: program(session, held), abilities=abilities, permits_leaks=permits_leaks, ways=ways
-        )
-        error = float(np.max(np.abs(_in_the_clear(client, server) - _in_the_clear(twin, None)), initial=0.0))
-        if not error <= tolerance:
-            raise Mismatch(f"the parties' result is {error:g} from the twin's, more than {tolerance:g}")
-    return TwoPartyRun(client, server, plan, (ours, theirs), offline, twin)
+        clear = TwinSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
+        twins = [program(clear, held) for program in programs]
+    runs = []
+    for plan, (client, sent), (server, received), twin in zip(series.programs, ours, theirs, twins, strict=True):
+        if tolerance is not None:
+            error = float(np.max(np.abs(_in_the_clear(client, server) - _in_the_clear(twin, None)), initial=0.0))
+            if not error <= tolerance:
+                raise Mismatch(f"the parties' result is {error:g} from the twin's, more than {tolerance:g}")
+        runs.append(TwoPartyRun(client, server, plan, (sent, received), offline, twin))
+    return runs
+
+
+def _with_weights(program: Program[Result], weights: Weights, session: Session) -> Result:
+    return program(session, weights)
 
 
 def _compare(what: str, measured: object, planned: object) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.ops import Request
-from comet_mpc.engine.ops.operation import Leg, Packed
+from comet_mpc.engine.ops.operation import Drawn, Leg, Packed
 from comet_mpc.engine.share import SERVER
 from comet_mpc.local.audit import online
 from comet_mpc.local.audit.controls import Control

@@ -21,9 +21,9 @@ from comet_mpc.engine.correlations import (
     WeightProduct,
     WeightScale,
 )
-from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.ops import Request
 from comet_mpc.engine.ops.look_up import Choose
+from comet_mpc.engine.ops.operation import Drawn
 from comet_mpc.engine.plan import PlanSession
 from comet_mpc.engine.share import CLIENT, SERVER
 from support.every_message import LARGE, seeds

@@ -10,9 +10,8 @@ import pytest
 
 from comet_mpc.engine import Opened, Session, Share, Words
 from comet_mpc.engine.correlations import Correlation, Mask
-from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.ops import OPERATIONS, Open
-from comet_mpc.engine.ops.operation import Registry, Request, Step, expect
+from comet_mpc.engine.ops.operation import Drawn, Registry, Request, Step, expect
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import ConfigurationError, ShapeError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from comet_mpc.engine import Open, Truncate, Weight
-from comet_mpc.engine.demand import Drawn
+from comet_mpc.engine.ops.operation import Drawn
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.share import CLIENT, SERVER, encode
 from comet_mpc.engine.twin import TwinSession

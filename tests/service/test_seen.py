@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from comet_mpc.engine.correlations import AnyMask, Correlation
-from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.ops.operation import BIT, Leg, Request
+from comet_mpc.engine.ops.operation import BIT, Drawn, Leg, Request
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.ring import ODD_MODULI, Ring

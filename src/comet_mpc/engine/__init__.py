@@ -4,9 +4,9 @@ This page exports what an author of protocols needs.
 """
 
 from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation
-from comet_mpc.engine.demand import Abilities
 from comet_mpc.engine.ops import Give, Open, Reveal, Truncate, TruncateOpen
 from comet_mpc.engine.ops.deferred import Deferred
+from comet_mpc.engine.ops.operation import Abilities
 from comet_mpc.engine.party import Measured, PartySession, Randomness
 from comet_mpc.engine.plan import Plan, PlanSession, plan_program
 from comet_mpc.engine.polynomial import Polynomial, variables

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from comet_mpc.engine.parts import PROGRAM, in_all_blocks, names
 from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.net.channel import Traffic
@@ -70,22 +71,17 @@ def _grouped(plan: Plan, name_of: Callable[[str], str]) -> list[Cost]:
         name = name_of(part)
         offline[name] += correlation.correction_bytes
         compute[name] += correlation.facts.seconds
-    names = dict.fromkeys([*online, *offline])
-    return [Cost(name, rounds[name], online[name], offline[name], compute[name]) for name in names]
+    found = dict.fromkeys([*online, *offline])
+    return [Cost(name, rounds[name], online[name], offline[name], compute[name]) for name in found]
 
 
 def by_operation(plan: Plan) -> list[Cost]:
-    """One row per operation (linear, attention, …), all layers together."""
-
-    def name_of(part: str) -> str:
-        names = [name for name in part.split("/") if not name.startswith("layer ")]
-        return names[0] if names else "program"
-
-    return _grouped(plan, name_of)
+    """One row per operation (linear, attention, …), all blocks together."""
+    return _grouped(plan, lambda part: (in_all_blocks(names(part)) or [PROGRAM])[0])
 
 
 def by_layer(plan: Plan) -> list[Cost]:
-    return _grouped(plan, lambda part: part.split("/")[0])
+    return _grouped(plan, lambda part: names(part)[0])
 
 
 def compute_seconds(plan: Plan) -> float:

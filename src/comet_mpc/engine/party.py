@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import Abilities, Drawn
 from comet_mpc.engine.ops import Request, Step
-from comet_mpc.engine.ops.operation import Leg, Message, Packed
+from comet_mpc.engine.ops.operation import Abilities, Drawn, Leg, Message, Packed
+from comet_mpc.engine.parts import Block
 from comet_mpc.engine.session import USUAL_WAYS, DrawingSession, Ways
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
 from comet_mpc.errors import ForeignRandomness, ShapeError
@@ -79,7 +79,7 @@ class PartySession(DrawingSession):
         """By part of the program, the parts within it included."""
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str | Block) -> Iterator[None]:
         """As in any session; and what was measured in it is added up in `measured`."""
         traffic, cpu, wall = self.channel.traffic, time.thread_time(), time.perf_counter()
         with super().part(name):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
 
 from comet_mpc.engine.correlations import Correlation, any_kind, program_digest
-from comet_mpc.engine.demand import FUSED, Abilities, Drawn
 from comet_mpc.engine.ops import Request, Step
+from comet_mpc.engine.ops.operation import FUSED, Abilities, Drawn
 from comet_mpc.engine.session import USUAL_WAYS, DrawingSession, Session, Ways
 from comet_mpc.engine.share import Words
 from comet_mpc.net.channel import FRAME_HEADER
@@ -117,6 +117,11 @@ class PlanSession(DrawingSession):
     def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
         return None
 
+    def plan(self, drawn: int = 0, rounds: int = 0) -> Plan:
+        """What was planned, after so many correlations and rounds."""
+        parts, schedule = tuple(self.parts[drawn:]), tuple(self.schedule[rounds:])
+        return Plan(tuple(self.correlations[drawn:]), parts, schedule, self._ways, tuple(self.forks))
+
 
 def plan_program(
     program: Callable[[Session], object],
@@ -128,4 +133,36 @@ def plan_program(
     """Plans a program: `plan_program(lambda session: activation(session, x, rule))`."""
     session = PlanSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
     program(session)
-    return Plan(tuple(session.correlations), tuple(session.parts), tuple(session.schedule), ways, tuple(session.forks))
+    return session.plan()
+
+
+@dataclass(frozen=True)
+class Series:
+    """Programs that one session runs one after another, with one bundle: each may use what earlier ones have kept.
+
+    A later program may start when its input is known, long after the first, or never.
+    """
+
+    whole: Plan
+    """What is prepared: the correlations of all of them, in order."""
+    programs: tuple[Plan, ...]
+    """What each of them draws and sends. A correlation names masks by their index in the whole."""
+
+
+def plan_series(
+    programs: Sequence[Callable[[Session], object]],
+    *,
+    abilities: Abilities = FUSED,
+    permits_leaks: bool = False,
+    ways: Ways = USUAL_WAYS,
+) -> Series:
+    """Plans programs that share a session (`Session.keep`, `Session.kept`)."""
+    session = PlanSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
+    found: list[Plan] = []
+    for program in programs:
+        drawn, rounds = len(session.correlations), len(session.schedule)
+        program(session)
+        session.end_program()
+        found.append(session.plan(drawn, rounds))
+    ends = " ".join(str(len(plan.correlations)) for plan in found)
+    return Series(replace(session.plan(), terms=f"series {ends}"), tuple(found))

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import FUSED, Abilities, Drawn
 from comet_mpc.engine.ops import (
     OPERATIONS,
     Evaluate,
@@ -35,13 +34,16 @@ from comet_mpc.engine.ops import (
     Weigh,
 )
 from comet_mpc.engine.ops.deferred import Deferred
+from comet_mpc.engine.ops.operation import FUSED, Abilities, Drawn
+from comet_mpc.engine.parts import Block, in_all_blocks, path
 from comet_mpc.engine.polynomial import Polynomial
 from comet_mpc.engine.ring import LARGEST_ODD, Ring, odd_ring
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words, as_ring, encode, ring_width
-from comet_mpc.engine.tensors import Given, Opened, Weight
+from comet_mpc.engine.tensors import Given, Masked, Opened, Weight
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
 
 Made = TypeVar("Made")
+Tensor = TypeVar("Tensor", bound=Masked)
 
 Ways = frozenset[str]
 """Where a program goes another way than usual, by name (`Session.goes`): the same values for other bytes and rounds."""
@@ -62,6 +64,7 @@ class Session(ABC):
         self._abilities, self._permits_leaks, self._ways = abilities, permits_leaks, ways
         self._parts: list[str] = []
         self._deferred: list[Deferred[Any]] = []
+        self._kept: dict[str, Masked] = {}
         self.forks: dict[str, None] = {}
         """Where this run could have gone another way, in the order in which it came by."""
 
@@ -94,9 +97,9 @@ class Session(ABC):
     # What a program is made of --------------------------------------------------------------------
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str | Block) -> Iterator[None]:
         """Names what is being computed, for cost tables and messages: `with session.part("attention"):`."""
-        self._parts.append(name)
+        self._parts.append(str(name))
         try:
             yield
         finally:
@@ -105,15 +108,15 @@ class Session(ABC):
     def goes(self, way: str, *, usually: bool) -> bool:
         """Which of two ways to take that give the same values: what is usual, unless this run's `Ways` say otherwise.
 
-        The same in all layers. A plan finds out what pays (`offline.cheapest`); all who run the program follow it.
+        The same in all blocks of a kind. A plan finds out what pays (`offline.cheapest`), and all who run it follow.
         """
-        fork = "/".join([name for name in self._parts if not name.startswith("layer ")] or ["program"]) + ": " + way
+        fork = f"{path(in_all_blocks(self._parts))}: {way}"
         self.forks[fork] = None
         return usually != (fork in self._ways)
 
     @property
     def here(self) -> str:
-        return "/".join(self._parts) or "program"
+        return path(self._parts)
 
     @abstractmethod
     def holds(self, party: int) -> bool:
@@ -168,6 +171,24 @@ class Session(ABC):
 
     def _dithered(self, share: Share, bits: int) -> Words | None:
         return share.values
+
+    # What outlives a program --------------------------------------------------------------------------
+
+    def keep(self, name: str, tensor: Masked) -> None:
+        """Keeps a masked tensor for a later program of this session (`plan_series`), in place of one of that name."""
+        self._kept[name] = tensor
+
+    def kept(self, name: str, kind: type[Tensor]) -> Tensor:
+        """What an earlier program has kept: opened once, under a mask of its own, and used again without opening it."""
+        found = self._kept.get(name)
+        if not isinstance(found, kind):
+            raise ShapeError(f"{self.here}: no earlier program of this session has kept {name!r} as {kind.__name__}")
+        return found
+
+    def end_program(self) -> None:
+        """Between two programs of a session, nothing is put off: the next one may come much later, or never."""
+        if self._deferred:
+            raise ShapeError("a program ended with a deferred request: take its result first")
 
     # Communication ---------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from comet_mpc.engine.demand import FUSED, Abilities
 from comet_mpc.engine.ops import Request, Step
+from comet_mpc.engine.ops.operation import FUSED, Abilities
 from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import Share, Words, decode
 from comet_mpc.errors import RangeError

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine import Session, Weight
+from comet_mpc.engine.parts import Block
 from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu, smu_rule, tanh_like_rule
@@ -359,7 +360,7 @@ def forward(
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
     for layer in range(shape.layers):
-        with session.part(f"layer {layer}"):
+        with session.part(Block("layer", layer)):
             last = layer + 1 == shape.layers
             rows = encoder_layer(session, rows, mask, shape, rules, weights, layer, last)
     with session.part("head"):

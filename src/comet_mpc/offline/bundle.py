@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import FUSED, Drawn, InOrder
+from comet_mpc.engine.ops.operation import FUSED, Drawn
 from comet_mpc.engine.share import Words
-from comet_mpc.errors import RandomnessDamaged, RandomnessExhausted, RandomnessSpent
+from comet_mpc.errors import ForeignRandomness, RandomnessDamaged, RandomnessExhausted, RandomnessSpent
 
 
 class Reader(Protocol):
@@ -76,6 +76,34 @@ class Bundle:
         """Lets go of the file that it is read from, if there is one."""
         if self.stored is not None:
             self.stored.close()
+
+
+class InOrder:
+    """The correlations that were prepared, handed out in the program's order and each once: for every source."""
+
+    def __init__(self, correlations: Sequence[Correlation]) -> None:
+        self.correlations = tuple(correlations)
+        self._next = 0
+
+    @property
+    def remaining(self) -> int:
+        """Correlations not drawn yet."""
+        return len(self.correlations) - self._next
+
+    def take(self, correlation: Correlation) -> int:
+        """The index of the next one, which must be the one that the program asks for."""
+        index = self._next
+        if index >= len(self.correlations):
+            raise RandomnessExhausted(
+                f"the program asks for more than the {index} correlations that were prepared for it"
+            )
+        if (prepared := self.correlations[index]) != correlation:
+            raise ForeignRandomness(
+                f"correlation {index} was prepared for another program: it is {type(prepared).__name__}, "
+                f"and this program asks for {type(correlation).__name__}, or for other dimensions"
+            )
+        self._next += 1
+        return index
 
 
 class OpenBundle(ABC):

@@ -12,6 +12,7 @@ import numpy as np
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
+from comet_mpc.engine.parts import Block, names
 from comet_mpc.engine.party import Measured
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
@@ -208,15 +209,14 @@ def _offline_cpu(side: _Side) -> float:
 
 
 def _by_operation(client: dict[str, Measured], server: dict[str, Measured]) -> tuple[OperationCost, ...]:
-    names: dict[str, list[str]] = {}
+    operations: dict[str, list[str]] = {}
     for part in client:
-        path = part.split("/")
-        if len(path) == 2 and path[0].startswith("layer "):
-            names.setdefault(path[1], []).append(part)
-        elif len(path) == 1 and not path[0].startswith("layer "):
-            names.setdefault(path[0], []).append(part)
+        path = names(part)
+        inner = path if Block.parse(path[0]) is None else path[1:]
+        if len(inner) == 1:
+            operations.setdefault(inner[0], []).append(part)
     costs = []
-    for name, parts in names.items():
+    for name, parts in operations.items():
         mine, theirs = (sum((side[part] for part in parts), Measured()) for side in (client, server))
         traffic, cpu = mine.traffic, (mine.cpu_seconds, theirs.cpu_seconds)
         costs.append(OperationCost(name, traffic.sent + traffic.received, traffic.rounds, mine.seconds, cpu))

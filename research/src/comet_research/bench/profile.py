@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from comet_mpc.engine import Session, Weight
+from comet_mpc.engine.parts import in_all_blocks, names
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER
@@ -233,12 +234,12 @@ def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileReco
 
 def _by_operation(client: _Run, server: _Run) -> Iterator[OperationProfile]:
     def operation(part: str) -> str:
-        path = [name for name in part.split("/") if not name.startswith("layer ")]
-        return path[0] if path else part
+        found = in_all_blocks(names(part))
+        return found[0] if found else part
 
     for name in dict.fromkeys(operation(r.part) for r in client.rounds):
         rounds = [[r for r in run.rounds if operation(r.part) == name] for run in (client, server)]
-        tops = [part for part in client.parts if operation(part) == name and part.split("/")[-1] == name]
+        tops = [part for part in client.parts if operation(part) == name and names(part)[-1] == name]
         client_compute, server_compute = (
             max(0.0, sum(run.parts[part][1] for part in tops) - sum(r.cpu for r in mine))
             for run, mine in zip((client, server), rounds, strict=True)

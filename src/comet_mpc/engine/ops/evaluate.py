@@ -10,9 +10,8 @@ import numpy as np
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import Correlation, Monomials, MonomialTerm
-from comet_mpc.engine.demand import Draw, Drawn
 from comet_mpc.engine.ops.monomials import Expansions, MaskTerm, expansions
-from comet_mpc.engine.ops.operation import Step
+from comet_mpc.engine.ops.operation import Draw, Drawn, Step
 from comet_mpc.engine.polynomial import Exponents
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, Share, Words

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from comet_mpc.engine.correlations import ClientMask, Correlation
-from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.ops.operation import Leg, Message, Request, check_even, expect, index_of, reconstructed, rounded
+from comet_mpc.engine.ops.operation import (
+    Drawn,
+    Leg,
+    Message,
+    Request,
+    check_even,
+    expect,
+    index_of,
+    reconstructed,
+    rounded,
+)
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.engine.tensors import Given
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from comet_mpc.engine import tables
 from comet_mpc.engine.correlations import Correlation, TableTransfers
-from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.ops import OPERATIONS
-from comet_mpc.engine.ops.operation import Leg, Made, Message, Request, check_even, expect, rounded
+from comet_mpc.engine.ops.operation import Drawn, Leg, Made, Message, Request, check_even, expect, rounded
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.engine.tables import Table

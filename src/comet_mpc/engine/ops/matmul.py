@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import Correlation, MatrixProduct
-from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.ops.operation import Step, expect
+from comet_mpc.engine.ops.operation import Drawn, Step, expect
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.engine.tensors import Opened
 from comet_mpc.errors import ShapeError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from comet_mpc.engine.correlations import Correlation, Mask
-from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.ops.operation import Leg, Message, Request, expect, index_of, reconstructed, rounded
+from comet_mpc.engine.ops.operation import Drawn, Leg, Message, Request, expect, index_of, reconstructed, rounded
 from comet_mpc.engine.share import Words
 from comet_mpc.engine.tensors import Opened
 

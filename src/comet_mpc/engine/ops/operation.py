@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import Abilities, Draw, Drawn
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, Words
 from comet_mpc.errors import ConfigurationError, ShapeError
@@ -33,6 +32,38 @@ Message = tuple[tuple[Ring, int], ...]
 Packed = npt.NDArray[np.uint8]
 Leg = tuple[Packed | None, Callable[[memoryview], Made]]
 """One request on its way: what this party sends, and what it makes of the answer."""
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """A source states them, a program is planned for them, and all who run it have the same.
+
+    fused  masks of openings that truncate on the way in Z_2^w, so that both share a round
+    odd    masks and their monomials modulo odd numbers, in which element-wise work is cheaper for two parties alone
+    """
+
+    fused: bool = True
+    odd: bool = False
+
+
+FUSED = Abilities()
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What was drawn for an operation: the index of its correlation in the program, and this party's words.
+
+    arrays  none in a plan
+    more    the indices of further correlations, if it takes several; `arrays` holds the words of all
+    """
+
+    index: int
+    arrays: tuple[Words, ...] = field(default=(), repr=False)
+    more: tuple[int, ...] = ()
+
+
+Draw = Callable[[Correlation], Drawn]
+"""Draws the next correlation of a program."""
 
 
 class Operation:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.ops.operation import Leg, Message, Request, reconstructed, rounded
+from comet_mpc.engine.ops.operation import Drawn, Leg, Message, Request, reconstructed, rounded
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Words
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from comet_mpc.engine.correlations import Correlation, SquareSums
-from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.ops.evaluate import integers
-from comet_mpc.engine.ops.operation import Step, expect
+from comet_mpc.engine.ops.operation import Drawn, Step, expect
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.engine.tensors import Opened
 from comet_mpc.errors import ShapeError

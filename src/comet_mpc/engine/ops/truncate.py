@@ -8,8 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from comet_mpc.engine.correlations import BitProducts, Correlation
-from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.ops.operation import BIT, Leg, Message, Request, expect, mask_bits, rounded
+from comet_mpc.engine.ops.operation import BIT, Drawn, Leg, Message, Request, expect, mask_bits, rounded
 from comet_mpc.engine.ring import Conversion, Ring
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words
 from comet_mpc.errors import RangeError

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from comet_mpc.engine.correlations import Correlation, Mask, PartyBits
-from comet_mpc.engine.demand import Abilities, Drawn
 from comet_mpc.engine.ops.open import Open
 from comet_mpc.engine.ops.operation import (
     BIT,
+    Abilities,
+    Drawn,
     Leg,
     Message,
     Packed,

@@ -9,8 +9,7 @@ import numpy as np
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import Correlation, WeightProduct, WeightScale
-from comet_mpc.engine.demand import Drawn
-from comet_mpc.engine.ops.operation import Step, expect
+from comet_mpc.engine.ops.operation import Drawn, Step, expect
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.engine.tensors import Given, Weight
 from comet_mpc.errors import ShapeError

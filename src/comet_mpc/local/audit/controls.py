@@ -10,7 +10,7 @@ import numpy as np
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine import correlations as kinds
 from comet_mpc.engine.correlations import AnyMask, Correlation
-from comet_mpc.engine.demand import Drawn
+from comet_mpc.engine.ops.operation import Drawn
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import SERVER, Words
 from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private

@@ -17,10 +17,9 @@ import numpy as np
 from comet_mpc.engine import Session, Weight, kernels, ops, tables
 from comet_mpc.engine import correlations as kinds
 from comet_mpc.engine.correlations import AnyMask, Correlation
-from comet_mpc.engine.demand import Drawn
 from comet_mpc.engine.ops import Request, Step
 from comet_mpc.engine.ops.look_up import Choose, Chosen, Fetch, look_up
-from comet_mpc.engine.ops.operation import Leg, Packed
+from comet_mpc.engine.ops.operation import Drawn, Leg, Packed
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.polynomial import variables

@@ -19,7 +19,7 @@ import numpy as np
 
 from comet_mpc.engine import Abilities, Weight
 from comet_mpc.engine.correlations import Correlation
-from comet_mpc.engine.demand import FUSED
+from comet_mpc.engine.ops.operation import FUSED
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words

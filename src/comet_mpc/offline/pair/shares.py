@@ -10,7 +10,7 @@ import numpy as np
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import AnyMask, Correlation
-from comet_mpc.engine.demand import Abilities
+from comet_mpc.engine.ops.operation import Abilities
 from comet_mpc.engine.share import CLIENT, word_bytes
 from comet_mpc.errors import ForeignRandomness
 from comet_mpc.offline.bundle import Bundle, OpenBundle, read_exactly
