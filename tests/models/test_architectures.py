@@ -17,6 +17,7 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession, run_twin
 from comet_mpc.functions.root_rule import FINE_PRECISION
+from comet_mpc.models.blocks import position_buckets
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import in_form
@@ -24,7 +25,7 @@ from comet_mpc.models.heads import Head
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
-from comet_mpc.models.transformer import _ring, encoder_layer, input_mask, input_rows, position_buckets
+from comet_mpc.models.transformer import _ring, encoder_blocks, encoder_frame, input_mask, input_rows
 from comet_mpc.offline.sources import PAIR
 from support.small_models import CERTIFIED, UNMODIFIED, small_model
 from support.toy_model import make_checkpoint, some_texts
@@ -71,9 +72,10 @@ def states_program(model: PublicModel, query: Query) -> Callable[[Session, Mappi
     def run(session: Session, weights: Mapping[str, Weight]) -> list[Share]:
         rows = input_rows(session, query.tokens_only, query.rows.shape)
         mask = input_mask(session, query.mask, query.mask.shape)
+        frame = encoder_frame(session, mask, shape, rules, weights)
         states = [
-            rows := encoder_layer(session, rows, mask, shape, rules, weights, i, last=False)
-            for i in range(shape.layers)
+            rows := block.run(frame, rows, own, last=False)
+            for block, own in zip(encoder_blocks(shape), rules.layers, strict=True)
         ]
         return [*states, model.program(query.batch, query.bucket, query)(session, weights)]
 

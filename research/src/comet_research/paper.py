@@ -42,6 +42,7 @@ from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
 from comet_mpc.local.evaluation import compared, texts_of
 from comet_mpc.local.processes import LOOPBACK, Crew, Link
+from comet_mpc.models.blocks import LayerRules
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
@@ -51,7 +52,7 @@ from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import public_part
 from comet_mpc.models.tasks import Example, Task
-from comet_mpc.models.transformer import EncoderRules, LayerRules, encode_weights, forward, input_mask, input_rows
+from comet_mpc.models.transformer import EncoderRules, encode_weights, forward, input_mask, input_rows
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import connect, listen
 from comet_mpc.offline.source import Progress

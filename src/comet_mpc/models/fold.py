@@ -25,10 +25,11 @@ from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
 from comet_mpc.functions.layer_norm import plain_layer_norm, plain_root_mean_square
 from comet_mpc.functions.rule import plain_inverse_sqrt
+from comet_mpc.models.blocks import position_buckets
 from comet_mpc.models.bounds import SLACK, Weights, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Tensors, tensor_shapes
 from comet_mpc.models.heads import Head, Pooler
-from comet_mpc.models.transformer import EncoderRules, EncoderShape, position_buckets
+from comet_mpc.models.transformer import EncoderRules, EncoderShape
 
 _SCORES = 64.0
 """What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""

@@ -12,7 +12,8 @@ from comet_mpc.models.transformer import (
     EncoderRules,
     EncoderShape,
     certified_rules,
-    encoder_layer,
+    encoder_blocks,
+    encoder_frame,
     forward,
     input_mask,
     input_rows,
@@ -36,7 +37,8 @@ def plan_encoder(
 
     def layer(session: Session) -> Share:
         rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
-        return encoder_layer(session, rows, mask, shape, rules, weights, 0, last=False)
+        frame = encoder_frame(session, mask, shape, rules, weights)
+        return encoder_blocks(shape)[0].run(frame, rows, rules.layers[0], last=False)
 
     return cheapest_plan(program, source, network or USUAL_NETWORK, sample=Sample(layer, shape.layers))
 

@@ -27,6 +27,7 @@ from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.attention import certified_attention
 from comet_mpc.functions.rule import Smu
+from comet_mpc.models.blocks import LayerRules
 from comet_mpc.models.checkpoint import CometConfig
 from comet_mpc.models.heads import HeadRules, input_averages
 from comet_mpc.models.planning import plan_encoder
@@ -36,7 +37,6 @@ from comet_mpc.models.transformer import (
     ANSWER_BITS,
     EncoderRules,
     EncoderShape,
-    LayerRules,
     embed_privately,
     forward,
     input_mask,

@@ -28,19 +28,15 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.parts import Block
 from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import smu, smu_rule, tanh_like_rule
-from comet_mpc.functions.attention import AttentionForm, attention, certified_form
+from comet_mpc.functions.activation import smu_rule, tanh_like_rule
+from comet_mpc.functions.attention import certified_form
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
-from comet_mpc.functions.rule import InverseRule, Rule, Smu
-from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, linear, respond
+from comet_mpc.functions.rule import InverseRule, Smu
+from comet_mpc.models.blocks import SLACK, WEIGHTS, Attention, FeedForward, Frame, LayerRules, PostNormBlock
+from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, respond
 
 Reals = npt.NDArray[np.float64]
 
-_QUERIES = 55  # the least ring of rows from which queries are made: they are then cut for free
-_NEURONS = 53  # the same of neurons
-_CONTEXT = 15  # fraction bits of attention's output
-_ACTIVE = 14  # and of the activation's, at least
-_WEIGHTS = 14  # fraction bits of the matrices whose products are added up
 _SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
 _EMBEDDING_BOUND = 32.0
 ANSWER_BITS = 8
@@ -82,27 +78,6 @@ SHAPES = {
 }
 
 
-_SLACK = 1.0 + 2.0**-8
-"""LayerNorm's output has norm √d up to its rule's error, so a neuron normalised by its bound stays within this."""
-
-
-@dataclass(frozen=True)
-class LayerRules:
-    """The public rules of one layer. Upper ends hold for every input (they come from the weights)."""
-
-    activation: Smu
-    activation_rule: Rule
-    attention: AttentionForm
-    variances: tuple[InverseRule, InverseRule]
-    """For the two LayerNorms."""
-    value_bound: float
-    """|v| of attention."""
-    query_bound: float
-    """|q| and |k|, coordinate by coordinate."""
-    neuron_bound: float = _SLACK
-    """|x| that the activation is taken of."""
-
-
 @dataclass(frozen=True)
 class EncoderRules:
     """The public rules of a model."""
@@ -135,7 +110,7 @@ def certified_rules(
     attention_form = certified_form(steps, row_steps=row_steps, name=rule)
     layer = LayerRules(
         activation=form,
-        activation_rule=smu_rule(form, _SLACK, steps, name=rule),
+        activation_rule=smu_rule(form, SLACK, steps, name=rule),
         attention=attention_form,
         variances=(variances, variances),
         value_bound=value_bound,
@@ -145,21 +120,20 @@ def certified_rules(
     return EncoderRules(layers=(layer,) * shape.layers, head=head)
 
 
+def encoder_blocks(shape: EncoderShape) -> tuple[PostNormBlock, ...]:
+    """The layers of an encoder."""
+    parts = Attention(shape.hidden, shape.heads, shape.buckets), FeedForward(shape.hidden, shape.intermediate)
+    return tuple(PostNormBlock(Block("layer", i), parts) for i in range(shape.layers))
+
+
 def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of everything the server holds, in the order in which it is used."""
-    d, m = shape.hidden, shape.intermediate
+    d = shape.hidden
     names: dict[str, tuple[int, ...]] = {}
     if shape.symbols:
         names["embeddings.weight"], names["embeddings.positions"] = (d, shape.symbols), (shape.positions, d)
-    for layer in range(shape.layers):
-        prefix = f"layer.{layer}."
-        names[prefix + "qkv.weight"], names[prefix + "qkv.bias"] = (3 * d, d), (3 * d,)
-        names[prefix + "threshold"] = (shape.heads, max(1, shape.buckets))
-        names[prefix + "output.weight"], names[prefix + "output.bias"] = (d, d), (d,)
-        names[prefix + "up.weight"], names[prefix + "up.bias"] = (m, d), (m,)
-        names[prefix + "down.weight"], names[prefix + "down.bias"] = (d, m), (d,)
-        for skip in ("first", "second"):
-            names[prefix + skip + ".gamma"] = (d,)
+    for block in encoder_blocks(shape):
+        names |= block.weights()
     return names | head_weights(shape.head, shape.pooler, d, shape.labels)
 
 
@@ -168,8 +142,8 @@ def _fraction(name: str) -> int:
     if name.endswith(("bias", "threshold", "positions", "qkv.weight")):
         return 20
     if name.endswith("down.weight"):  # multiplied by the neurons' bounds: some encoders have a few very large ones
-        return _WEIGHTS - 2
-    return 18 if name.endswith(("up.weight", "embeddings.weight")) else _WEIGHTS
+        return WEIGHTS - 2
+    return 18 if name.endswith(("up.weight", "embeddings.weight")) else WEIGHTS
 
 
 def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> dict[str, Weight]:
@@ -194,105 +168,25 @@ def public_weights(shape: EncoderShape) -> dict[str, Weight]:
     return {name: Weight(name, size, _fraction(name), _NO_CLAIM) for name, size in encoder_weights(shape).items()}
 
 
-def _heads(share: Share, heads: int) -> Share:
-    """(batch, tokens, heads·d) -> (batch, heads, tokens, d)."""
-    batch, tokens, size = share.shape
-    return share.reshape(batch, tokens, heads, size // heads).transpose(0, 2, 1, 3)
-
-
-def position_buckets(tokens: int, buckets: int) -> npt.NDArray[np.int64]:
-    """MPNet's bucket of every pair of places, (tokens, tokens); without buckets one for all, (1, 1).
-
-    Near distances have their own bucket, far ones share: exact up to a quarter of the buckets, logarithmic up to 128.
-    """
-    if not buckets:
-        return np.zeros((1, 1), np.int64)
-    half, exact = buckets // 2, buckets // 4
-    distance = np.arange(tokens)[None, :] - np.arange(tokens)[:, None]
-    far = np.log(np.maximum(np.abs(distance), exact) / exact) / math.log(128 / exact) * (half - exact)
-    shared = np.minimum(exact + (far + 1e-6).astype(np.int64), half - 1)
-    return np.asarray(np.where(np.abs(distance) < exact, np.abs(distance), shared) + half * (distance > 0))
-
-
-def _thresholds(session: Session, weight: Weight, shape: EncoderShape, tokens: int, bound: float) -> Share:
-    """What every head takes off its scores, the relative position bias included: the server's, nothing is sent."""
-    places = position_buckets(tokens, shape.buckets)
-    values = None if weight.values is None else (weight.values * 2.0**-weight.fraction)[:, places]
-    return session.private(SERVER, (shape.heads, *places.shape), 24, bound, values)
-
-
 def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
     """The ring of normalised rows and of what they are multiplied into: it holds a centred row, as LayerNorm makes it.
 
-    What is given to the server with fewer fraction bits takes so many bits less (`_narrower`).
+    What is given to the server with fewer fraction bits takes so many bits less (`Frame.narrower`).
     """
     bits, wide = math.ceil(math.log2(shape.hidden)), 1.0 + 2.0**-6
     top = max(rule.high for layer in rules.layers for rule in layer.variances)
-    largest = [(math.sqrt(top * 2.0**bits) * wide, bits + _WEIGHTS), (rules.residual_bound, _WEIGHTS)]
+    largest = [(math.sqrt(top * 2.0**bits) * wide, bits + WEIGHTS), (rules.residual_bound, WEIGHTS)]
     for layer in rules.layers:
         largest.append((max(layer.query_bound, layer.value_bound) * wide, _fraction("qkv.weight")))
         largest.append((layer.neuron_bound * wide, _fraction("up.weight")))
     return max(ring_width(ROWS + fraction, bound) for bound, fraction in largest)
 
 
-def _narrower(ring: int, fraction: int, weight: Weight) -> int:
-    """The ring of x with `fraction` bits, if W·x is lifted to the scale of the rows before it is added to them."""
-    return ring - (ROWS + _WEIGHTS - fraction - weight.fraction)
-
-
-def encoder_layer(
-    session: Session,
-    rows: Share,
-    mask: Share,
-    shape: EncoderShape,
-    rules: EncoderRules,
-    weights: Mapping[str, Weight],
-    layer: int,
-    last: bool = True,
-) -> Share:
-    """The normalised rows (batch, tokens, hidden) after a layer, from those before it.
-
-    Rows of padding must be zero, where the mask (batch, tokens) is; so are those that come out, unless it is the last
-    layer, whose rows meet no attention any more.
-    """
-    prefix, d = f"layer.{layer}.", shape.hidden
-    own, ring = rules.layers[layer], _ring(shape, rules)
-    rows = rows.narrow(max(ring, _QUERIES))
-    form, (first, second) = own.attention, own.variances
-    half = rules.residual_bound / 2
-    bits = None if last else padding_bits(session, mask, second)
-    with session.part("linear"):
-        given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width))
-        qkv = linear(session, given, weights, prefix + "qkv", max(own.query_bound, own.value_bound))
-        skip = session.scale(given, weights[prefix + "first.gamma"], bound=half)
-    q, k, v = (_heads(qkv[..., i * d : (i + 1) * d], shape.heads) for i in range(3))
-    context = attention(
-        session,
-        q.bounded(own.query_bound),
-        k.bounded(own.query_bound),
-        v.bounded(own.value_bound),
-        form,
-        thresholds=_thresholds(session, weights[prefix + "threshold"], shape, rows.shape[1], form.threshold_bound),
-        mask=mask,
-        fraction=_CONTEXT,
-        width=_narrower(ring, _CONTEXT, weights[prefix + "output.weight"]),
-    )
-    with session.part("linear"):
-        given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
-        summed = linear(session, given, weights, prefix + "output", half).lift(ROWS + _WEIGHTS) + skip
-    rows = layer_norm(session, summed, first, epsilon=rules.epsilon, fraction=ROWS, width=max(ring, _NEURONS))
-    with session.part("linear"):
-        given = session.give(rows)
-        up = linear(session, given, weights, prefix + "up", own.neuron_bound)
-        skip = session.scale(given, weights[prefix + "second.gamma"], bound=half)
-    fraction = max(_ACTIVE, own.activation_rule.precision)
-    active_ring = _narrower(ring, fraction, weights[prefix + "down.weight"])
-    active = smu(session, up, own.activation, own.activation_rule, fraction=fraction, width=active_ring)
-    with session.part("linear"):
-        summed = linear(session, session.give(active), weights, prefix + "down", half).lift(ROWS + _WEIGHTS) + skip
-    keep = None if bits is None else bits.result()
-    width = ring if last else max(ring, _QUERIES)
-    return layer_norm(session, summed, second, epsilon=rules.epsilon, fraction=ROWS, width=width, keep=keep)
+def encoder_frame(
+    session: Session, mask: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+) -> Frame:
+    """What an encoder's blocks have in common. mask: (batch, tokens)"""
+    return Frame(session, mask, weights, _ring(shape, rules), rules.residual_bound, rules.epsilon)
 
 
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
@@ -328,7 +222,7 @@ def embed_privately(
             rules.embeddings,
             epsilon=rules.epsilon,
             fraction=ROWS,
-            width=max(_ring(shape, rules), _QUERIES),
+            width=max(_ring(shape, rules), Attention.least_ring),
             keep=keep.result(),
         )
 
@@ -354,16 +248,14 @@ def forward(
 ) -> Share:
     """The answers (`heads`) from normalised embeddings (batch, tokens, hidden) and a mask (batch, tokens).
 
-    β of every LayerNorm is in the biases that follow it: of the next linear layer, and of the sum it skips to.
     averages: the weights of a mean over the tokens, if the head takes one
     """
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
-    for layer in range(shape.layers):
-        with session.part(Block("layer", layer)):
-            last = layer + 1 == shape.layers
-            rows = encoder_layer(session, rows, mask, shape, rules, weights, layer, last)
+    blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, shape, rules, weights)
+    for block, own in zip(blocks, rules.layers, strict=True):
+        with session.part(block.name):
+            rows = block.run(frame, rows, own, last=block is blocks[-1])
     with session.part("head"):
-        ring = _ring(shape, rules)
-        answers = respond(session, rows, shape.head, shape.pooler, rules.head, weights, averages, ring)
+        answers = respond(session, rows, shape.head, shape.pooler, rules.head, weights, averages, frame.ring)
         return coarsened(session, answers, rules.answer_bits)

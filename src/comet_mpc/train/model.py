@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.layer_norm import shrink_factor
 from comet_mpc.functions.rule import InverseRule, Rule
+from comet_mpc.models.blocks import position_buckets
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.certify import certify, universal_rules
 from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
-from comet_mpc.models.transformer import position_buckets
 from comet_mpc.train.steps import rounded_smu, smu
 
 Mode = Literal["exact", "steps", "served"]
