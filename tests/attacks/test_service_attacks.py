@@ -49,7 +49,7 @@ from comet_mpc.service.deployment import ServiceLimits, _secret
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, from_client, introduce, say
 from comet_mpc.service.prediction import Prediction
 from support.certificates import Identities
-from support.clients import EnoughPlaces, LocalClient, RecordingService, Side, begin_conversation, out_of_range
+from support.clients import EnoughSlots, LocalClient, RecordingService, Side, begin_conversation, out_of_range
 from support.faulty_channel import IMPATIENT, Fault, FaultyChannel, hung_up
 from support.processes import TWIN_BOUND, World, running_world
 from support.toy_model import twin_logits
@@ -220,7 +220,7 @@ def test_a_download_that_trickles_is_ended_although_it_never_stalls(
     monkeypatch.setattr(sys.modules[Conversation.__module__], "time", clock)
     near, far = socket.socketpair()
     offer = Catalogue({"model": inference.service})
-    conversation = Conversation(offer, TcpChannel(near, PATIENCE), EnoughPlaces(), require_client=False)
+    conversation = Conversation(offer, TcpChannel(near, PATIENCE), EnoughSlots(), require_client=False)
     conversation._limits = ServiceLimits(stall_seconds=0.3, slowest=1e8)
     size = 1 << 26
 

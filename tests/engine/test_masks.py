@@ -85,7 +85,7 @@ def test_a_mask_is_used_for_one_opening_and_correlations_refer_backwards(fused: 
         else:
             assert isinstance(request, Truncate)
     for place, correlation in enumerate(session.correlations):
-        assert referred(correlation) == tuple(reference.place for reference in correlation.facts.references)
+        assert referred(correlation) == tuple(reference.mask for reference in correlation.facts.references)
         for mask in referred(correlation):
             assert 0 <= mask < place
             assert mask in masks or isinstance(session.correlations[mask], PartyBits)

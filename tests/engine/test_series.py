@@ -78,7 +78,7 @@ def test_no_mask_is_drawn_twice() -> None:
     series = plan_series([lambda session: prompt(session, {}), *[lambda session: first(session, {})] * 2])
     masks = [i for i, each in enumerate(series.whole.correlations) if isinstance(each, AnyMask)]
     assert len(masks) == 3  # the keys', and one for each query
-    uses = Counter(ref.place for each in series.whole.correlations for ref in each.facts.references)
+    uses = Counter(ref.mask for each in series.whole.correlations for ref in each.facts.references)
     assert uses[masks[0]] == 3  # squares, and two products
     assert sum(isinstance(each, AnyMask) for each in plan_series([again, again]).whole.correlations) == 4
 

@@ -178,7 +178,7 @@ LAYER: list[Correlation] = [
 
 def test_the_first_product_of_a_mask_defines_it_if_it_has_its_width() -> None:
     assert masks_by_ciphertext(LAYER) == {0, 4}
-    defining = [(entry.places, entry.masks) for entry in matrix_products(LAYER) if entry.tiling.defines]
+    defining = [(entry.indices, entry.masks) for entry in matrix_products(LAYER) if entry.tiling.defines]
     assert defining == [((1,), (0,)), ((6,), (4,))]
     assert [sum(entry.scales, ()) for entry in matrix_products(LAYER)] == [(2,), (), (), (), (), ()]
 

@@ -33,7 +33,7 @@ from comet_mpc.service.kept_plans import KeptPlans
 from comet_mpc.service.messages import Prepare, Ready, Run, Welcome, expect, introduce, say
 from comet_mpc.service.programs import Programs
 from support.certificates import Identities
-from support.clients import EnoughPlaces, local_service
+from support.clients import EnoughSlots, local_service
 from support.processes import server_process
 from support.waiting import PATIENCE
 
@@ -180,7 +180,7 @@ def test_connections_plan_a_size_once_for_all_and_for_ever(
     assert serve(["one more"]) == 0
 
 
-class Watched(EnoughPlaces):
+class Watched(EnoughSlots):
     """Notes the kinds of places that were held whenever something was planned."""
 
     def __init__(self, *, full: bool = False) -> None:
@@ -192,10 +192,10 @@ class Watched(EnoughPlaces):
         self.held.append("+".join(sorted(self.used.elements())) or "none")
 
     @contextmanager
-    def place(self, kind: str, channel: Channel) -> Iterator[None]:
+    def slot(self, kind: str, channel: Channel) -> Iterator[None]:
         if self.full:
             raise ServerBusy("it is not this client's turn")
-        with super().place(kind, channel):
+        with super().slot(kind, channel):
             yield
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from comet_mpc.service.hosting.cores import Cores
-from comet_mpc.service.hosting.turns import Places, Turns
+from comet_mpc.service.hosting.turns import Slots, Turns
 
-PAIR = Places(run=4, prepare=3, together=4)
+PAIR = Slots(run=4, prepare=3, together=4)
 
 
 def granted(turns: Turns, now: float = 0.0) -> list[int]:
@@ -29,7 +29,7 @@ def test_runs_go_first_and_a_place_is_left_for_them() -> None:
     assert granted(turns, 2.0) == [11]  # before the preparations that have waited longer
 
 
-def test_one_client_never_gets_all_places() -> None:
+def test_one_client_never_gets_all_slots() -> None:
     turns = Turns(PAIR)
     for request in range(8):
         turns.ask((0, request), "greedy", "prepare", 0.0)
@@ -39,7 +39,7 @@ def test_one_client_never_gets_all_places() -> None:
 
 
 def test_whoever_has_used_less_goes_before_whoever_asks_all_the_time() -> None:
-    turns = Turns(Places(run=1, prepare=1, together=1))
+    turns = Turns(Slots(run=1, prepare=1, together=1))
     turns.ask((0, 0), "polling", "prepare", 0.0)
     assert granted(turns) == [0]
     turns.ask((1, 0), "new", "prepare", 9.0)
@@ -51,7 +51,7 @@ def test_whoever_has_used_less_goes_before_whoever_asks_all_the_time() -> None:
 
 
 def test_a_client_that_was_told_to_come_again_has_waited_since_it_first_asked() -> None:
-    turns = Turns(Places(run=1, prepare=1, together=1))
+    turns = Turns(Slots(run=1, prepare=1, together=1))
     turns.ask((0, 0), "working", "prepare", 0.0)
     turns.grant(0.0)
     turns.ask((1, 0), "early", "prepare", 1.0)
@@ -63,7 +63,7 @@ def test_a_client_that_was_told_to_come_again_has_waited_since_it_first_asked() 
 
 
 def test_a_place_whose_holder_waits_for_its_peer_is_lent() -> None:
-    turns = Turns(Places(run=2, prepare=1, together=2))
+    turns = Turns(Slots(run=2, prepare=1, together=2))
     turns.ask((0, 0), "stalling", "prepare", 0.0)
     turns.ask((1, 0), "good", "prepare", 0.0)
     assert granted(turns) == [0]
@@ -80,7 +80,7 @@ def test_a_place_whose_holder_waits_for_its_peer_is_lent() -> None:
 
 
 def test_a_place_is_lent_after_a_while_although_all_cores_are_busy() -> None:
-    turns = Turns(Places(run=2, prepare=1, together=2))
+    turns = Turns(Slots(run=2, prepare=1, together=2))
     turns.ask((0, 0), "stalling", "prepare", 0.0)
     turns.ask((1, 0), "good", "prepare", 0.0)
     assert granted(turns) == [0]
@@ -90,7 +90,7 @@ def test_a_place_is_lent_after_a_while_although_all_cores_are_busy() -> None:
 
 
 def test_a_connection_that_ends_gives_back_all_that_it_had_or_wanted() -> None:
-    turns = Turns(Places(run=1, prepare=1, together=1))
+    turns = Turns(Slots(run=1, prepare=1, together=1))
     for request in range(3):
         turns.ask((0, request), "gone", "run", 0.0)
     turns.grant(0.0)
@@ -99,7 +99,7 @@ def test_a_connection_that_ends_gives_back_all_that_it_had_or_wanted() -> None:
 
 
 def test_downloads_begin_one_after_the_other_when_their_client_has_gone_on() -> None:
-    turns = Turns(Places(run=2, prepare=1, together=2))
+    turns = Turns(Slots(run=2, prepare=1, together=2))
     for connection in range(4):
         turns.ask((connection, 0), f"client {connection}", "download", 0.0)
     assert granted(turns) == [0]
@@ -112,7 +112,7 @@ def test_downloads_begin_one_after_the_other_when_their_client_has_gone_on() -> 
 
 
 def test_nobody_downloads_while_others_wait_to_prepare_for_a_few_seconds() -> None:
-    turns = Turns(Places(run=2, prepare=1, together=2))
+    turns = Turns(Slots(run=2, prepare=1, together=2))
     for connection in range(2):
         turns.ask((connection, 0), f"client {connection}", "prepare", 0.0)
     turns.ask((2, 0), "new", "download", 0.0)
@@ -124,7 +124,7 @@ def test_nobody_downloads_while_others_wait_to_prepare_for_a_few_seconds() -> No
 
 
 def test_a_download_begins_at_once_where_a_core_is_idle() -> None:
-    turns = Turns(Places(run=2, prepare=1, together=2))
+    turns = Turns(Slots(run=2, prepare=1, together=2))
     for connection in range(2):
         turns.ask((connection, 0), f"client {connection}", "prepare", 0.0)
         turns.ask((connection, 1), f"other {connection}", "download", 0.0)
@@ -134,7 +134,7 @@ def test_a_download_begins_at_once_where_a_core_is_idle() -> None:
 
 
 def test_a_download_takes_nothing_from_the_share_of_its_client() -> None:
-    turns = Turns(Places(run=1, prepare=1, together=1))
+    turns = Turns(Slots(run=1, prepare=1, together=1))
     turns.ask((0, 0), "first", "download", 0.0)
     turns.grant(0.0)
     turns.done((0, 0), 5.0)

@@ -41,7 +41,7 @@ from support.faulty_channel import Fault, FaultyChannel
 from support.waiting import PATIENCE
 
 __all__ = [
-    "EnoughPlaces",
+    "EnoughSlots",
     "LocalClient",
     "NamedChannel",
     "RecordingService",
@@ -132,7 +132,7 @@ def local_service(model: ServedModel, source: Source, identity: TlsIdentity, sta
     return Deployment(model, source, identity, state, ServiceLimits(**limits))
 
 
-class EnoughPlaces:
+class EnoughSlots:
     """As many as are asked for, counted: who fails must give back what it has."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class EnoughPlaces:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def place(self, kind: str, channel: Channel) -> Iterator[None]:
+    def slot(self, kind: str, channel: Channel) -> Iterator[None]:
         with self._lock:
             self.used[kind] += 1
         try:
@@ -153,18 +153,18 @@ class EnoughPlaces:
         """Nobody else waits."""
 
 
-_places: WeakKeyDictionary[Deployment, EnoughPlaces] = WeakKeyDictionary()
+_slots: WeakKeyDictionary[Deployment, EnoughSlots] = WeakKeyDictionary()
 
 
 def places_in_use(service: Deployment) -> int:
     """By runs and preparations of the conversations in this process."""
-    return sum(_places[service].used.values())
+    return sum(_slots[service].used.values())
 
 
 def begin_conversation(service: Deployment, channel: Channel) -> threading.Thread:
     """The server's side of one connection, in a thread of its own."""
-    places = _places.setdefault(service, EnoughPlaces())
-    conversation = Conversation(Catalogue({"model": service}), channel, places, require_client=False)
+    slots = _slots.setdefault(service, EnoughSlots())
+    conversation = Conversation(Catalogue({"model": service}), channel, slots, require_client=False)
     thread = threading.Thread(target=conversation.serve, daemon=True)
     thread.start()
     return thread

@@ -1,7 +1,7 @@
 """The kinds of correlated randomness a program asks for, as plain descriptions.
 
-A plan is a list of these. A correlation is known by its place in that list; one that builds on a mask names the
-mask's place. Descriptions hold shapes and widths only, never a value, and travel as JSON to whoever prepares them.
+A plan is a list of these. A correlation is known by its index in that list; one that builds on a mask names the
+mask's index. Descriptions hold shapes and widths only, never a value, and travel as JSON to whoever prepares them.
 
 In every kind "a" is a mask: a uniform element of a ring for every element of a tensor, shared as
 a = a_client + a_server, each part expanded from that party's own seed. The ring is Z_2^width or, where a kind has a
@@ -34,7 +34,7 @@ Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=32)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=WORD)]
 Modulus = Annotated[int, msgspec.Meta(ge=0, le=(1 << MOST_BITS) - 1)]
 Power = Annotated[int, msgspec.Meta(ge=0, le=64)]
-Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 # Seconds on one core of about 3 GHz with AVX2 (`research/benchmarks/kernels.py` prints this machine's rates).
 _OPENED_WORD = 12e-9  # expand, mask, pack, send, receive, unpack, add
@@ -48,7 +48,7 @@ _WEIGHT_PRODUCT = 1.0 / 9e9
 class Reference(NamedTuple):
     """A mask that a correlation builds on."""
 
-    place: int
+    mask: int
     kind: type[AnyMask]
     elements: int | None = None
     """Its size; None if the mask is broadcast."""
@@ -70,8 +70,8 @@ class Facts(NamedTuple):
 class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """What every kind says of itself."""
 
-    places: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields in which the places of other correlations are."""
+    index_fields: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that hold indices of other correlations."""
 
     @property
     def facts(self) -> Facts:
@@ -87,10 +87,10 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
         return [(count, word_bytes(ring.width)) for count, ring in self.facts.corrections]
 
     def moved(self, by: int) -> Self:
-        """The same, in a program that is so many places further on."""
-        values = {name: getattr(self, name) for name in self.places}
+        """The same, in a program that is so many correlations further on."""
+        values = {name: getattr(self, name) for name in self.index_fields}
         changed = {
-            name: tuple(place + by for place in value) if isinstance(value, tuple) else value + by
+            name: tuple(index + by for index in value) if isinstance(value, tuple) else value + by
             for name, value in values.items()
         }
         return msgspec.structs.replace(self, **changed) if changed and by else self
@@ -99,7 +99,7 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
         """Raises ShapeError if its parts do not fit together. masks: those it refers to."""
         for reference, mask in zip(self.facts.references, masks, strict=True):
             if reference.elements not in (None, mask.facts.elements):
-                raise ShapeError(f"mask {reference.place} has {mask.facts.elements} elements, not {reference.elements}")
+                raise ShapeError(f"mask {reference.mask} has {mask.facts.elements} elements, not {reference.elements}")
         for _, ring in self.facts.corrections:
             if ring.modulus and any(mask.ring != ring for mask in masks):
                 raise ShapeError("masks of another ring than an odd one do not make products in it")
@@ -203,9 +203,9 @@ class MonomialTerm(msgspec.Struct, frozen=True, array_like=True):
 class Monomials(Correlation, frozen=True):
     """Monomials of masks, element by element, the masks broadcast to a common shape."""
 
-    places: ClassVar[tuple[str, ...]] = ("masks",)
+    index_fields: ClassVar[tuple[str, ...]] = ("masks",)
 
-    masks: tuple[Place, ...]
+    masks: tuple[Index, ...]
     shape: Shape
     terms: tuple[MonomialTerm, ...]
     modulus: Modulus = 0
@@ -217,7 +217,7 @@ class Monomials(Correlation, frozen=True):
             count,
             count * len(self.terms) * _MONOMIAL,
             tuple((count, Ring(term.width, self.modulus)) for term in self.terms),
-            tuple(Reference(place, Mask) for place in self.masks),
+            tuple(Reference(index, Mask) for index in self.masks),
             party_words=count * (len(self.terms) + 2),
         )
 
@@ -235,9 +235,9 @@ class Monomials(Correlation, frozen=True):
 class SquareSums(Correlation, frozen=True):
     """Σ a² along the last axis of a mask of shape (rows, columns)."""
 
-    places: ClassVar[tuple[str, ...]] = ("mask",)
+    index_fields: ClassVar[tuple[str, ...]] = ("mask",)
 
-    mask: Place
+    mask: Index
     rows: Size
     columns: Size
     width: Width
@@ -252,10 +252,10 @@ class SquareSums(Correlation, frozen=True):
 class MatrixProduct(Correlation, frozen=True):
     """A·B for two masks, batched: (batch, m, k)·(batch, k, n), or (batch, n, k) if transposed."""
 
-    places: ClassVar[tuple[str, ...]] = ("left", "right")
+    index_fields: ClassVar[tuple[str, ...]] = ("left", "right")
 
-    left: Place
-    right: Place
+    left: Index
+    right: Index
     batch: Size
     m: Size
     k: Size
@@ -277,9 +277,9 @@ class MatrixProduct(Correlation, frozen=True):
 class WeightCorrelation(Correlation, frozen=True):
     """A product of a client's mask, of so many rows, with the mask of the server's weight of that name."""
 
-    places: ClassVar[tuple[str, ...]] = ("mask",)
+    index_fields: ClassVar[tuple[str, ...]] = ("mask",)
 
-    mask: Place
+    mask: Index
     weight: str
     rows: Size
 
@@ -317,10 +317,10 @@ class WeightScale(WeightCorrelation, frozen=True):
 
 
 class TableTransfers(Correlation, frozen=True):
-    """1-of-M transfers of random words, for look-ups in tables of `entries` places and columns of `sizes` bytes.
+    """1-of-M transfers of random words, for look-ups in tables of `entries` entries and columns of `sizes` bytes.
 
-    For each of `count` tables and each column the client knows a word at every place, the server the word at one
-    uniform place and no other, less a word of the client's that becomes its share of what is looked up.
+    For each of `count` tables and each column the client knows a word at every index, the server the word at one
+    uniform index and no other, less a word of the client's that becomes its share of what is looked up.
     """
 
     count: Size
@@ -329,12 +329,12 @@ class TableTransfers(Correlation, frozen=True):
 
     @property
     def facts(self) -> Facts:
-        places = self.count * self.entries
+        entries = self.count * self.entries
         return Facts(
-            places,
-            places * len(self.sizes) * _TABLE_ENTRY,
+            entries,
+            entries * len(self.sizes) * _TABLE_ENTRY,
             tuple((self.count, Ring(8 * size)) for size in self.sizes),
-            party_words=places * sum(self.sizes) // 2,
+            party_words=entries * sum(self.sizes) // 2,
         )
 
     def layout(self, party: int) -> list[tuple[int, int]]:

@@ -46,7 +46,7 @@ class Visitor:
     address: str
 
 
-class _Line:
+class _Pending:
     """A connection that is shaking hands, or is being let go."""
 
     def __init__(self, connection: socket.socket, address: str, tls: Tls, until: float) -> None:
@@ -104,8 +104,8 @@ class Reception:
         self._arrived, self._refused = arrived, refused
         self._limits = limits or ReceptionLimits()
         self._channel_timeout = channel_timeout
-        self._lines: dict[_Line, None] = {}  # oldest first
-        self._parting: dict[_Line, None] = {}
+        self._lines: dict[_Pending, None] = {}  # oldest first
+        self._parting: dict[_Pending, None] = {}
         self._from: Counter[str] = Counter()
         self._paused_until = 0.0
         self._open = True
@@ -131,7 +131,7 @@ class Reception:
 
     def dismiss(self, channel: TlsChannel) -> None:
         """Lets go of a channel once the peer has had the time to read what was sent to it."""
-        line = _Line(channel.detach(), "", channel.tls, time.monotonic() + _PARTING_SECONDS)
+        line = _Pending(channel.detach(), "", channel.tls, time.monotonic() + _PARTING_SECONDS)
         self._selector.register(line.socket, selectors.EVENT_READ, lambda events: self._part(line))
         self._let_go(line)
 
@@ -166,7 +166,7 @@ class Reception:
 
     def _begin(self, connection: socket.socket, address: str) -> None:
         self._make_room(address)
-        line = _Line(connection, address, Tls(self._context(), None), time.monotonic() + self._limits.seconds)
+        line = _Pending(connection, address, Tls(self._context(), None), time.monotonic() + self._limits.seconds)
         connection.setblocking(False)
         self._lines[line] = None
         self._from[address] += 1
@@ -183,7 +183,7 @@ class Reception:
             oldest, "half_open", PeerError(f"too many connections from {busiest} have not shown who they are")
         )
 
-    def _shake(self, line: _Line) -> None:
+    def _shake(self, line: _Pending) -> None:
         if line not in self._lines:  # it made room for another one since the selector saw it
             return
         try:
@@ -210,7 +210,7 @@ class Reception:
         else:
             self._selector.modify(line.socket, selectors.EVENT_READ, lambda events: self._shake(line))
 
-    def _give_up(self, line: _Line, reason: str, error: PeerError) -> None:
+    def _give_up(self, line: _Pending, reason: str, error: PeerError) -> None:
         self._forget(line)
         line.until = time.monotonic() + _PARTING_SECONDS
         if reason in ("handshake_timeout", "half_open"):
@@ -220,7 +220,7 @@ class Reception:
             self._let_go(line)
         self._refused(reason, error)
 
-    def _let_go(self, line: _Line) -> None:
+    def _let_go(self, line: _Pending) -> None:
         """Unread bytes would turn a close into a reset, which overtakes the alert that tells the peer why."""
         self._parting[line] = None
         if len(self._parting) > self._limits.handshakes:
@@ -230,7 +230,7 @@ class Reception:
         except OSError:
             self._close(line)
 
-    def _part(self, line: _Line) -> None:
+    def _part(self, line: _Pending) -> None:
         if line not in self._parting:
             return
         try:
@@ -242,14 +242,14 @@ class Reception:
             pass
         self._close(line)
 
-    def _forget(self, line: _Line) -> None:
+    def _forget(self, line: _Pending) -> None:
         del self._lines[line]
         self._from[line.address] -= 1
         if not self._from[line.address]:
             del self._from[line.address]
         self._selector.unregister(line.socket)
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: _Pending) -> None:
         if line in self._lines:
             self._forget(line)
         elif line in self._parting:

@@ -46,14 +46,14 @@ class Order:
     @property
     def bundle_ids(self) -> tuple[str, ...]:
         """Of all of them: those after the first follow from its id."""
-        further = (f"{self.bundle_id} {place}".encode() for place in range(1, self.count))
+        further = (f"{self.bundle_id} {number}".encode() for number in range(1, self.count))
         return (self.bundle_id, *(hashlib.sha256(name).hexdigest()[: len(self.bundle_id)] for name in further))
 
 
 # The client's side -----------------------------------------------------------------------------------------
 
 
-class Line(Protocol):
+class BundleConnection(Protocol):
     """A connection to the server on which bundles can be prepared."""
 
     channel: Channel
@@ -74,9 +74,9 @@ class ClientDesk(Protocol):
         """Where it is, if the source has one: as this client was told, or else as the server says."""
 
     def ask(self, order: Order) -> Callable[[], bool]:
-        """As `Line.ask`, on the connection for queries. Returns what tells if that connection has ended since."""
+        """As `BundleConnection.ask`, on the connection for queries. Returns what tells if that one has ended since."""
 
-    def another_line(self) -> Line:
+    def another_connection(self) -> BundleConnection:
         """A connection of its own."""
 
     def dial(self, address: Address) -> Channel:
@@ -136,8 +136,8 @@ class Visitor(Protocol):
 
     channel: Channel
 
-    def place(self) -> AbstractContextManager[None]:
-        """A place to prepare a bundle in, when it is this client's turn; `ServerBusy` if that takes too long."""
+    def slot(self) -> AbstractContextManager[None]:
+        """A slot to prepare a bundle in, when it is this client's turn; `ServerBusy` if that takes too long."""
 
     def accept(self) -> None:
         """Tells the client that its bundle is being prepared."""
@@ -162,7 +162,7 @@ class Provider(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> int:
+    def slots(self) -> int:
         """Bundles that may be prepared at a time, for all clients together."""
 
     @abstractmethod

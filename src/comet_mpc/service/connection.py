@@ -26,7 +26,7 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import Address
 from comet_mpc.net.transport import TlsTransport, Transport
-from comet_mpc.offline.source import Line, Order, Progress, Source
+from comet_mpc.offline.source import BundleConnection, Order, Progress, Source
 from comet_mpc.retry import retry
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
 
@@ -41,7 +41,7 @@ _BUSY_PAUSE = 0.5  # before a server that has no room is asked again
 
 
 @dataclass
-class _Line:
+class _BundleConnection:
     """A further connection, on which a bundle can be asked for."""
 
     channel: Channel
@@ -111,7 +111,7 @@ class Connection:
     def request(self, message: Prepare | Run, kind: type[M]) -> Channel:
         """One request and its answer, and the channel they went over. Call it under `lock`.
 
-        While the server has no place for it, asks again, until the timeout: it has done nothing with the bundle then.
+        While the server has no slot for it, asks again, until the timeout: it has done nothing with the bundle then.
         """
 
         def broken() -> bool:
@@ -146,8 +146,8 @@ class Connection:
         finally:
             self.lock.release()
 
-    def another_line(self) -> Line:
-        return _Line(self._greeted())
+    def another_connection(self) -> BundleConnection:
+        return _BundleConnection(self._greeted())
 
     def forget(self, *, model: bool = False) -> None:
         """The next greeting decides on the server's state again, or also on the model. Call it under `lock`."""

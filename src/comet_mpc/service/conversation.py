@@ -54,11 +54,11 @@ _log = logging.getLogger(__name__)
 _PARTING_SECONDS = 0.5
 
 
-class Places(Protocol):
+class Slots(Protocol):
     """Where the work of all clients is done, in turn."""
 
-    def place(self, kind: Literal["run", "prepare", "download"], channel: Channel) -> AbstractContextManager[None]:
-        """One of the places, for as long as the block takes; `ServerBusy` if there is none in time.
+    def slot(self, kind: Literal["run", "prepare", "download"], channel: Channel) -> AbstractContextManager[None]:
+        """One of the slots, for as long as the block takes; `ServerBusy` if there is none in time.
         A download gets one in any case.
 
         channel: of the client that waits for it.
@@ -71,7 +71,7 @@ class Places(Protocol):
 class Conversation:
     """One client, from the greeting to the end. `idle_since` and `deadline` are for whoever watches over it."""
 
-    def __init__(self, offer: Catalogue, channel: Channel, places: Places, *, require_client: bool = True) -> None:
+    def __init__(self, offer: Catalogue, channel: Channel, slots: Slots, *, require_client: bool = True) -> None:
         self._offer = offer
         self._deployment = offer.first
         """The model that the client has chosen, once it is greeted."""
@@ -80,7 +80,7 @@ class Conversation:
         self.channel = channel
         self._require_client = require_client
         self._reserved = False
-        self._places = places
+        self._slots = slots
         self._refused = False
         self.idle_since: float | None = None
         self.deadline = time.monotonic() + self._limits.stall_seconds
@@ -159,7 +159,7 @@ class Conversation:
         """The next request; None if the client has left, or has been silent for too long."""
         self.channel.timeout = self._limits.idle_seconds
         self.deadline = float("inf")
-        self._places.idle(True, refused=self._refused)
+        self._slots.idle(True, refused=self._refused)
         self._refused = False
         self.idle_since = time.monotonic()
         try:
@@ -170,7 +170,7 @@ class Conversation:
             self.idle_since = None
             self.deadline = time.monotonic() + self._limits.query_seconds
             self.channel.timeout = self._limits.stall_seconds
-        self._places.idle(False)
+        self._slots.idle(False)
         return from_client(data)
 
     def _handle(self, message: FromClient) -> None:
@@ -192,16 +192,16 @@ class Conversation:
                 self._deployment.quota.check(self._client, message.batch)
                 plan = self._plan(message)
                 with (
-                    self._places.place("run", self.channel),
+                    self._slots.slot("run", self.channel),
                     contextlib.closing(self._take(message, plan)) as bundle,
                 ):
                     self._deployment.quota.charge(self._client, message.batch)
                     self._compute(message, bundle, plan.ways)
 
     def _plan(self, message: Prepare | Run) -> Plan:
-        """Planning takes a core for a second or two: if it must be done, it is done in a place that stands for one."""
+        """Planning takes a core for a second or two: if it must be done, it is done in a slot that stands for one."""
         computes = isinstance(message, Prepare) and self._deployment.provider.computes
-        return self._deployment.plan(message, self._places.place("prepare" if computes else "run", self.channel))
+        return self._deployment.plan(message, self._slots.slot("prepare" if computes else "run", self.channel))
 
     @contextlib.contextmanager
     def reserved(self, seconds: float | None = None) -> Iterator[None]:
@@ -221,15 +221,15 @@ class Conversation:
                 self.deadline = min(latest, time.monotonic() + limits.stall_seconds + piece.nbytes / limits.slowest)
                 yield piece
 
-        with self._places.place("download", self.channel), self.reserved():
+        with self._slots.slot("download", self.channel), self.reserved():
             count = send_blob(self.channel, timed())
         self._counters.add(setup_bytes_total=count)
         _log.info("sent a download", extra={"fields": self._fields(bytes=count)})
 
     # A preparation: what its provider tells (`source.Visitor`) ----------------------------------------------
 
-    def place(self) -> AbstractContextManager[None]:
-        return self._places.place("prepare", self.channel)
+    def slot(self) -> AbstractContextManager[None]:
+        return self._slots.slot("prepare", self.channel)
 
     def accept(self) -> None:
         say(self.channel, Accepted())

@@ -133,16 +133,16 @@ class Deployment:
         self.counters.add(plans_total=1)
         _log.info("planned a program", extra={"fields": {"batch": batch, "bucket": bucket}})
 
-    def plan(self, message: Prepare | Run, place: AbstractContextManager[None]) -> Plan:
+    def plan(self, message: Prepare | Run, slot: AbstractContextManager[None]) -> Plan:
         """The program that a client names, which must be the one that it has planned itself.
 
-        place: in which it is planned, if nobody has done so before
+        slot: in which it is planned, if nobody has done so before
         """
         if message.batch > self.limits.batch:
             raise ShapeError(f"a batch of {message.batch} texts: this server takes {self.limits.batch} at a time")
         plan = self.programs.known(message.batch, message.bucket)
         if plan is None:
-            with place:
+            with slot:
                 plan = self.programs.plan(message.batch, message.bucket)
         if plan.digest != message.digest:
             raise ProtocolMismatch("the parameters of the program", got=message.digest, expected=plan.digest)

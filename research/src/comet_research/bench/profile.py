@@ -131,7 +131,7 @@ class _Run(NamedTuple):
     """Seconds without a processor."""
 
 
-class _Line(NamedTuple):
+class _LinkSpeed(NamedTuple):
     round_trip: float
     frame_bytes: int
     rate: float
@@ -140,7 +140,7 @@ class _Line(NamedTuple):
 
 class _Side(NamedTuple):
     runs: list[_Run]
-    lines: list[_Line]
+    lines: list[_LinkSpeed]
 
 
 def _without_processor() -> float:
@@ -312,13 +312,13 @@ def _query(
     )
 
 
-def _measure_line(channel: Channel, rounds: list[_Round]) -> _Line:
+def _measure_line(channel: Channel, rounds: list[_Round]) -> _LinkSpeed:
     """Latency and rate of the channel, and the program's frames without the program."""
     small = statistics.median(_exchange(channel, 16, 16) for _ in range(_SMALL_ROUNDS))
     size = max(_LEAST_LARGE, _typical([size for r in rounds for size in (r.sent, r.received)]))
     large = min(_exchange(channel, size, size) for _ in range(_LARGE_ROUNDS))
     replay = sum(_exchange(channel, r.sent, r.received) for r in rounds)
-    return _Line(small, size, 2 * size / max(large - small, 1e-9), replay)
+    return _LinkSpeed(small, size, 2 * size / max(large - small, 1e-9), replay)
 
 
 def _exchange(channel: Channel, sent: int, received: int) -> float:

@@ -231,9 +231,9 @@ class _Watching(PartySession):
         """What the dealer has sent for this correlation."""
         corrections = correlation.facts.corrections
         own = {
-            f"mask {reference.place}": self._masks[reference.place]
+            f"mask {reference.mask}": self._masks[reference.mask]
             for reference in correlation.facts.references
-            if reference.place in self._masks
+            if reference.mask in self._masks
         }
         if isinstance(correlation, kinds.BitProducts):
             own["bits"] = _unpacked(drawn.arrays[0], correlation.count)

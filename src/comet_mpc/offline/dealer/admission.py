@@ -31,28 +31,28 @@ class ProgramLimits:
     """Words of masks that must be in memory at once, a whole matrix for example."""
 
 
-def _referred(place: int, program: Sequence[Correlation]) -> list[AnyMask]:
-    """The masks that the correlation at a place builds on. They stand before it in the program."""
+def _referred(index: int, program: Sequence[Correlation]) -> list[AnyMask]:
+    """The masks that the correlation at an index builds on. They stand before it in the program."""
     masks = []
-    for reference in program[place].facts.references:
-        mask = program[reference.place] if reference.place < place else None
+    for reference in program[index].facts.references:
+        mask = program[reference.mask] if reference.mask < index else None
         if not isinstance(mask, AnyMask) or not isinstance(mask, reference.kind):
             raise ForeignRandomness(
-                f"correlation {place} refers to {reference.place}, which is not a {reference.kind.__name__} before it"
+                f"correlation {index} refers to {reference.mask}, which is not a {reference.kind.__name__} before it"
             )
         masks.append(mask)
     return masks
 
 
-def _held_words(place: int, program: Sequence[Correlation]) -> int:
+def _held_words(index: int, program: Sequence[Correlation]) -> int:
     """Checks one correlation. Gives the words that `Dealing` holds at once for it, beyond a few chunks."""
-    entry, masks = program[place], _referred(place, program)
+    entry, masks = program[index], _referred(index, program)
     try:
         entry.check(masks)
     except ValueError as error:
-        raise ForeignRandomness(f"correlation {place}, {type(entry).__name__}: {error}") from error
+        raise ForeignRandomness(f"correlation {index}, {type(entry).__name__}: {error}") from error
     if len(entry.facts.corrections) > _MOST_ARRAYS:
-        raise ForeignRandomness(f"correlation {place} has more than {_MOST_ARRAYS} arrays")
+        raise ForeignRandomness(f"correlation {index} has more than {_MOST_ARRAYS} arrays")
     return dealer_preparer(entry).held_words(entry, masks)
 
 
@@ -62,7 +62,7 @@ def admit_program(data: bytes | bytearray, key: bytes, limits: ProgramLimits) ->
         program = decode_correlations(bytes(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ForeignRandomness(f"the program cannot be read: {error}") from error
-    held = max((_held_words(place, program) for place in range(len(program))), default=0)
+    held = max((_held_words(index, program) for index in range(len(program))), default=0)
     dealing = Dealing(program, key)
     if dealing.correction_bytes > limits.correction_bytes:
         raise ForeignRandomness(

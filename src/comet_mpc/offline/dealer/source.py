@@ -129,7 +129,7 @@ class _Provider(Provider):
         self._under_way: set[Channel] = set()
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         return self._desk.limits.fetches
 
     def masked_weights(self) -> Iterator[memoryview]:
@@ -140,7 +140,7 @@ class _Provider(Provider):
     def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
         """In the background: the client goes to the dealer meanwhile, and this connection serves other requests."""
         with contextlib.ExitStack() as held:  # given back if the client is gone before it could be told
-            held.enter_context(visitor.place())
+            held.enter_context(visitor.slot())
             channel = held.enter_context(self._reach())
             visitor.accept()
             held = held.pop_all()

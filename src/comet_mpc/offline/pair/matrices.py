@@ -37,7 +37,7 @@ class PairMatrices(PairPreparer):
         program = unprepared.program
         pending = iter(matrix_products(program, unprepared.copies))
         for products in pending:
-            match program[products.places[0]]:
+            match program[products.indices[0]]:
                 case WeightProduct() as entry:
                     yield _WeightProducts((products,), entry)
                 case MatrixProduct() as entry:
@@ -48,7 +48,7 @@ class PairMatrices(PairPreparer):
 class Products:
     """Homomorphic matrix products of a mask of the client's, uploaded once; the same for every member of a batch."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     """Of the correlations that they are for. Several have rows of one weight's product each, one below the other."""
     masks: tuple[int, ...]
     batch: int
@@ -57,7 +57,7 @@ class Products:
     free: bool
     """Whether the ciphertexts may define the masks."""
     scales: tuple[tuple[int, ...], ...] = ()
-    """Places of the correlations that scale the same masks, of each place."""
+    """Indices of the correlations that scale the same masks, for each of `indices`."""
 
     @property
     def traffic(self) -> Traffic:
@@ -86,7 +86,7 @@ class _Matrices(Stage):
     @property
     def prepared(self) -> tuple[int, ...]:
         first = self.uploads[0]
-        return (*first.places, *(place for places in first.scales for place in places))
+        return (*first.indices, *(index for indices in first.scales for index in indices))
 
     @property
     def free_masks(self) -> frozenset[int]:
@@ -115,8 +115,8 @@ class _WeightProducts(_Matrices):
     def run(self, bench: Workbench) -> None:
         (products,), entry, rows = self.uploads, self.entry, self.entry.rows
         scales: list[Integers] = []
-        for place in products.scales[0] if bench.party == SERVER else ():
-            scaled = bench.program[place]
+        for index in products.scales[0] if bench.party == SERVER else ():
+            scaled = bench.program[index]
             assert isinstance(scaled, WeightScale)
             scales.append(bench.weight(scaled.weight, (scaled.size,)))
         (job,) = products.run(
@@ -131,9 +131,9 @@ class _WeightProducts(_Matrices):
                 _define(bench, mask, job.x[cut])
             share, *others = (part[cut] for part in job.shares)
             own = share.T if bench.party == SERVER else share
-            bench.keep(products.places[copy], (np.ascontiguousarray(own).reshape(-1),))
-            for place, other in zip(products.scales[copy], others, strict=True):
-                bench.keep(place, (other.reshape(-1).copy(),))
+            bench.keep(products.indices[copy], (np.ascontiguousarray(own).reshape(-1),))
+            for index, other in zip(products.scales[copy], others, strict=True):
+                bench.keep(index, (other.reshape(-1).copy(),))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _MatrixProduct(_Matrices):
         share = kernels.matmul(np.ascontiguousarray(left()), right(), transpose_right=True, width=width)
         for whole, job, other in zip(share, jobs, others, strict=True):
             whole += job.share + other.share.T
-        bench.keep(first.places[0], (share.reshape(-1),))
+        bench.keep(first.indices[0], (share.reshape(-1),))
 
 
 def matrix_products(program: Sequence[Correlation], copies: int = 1) -> list[Products]:
@@ -181,34 +181,34 @@ def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterat
     met: set[int] = set()
     done: set[int] = set()
     alike: dict[WeightProduct, list[int]] = defaultdict(list)
-    for place, entry in enumerate(program):
+    for index, entry in enumerate(program):
         if isinstance(entry, WeightProduct):
-            alike[_nowhere(entry)].append(place)
-    for place, entry in enumerate(program):
+            alike[_nowhere(entry)].append(index)
+    for index, entry in enumerate(program):
         match entry:
-            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width) if place not in done:
+            case WeightProduct(rows=rows, inputs=inputs, outputs=outputs, width=width) if index not in done:
                 fitting = max(1, BATCH // (rows * inputs))
                 masked: dict[int, int] = {}  # each mask once
                 for other in alike[_nowhere(entry)]:
                     if other not in done and len(masked) < fitting:
                         masked.setdefault(_mask_of(program, other), other)
-                masks, places, scales = tuple(masked), tuple(masked.values()), riding.get(place, ())
-                done |= {*places}
+                masks, indices, scales = tuple(masked), tuple(masked.values()), riding.get(index, ())
+                done |= {*indices}
                 free = [_free(program, mask, width, met) for mask in masks]
                 tiling = choose_tiling(
-                    *(rows * len(places), inputs, outputs, width, WEIGHT_BITS, packing),
+                    *(rows * len(indices), inputs, outputs, width, WEIGHT_BITS, packing),
                     length=WEIGHT_LENGTH,
                     diagonals=len(scales),
                     free=all(free),
                 )
-                every = tuple(riding.get(other, ()) for other in places)
-                yield Products(places, masks, 1, tiling, width, all(free), every)
+                every = tuple(riding.get(other, ()) for other in indices)
+                yield Products(indices, masks, 1, tiling, width, all(free), every)
             case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width):
                 for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
                     free_one = _free(program, mask, width, met)
                     length = math.sqrt(k * 4.0**width / 12)  # the server's factor is a mask: uniform
                     tiling = choose_tiling(*(*shape, width, width, packing), length=length, free=free_one)
-                    yield Products((place,), (mask,), batch, tiling, width, free_one)
+                    yield Products((index,), (mask,), batch, tiling, width, free_one)
 
 
 def _nowhere(entry: WeightProduct) -> WeightProduct:
@@ -216,31 +216,31 @@ def _nowhere(entry: WeightProduct) -> WeightProduct:
     return msgspec.structs.replace(entry, mask=0)
 
 
-def _mask_of(program: Sequence[Correlation], place: int) -> int:
-    entry = program[place]
+def _mask_of(program: Sequence[Correlation], index: int) -> int:
+    entry = program[index]
     assert isinstance(entry, WeightProduct)
     return entry.mask
 
 
 def _riding(program: Sequence[Correlation]) -> dict[int, tuple[int, ...]]:
-    """Scalings of a mask that also enters a product with a weight, by the place of the first such product."""
+    """Scalings of a mask that also enters a product with a weight, by the index of the first such product."""
     first: dict[tuple[int, int], int] = {}
-    for place, entry in enumerate(program):
+    for index, entry in enumerate(program):
         if isinstance(entry, WeightProduct):
-            first.setdefault((entry.mask, entry.width), place)
+            first.setdefault((entry.mask, entry.width), index)
     riding: dict[int, tuple[int, ...]] = defaultdict(tuple)
-    for place, entry in enumerate(program):
+    for index, entry in enumerate(program):
         if isinstance(entry, WeightScale) and (host := first.get((entry.mask, entry.width))) is not None:
-            riding[host] += (place,)
+            riding[host] += (index,)
     return riding
 
 
-def _free(program: Sequence[Correlation], place: int, width: int, met: set[int]) -> bool:
+def _free(program: Sequence[Correlation], index: int, width: int, met: set[int]) -> bool:
     """Whether no product has defined or used a mask before, and it has this very width."""
-    mask = program[place]
-    if place in met or not isinstance(mask, AnyMask):
+    mask = program[index]
+    if index in met or not isinstance(mask, AnyMask):
         return False
-    met.add(place)
+    met.add(index)
     return mask.ring == Ring(width)
 
 

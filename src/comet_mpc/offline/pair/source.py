@@ -23,8 +23,8 @@ from comet_mpc.offline.pair.shares import PairRandomness, stored_bytes
 from comet_mpc.offline.pair.workbench import check_weight
 from comet_mpc.offline.source import (
     MOST_TOGETHER,
+    BundleConnection,
     ClientDesk,
-    Line,
     Order,
     Provider,
     ServerDesk,
@@ -87,7 +87,7 @@ class _Supplier(Supplier):
     def __init__(self, desk: ClientDesk) -> None:
         self._desk = desk
         self._one_at_a_time = threading.Lock()
-        self._kept: tuple[Line, Preparer] | None = None
+        self._kept: tuple[BundleConnection, Preparer] | None = None
         self._closed = False
 
     def prepare(self, order: Order, store: BundleStore) -> None:
@@ -129,9 +129,9 @@ class _Supplier(Supplier):
             else:
                 return preparer
 
-    def _new(self, plan: Plan) -> tuple[Line, Preparer]:
+    def _new(self, plan: Plan) -> tuple[BundleConnection, Preparer]:
         self._hang_up()
-        line = self._desk.another_line()
+        line = self._desk.another_connection()
         self._kept = line, Preparer(line.channel, CLIENT, plan.correlations)
         if self._closed:
             self._hang_up()
@@ -156,7 +156,7 @@ class _Provider(Provider):
         self._preparers: WeakKeyDictionary[Channel, Preparer] = WeakKeyDictionary()
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         return max(1, self._desk.limits.preparations)
 
     def prepare(self, order: Order, store: BundleStore, visitor: Visitor) -> None:
@@ -167,7 +167,7 @@ class _Provider(Provider):
             preparer = self._preparers[channel] = Preparer(channel, SERVER, correlations, self._desk.weights)
         elif preparer.correlations != correlations:
             raise ConfigurationError("a connection prepares bundles of one size: connect again for another size")
-        with visitor.place(), visitor.reserved(self._desk.limits.preparation_seconds):
+        with visitor.slot(), visitor.reserved(self._desk.limits.preparation_seconds):
             channel.timeout = self._desk.limits.step_seconds
             visitor.accept()
             start = time.monotonic()

@@ -3,7 +3,7 @@
 The desk is one thread that never waits for anybody, in a process that has the model in memory. A connection that is
 through its handshake is handed to a process forked for it, which shares the model's pages and costs two megabytes. The
 desk forgets its copy of the connection's keys and never writes with them. What costs time, runs and preparations, is
-done in places that the desk gives in turn (`turns`); so an idle or a stalled client costs a process and nothing else.
+done in slots that the desk gives in turn (`turns`); so an idle or a stalled client costs a process and nothing else.
 
 Where there are as many processes as there may be, connections wait here. The certificate with the fewest processes
 goes first, and processes that are idle make room, from the certificate with the most. Nothing that a client does, or
@@ -33,8 +33,8 @@ from comet_mpc.net.sockets import Listener, TlsChannel
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.hosting.cores import Cores
 from comet_mpc.service.hosting.lifeline import ended, forked
-from comet_mpc.service.hosting.line import Line, Said
-from comet_mpc.service.hosting.turns import KINDS, Places, Turns
+from comet_mpc.service.hosting.pipe import Pipe, Said
+from comet_mpc.service.hosting.turns import KINDS, Slots, Turns
 from comet_mpc.service.hosting.worker import WANTS, work
 from comet_mpc.service.messages import greeting, say
 
@@ -51,7 +51,7 @@ _WANTED = {said: kind for kind, said in WANTS.items()}
 class FrontLimits:
     """Who gets in."""
 
-    places: Places
+    slots: Slots
     connections: int = 96
     """Processes at a time."""
     per_client: int = 16
@@ -59,7 +59,7 @@ class FrontLimits:
     waiting: int = 16
     """Connections of one client that wait for a process."""
     queue_seconds: float = 30.0
-    """Then whoever still waits, for a process or for a place, is told that the server is busy."""
+    """Then whoever still waits, for a process or for a slot, is told that the server is busy."""
     stop_seconds: float = 30.0
     reception: ReceptionLimits = field(default_factory=ReceptionLimits)
 
@@ -76,7 +76,7 @@ class _Guest:
 @dataclass
 class _Worker:
     pid: int
-    line: Line
+    pipe: Pipe
     row: int
     client: str
     serial: int | None
@@ -111,7 +111,7 @@ class FrontDesk:
         self._counters = offer.counters
         self._rows = list(range(first_row, first_row + limits.connections))
         self._selector = selectors.DefaultSelector()
-        self._turns, self._cores = Turns(limits.places), Cores(time.monotonic())
+        self._turns, self._cores = Turns(limits.slots), Cores(time.monotonic())
         self._guests: list[_Guest] = []
         self._workers: dict[int, _Worker] = {}
         self._ended: set[int] = set()
@@ -192,7 +192,7 @@ class FrontDesk:
                 self._counters.refused("other")
         self._reception.tick()
         self._reap()
-        self._give_places()
+        self._give_slots()
         self._look()
 
     # Who comes in ------------------------------------------------------------------------------------------
@@ -252,9 +252,9 @@ class FrontDesk:
             self._say(worker, Said.LEAVE)
 
     def _say(self, worker: _Worker, what: Said, number: int = 0) -> None:
-        """Unless it is ending: its places are given back when its line ends."""
+        """Unless it is ending: its slots are given back when its pipe ends."""
         with contextlib.suppress(OSError):
-            worker.line.say(what, number)
+            worker.pipe.say(what, number)
 
     def _refuse(self, channel: TlsChannel, reason: str, error: PeerError) -> None:
         """A greeting and the reason, in place of a conversation: what is sent fits into the socket's buffer."""
@@ -299,7 +299,7 @@ class FrontDesk:
         with contextlib.ExitStack() as undone:
             undone.callback(self._rows.append, row)
             try:
-                here, there = Line.pair()
+                here, there = Pipe.pair()
                 undone.callback(here.close)
                 undone.callback(there.close)
                 pid = forked(partial(self._become_worker, guest, there, row), client=guest.client)
@@ -315,7 +315,7 @@ class FrontDesk:
         self._workers[pid] = worker
         self._selector.register(here.fileno(), selectors.EVENT_READ, lambda events: self._hear(worker))
 
-    def _become_worker(self, guest: _Guest, line: Line, row: int) -> None:
+    def _become_worker(self, guest: _Guest, pipe: Pipe, row: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the desk says when to leave
         others: list[socket.socket] = self._reception.sockets
@@ -323,15 +323,15 @@ class FrontDesk:
         for connection in others:
             connection.close()
         for worker in self._workers.values():
-            worker.line.close()
+            worker.pipe.close()
         self._selector.close()
         self._listener.forget()
         self._counters.own(row)
-        work(self._offer, guest.channel, line, require_client=self._require_client)
+        work(self._offer, guest.channel, pipe, require_client=self._require_client)
 
     def _hear(self, worker: _Worker) -> None:
         try:
-            heard = worker.line.hear()
+            heard = worker.pipe.hear()
         except OSError:
             heard = None
         if heard is None:
@@ -360,7 +360,7 @@ class FrontDesk:
             case _:
                 _log.error("a process of the server said something that it cannot say")
 
-    def _give_places(self) -> None:
+    def _give_slots(self) -> None:
         now = time.monotonic()
         by_number = {worker.number: worker for worker in self._workers.values()}
         idle_core = self._turns.idle_core_helps and self._cores.spare(now)
@@ -375,9 +375,9 @@ class FrontDesk:
             self._counters.measure(waiting=waiting, working=working)
 
     def _part_with(self, worker: _Worker) -> None:
-        """Its line has ended, so it has, or is about to."""
-        self._selector.unregister(worker.line.fileno())
-        worker.line.close()
+        """Its pipe has ended, so it has, or is about to."""
+        self._selector.unregister(worker.pipe.fileno())
+        worker.pipe.close()
         self._turns.leave(worker.number, time.monotonic())
         self._ended.add(worker.pid)
 

@@ -31,7 +31,7 @@ from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.lookout import Lookout
 from comet_mpc.service.hosting.state import claim
-from comet_mpc.service.hosting.turns import Places
+from comet_mpc.service.hosting.turns import Slots
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Server:
     metrics         (host, port) for Prometheus, and for health, or None
     connections     clients connected at a time; each costs a process of a few megabytes. Further ones wait
     per_client      of them, for one certificate; 0: a quarter
-    queue_seconds   a client that there was no process or no place for is told so after this time
+    queue_seconds   a client that there was no process or no slot for is told so after this time
     stop_seconds    for running queries to finish at the end
     handshakes      for connections that have not shown a certificate yet
     """
@@ -120,7 +120,7 @@ class Server:
             self._lookout = Lookout(self._offer, metrics, desk_row=_DESK, workers=workers)
             undone.pop_all()
         self._front = FrontLimits(
-            self._places(),
+            self._slots(),
             connections=connections,
             per_client=per_client or max(2, connections // 4),
             queue_seconds=queue_seconds,
@@ -131,10 +131,10 @@ class Server:
         self._stopping, self._ended_by = False, 0
         self._load, self._reload_wanted, self._generation = reload, False, 0
 
-    def _places(self) -> Places:
+    def _slots(self) -> Slots:
         provider = self._offer.first.provider
-        together = self._workers if provider.computes else self._workers + provider.places
-        return Places(run=self._workers, prepare=provider.places, together=together)
+        together = self._workers if provider.computes else self._workers + provider.slots
+        return Slots(run=self._workers, prepare=provider.slots, together=together)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -193,7 +193,7 @@ class Server:
     def _reload(self) -> None:
         """Loads the models again. A new front desk serves them; the old one ends when its clients have left it.
 
-        Meanwhile there are as many places again. What fails, fails before anything is changed.
+        Meanwhile there are as many slots again. What fails, fails before anything is changed.
         """
         assert self._load is not None
         now = {one.model.fingerprint: one for one in self._offer.models.values()}

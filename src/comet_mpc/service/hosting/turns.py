@@ -1,16 +1,16 @@
-"""Whose turn it is: requests wait for a place in which they are worked on, and no client waits behind another's many.
+"""Whose turn it is: requests wait for a slot in which they are worked on, and no client waits behind another's many.
 
-A place stands for a core. Runs of a program are short and somebody waits for the answer, so they go first; bundles
-take longer and are prepared in fewer places, so that one is left for runs. Among the clients that wait, the next place
-goes to the one that has the fewest places now, then to the one that has used the least lately, then to the one that
-has waited longest. A client that comes back after it was told that there is no place has waited since it first asked.
+A slot stands for a core. Runs of a program are short and somebody waits for the answer, so they go first; bundles
+take longer and are prepared in fewer slots, so that one is left for runs. Among the clients that wait, the next slot
+goes to the one that has the fewest slots now, then to the one that has used the least lately, then to the one that
+has waited longest. A client that comes back after it was told that there is no slot has waited since it first asked.
 
 A client that downloads the model wants to prepare next, and has work to do in between. While all cores are busy,
-downloads begin one after the other, in as many lines as there are places to prepare in; and none begins while enough
+downloads begin one after the other, in as many lines as there are slots to prepare in; and none begins while enough
 clients wait to prepare, for a few seconds at most. So whoever is first in a crowd is not held up by what the others do
 to get in line.
 
-A place whose holder waits for its peer, and computes nothing, is lent to the next one as soon as a core is idle, or
+A slot whose holder waits for its peer, and computes nothing, is lent to the next one as soon as a core is idle, or
 after a while: stalling costs nobody anything. Where all cores are busy, nothing is lost by waiting, and a peer on this
 machine may just not have had its share of them.
 
@@ -27,7 +27,7 @@ Kind = Literal["run", "prepare", "download"]
 KINDS: tuple[Kind, ...] = ("run", "prepare", "download")
 
 _HALF_LIFE = 60.0
-"""Seconds after which use of a place counts half."""
+"""Seconds after which use of a slot counts half."""
 _REMEMBERED = 10.0
 """Seconds for which a client that was refused keeps its rank."""
 _SETTLED = 2.0
@@ -35,14 +35,14 @@ _SETTLED = 2.0
 _HELD_BACK = 10.0
 """Seconds for which a download may wait because others wait to prepare."""
 _STALLED = 15.0
-"""Seconds after which a place whose holder rests is lent although no core is idle."""
+"""Seconds after which a slot whose holder rests is lent although no core is idle."""
 
 Ticket = tuple[int, int]
 """A connection, and a number that it has chosen."""
 
 
 @dataclass(frozen=True)
-class Places:
+class Slots:
     """How many requests are worked on at a time: `run`, `prepare`, and both together. Downloads do not count."""
 
     run: int
@@ -82,12 +82,12 @@ class _Use:
 
 @dataclass
 class Turns:
-    places: Places
+    slots: Slots
     _waiting: dict[Ticket, _Request] = field(default_factory=dict)
     _holding: dict[Ticket, _Request] = field(default_factory=dict)
     _used: dict[str, _Use] = field(default_factory=dict)
     _refused: dict[tuple[str, Kind], tuple[float, float]] = field(default_factory=dict)
-    """Since when a client had waited, and when it was told that there is no place."""
+    """Since when a client had waited, and when it was told that there is no slot."""
     _settling: dict[str, float] = field(default_factory=dict)
     """Clients that download, or make ready what they have, and until when they are waited for."""
 
@@ -97,7 +97,7 @@ class Turns:
         self._waiting[ticket] = _Request(ticket, client, kind, since if now - told < _REMEMBERED else now, now)
 
     def done(self, ticket: Ticket, now: float) -> None:
-        """It needs no place any more, whether it had one or not."""
+        """It needs no slot any more, whether it had one or not."""
         self._waiting.pop(ticket, None)
         request = self._holding.pop(ticket, None)
         if request is not None and request.begun is not None and request.kind != "download":
@@ -143,12 +143,12 @@ class Turns:
         return sum(request.kind == kind for request in self._waiting.values())
 
     def connections(self, kind: Kind) -> set[int]:
-        """Those that have a place of this kind, or wait for one."""
+        """Those that have a slot of this kind, or wait for one."""
         requests = (*self._waiting.values(), *self._holding.values())
         return {request.ticket[0] for request in requests if request.kind == kind}
 
     def working(self, kind: Kind) -> int:
-        """Places in use, those apart that are lent."""
+        """Slots in use, those apart that are lent."""
         return sum(request.kind == kind and not request.lent for request in self._holding.values())
 
     @property
@@ -168,14 +168,14 @@ class Turns:
     def _next(self, kind: Kind, now: float) -> _Request | None:
         if not self._room(kind, now):
             return None
-        held_back = kind == "download" and self.waiting("prepare") >= self.places.prepare
+        held_back = kind == "download" and self.waiting("prepare") >= self.slots.prepare
         return self._first(kind, now, _HELD_BACK if held_back else 0.0)
 
     def _first(self, kind: Kind, now: float, held_back: float = 0.0) -> _Request | None:
         """Of those that have waited for so long."""
         held = Counter(request.client for request in self._holding.values() if request.kind == kind)
         waiting = (r for r in self._waiting.values() if r.kind == kind and now - r.asked >= held_back)
-        fitting = (r for r in waiting if kind == "download" or held[r.client] < self.places.per_client(kind))
+        fitting = (r for r in waiting if kind == "download" or held[r.client] < self.slots.per_client(kind))
 
         def rank(request: _Request) -> tuple[float, ...]:
             use = self._used.get(request.client, _Use())
@@ -186,6 +186,6 @@ class Turns:
     def _room(self, kind: Kind, now: float) -> bool:
         if kind == "download":
             self._settling = {client: until for client, until in self._settling.items() if now < until}
-            return len(self._settling) < self.places.prepare
+            return len(self._settling) < self.slots.prepare
         together = self.working("run") + self.working("prepare")
-        return self.working(kind) < self.places.most(kind) and together < self.places.together
+        return self.working(kind) < self.slots.most(kind) and together < self.slots.together

@@ -1,7 +1,7 @@
-"""The process of one connection: a conversation, its places, and a watch over both.
+"""The process of one connection: a conversation, its slots, and a watch over both.
 
-It asks the front desk for a place before it computes, gives it back afterwards, and says when its peer is to act, so
-that the place can be lent meanwhile. The watch ends a conversation that is overdue, and one that is idle when the desk
+It asks the front desk for a slot before it computes, gives it back afterwards, and says when its peer is to act, so
+that the slot can be lent meanwhile. The watch ends a conversation that is overdue, and one that is idle when the desk
 asks it to leave.
 """
 
@@ -20,7 +20,7 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.net.live import REVOKED, UNREADABLE
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.conversation import Conversation
-from comet_mpc.service.hosting.line import Line, Said
+from comet_mpc.service.hosting.pipe import Pipe, Said
 from comet_mpc.service.hosting.turns import Kind
 
 _log = logging.getLogger(__name__)
@@ -41,30 +41,30 @@ _FULL: dict[Kind, str] = {
 }
 
 
-class _Places:
-    """This connection's side of the front desk's places. Several threads may ask."""
+class _Slots:
+    """This connection's side of the front desk's slots. Several threads may ask."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._answers: dict[int, Said] = {}
         self.held: set[int] = set()
 
     @contextlib.contextmanager
-    def place(self, kind: Kind, channel: Channel) -> Iterator[None]:
+    def slot(self, kind: Kind, channel: Channel) -> Iterator[None]:
         number = next(self._numbers)
-        self._line.say(WANTS[kind], number)
+        self._pipe.say(WANTS[kind], number)
         try:
             self._await(number, kind, channel)
             yield
         finally:
             with self._changed:
                 self.held.discard(number)
-            self._line.say(Said.DONE, number)
+            self._pipe.say(Said.DONE, number)
 
     def idle(self, idle: bool, *, refused: bool = False) -> None:
-        self._line.say(Said.BUSY if not idle else Said.REFUSED if refused else Said.IDLE)
+        self._pipe.say(Said.BUSY if not idle else Said.REFUSED if refused else Said.IDLE)
 
     def answer(self, what: Said, number: int) -> None:
         with self._changed:
@@ -88,29 +88,29 @@ class _Places:
             raise ServerBusy(_FULL[kind])
 
 
-def work(offer: Catalogue, channel: Channel, line: Line, *, require_client: bool) -> None:
+def work(offer: Catalogue, channel: Channel, pipe: Pipe, *, require_client: bool) -> None:
     """One conversation, from the greeting to its end, and what it has begun in the background."""
-    places = _Places(line)
-    conversation = Conversation(offer, channel, places, require_client=require_client)
-    threading.Thread(target=_watch, args=(conversation, places, line), name="watch", daemon=True).start()
+    slots = _Slots(pipe)
+    conversation = Conversation(offer, channel, slots, require_client=require_client)
+    threading.Thread(target=_watch, args=(conversation, slots, pipe), name="watch", daemon=True).start()
     conversation.serve()
     conversation.settle()
 
 
-def _watch(conversation: Conversation, places: _Places, line: Line) -> None:
+def _watch(conversation: Conversation, slots: _Slots, pipe: Pipe) -> None:
     load = _Load()
     leaving = False
     poll = select.poll()
-    poll.register(line.fileno(), select.POLLIN)
+    poll.register(pipe.fileno(), select.POLLIN)
     while True:
         if poll.poll(_TICK * 1000):
-            heard = line.hear()
+            heard = pipe.hear()
             if heard is None:  # the desk is gone, and so will this process be
                 conversation.channel.close()
                 return
             what, number = heard
             if what in (Said.GO, Said.FULL, Said.REVOKED, Said.UNREADABLE):
-                places.answer(what, number)
+                slots.answer(what, number)
                 load.reset()
             elif what is Said.LEAVE:
                 leaving = True
@@ -122,11 +122,11 @@ def _watch(conversation: Conversation, places: _Places, line: Line) -> None:
             conversation.channel.close()
         if leaving and conversation.idle_since is not None:
             conversation.channel.close()
-        if places.held:
+        if slots.held:
             said = load.look()
             if said is not None:
-                for number in tuple(places.held):
-                    line.say(said, number)
+                for number in tuple(slots.held):
+                    pipe.say(said, number)
 
 
 class _Load:

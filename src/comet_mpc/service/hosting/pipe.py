@@ -16,9 +16,9 @@ class Said(IntEnum):
     WANT_PREPARE = 2
     WANT_DOWNLOAD = 9
     DONE = 3
-    """With the place that it had or wanted."""
+    """With the slot that it had or wanted."""
     REST = 4
-    """It has a place and computes nothing: its peer is to act."""
+    """It has a slot and computes nothing: its peer is to act."""
     RESUME = 5
     IDLE = 6
     """It waits for the client's next request."""
@@ -27,7 +27,7 @@ class Said(IntEnum):
     BUSY = 7
     GO = 16
     FULL = 17
-    """There was no place in time."""
+    """There was no slot in time."""
     REVOKED = 20
     """There is none for this client: its certificate counts no more."""
     UNREADABLE = 21
@@ -38,14 +38,14 @@ class Said(IntEnum):
     """At once: what is under way is given up."""
 
 
-class Line:
-    """One end. Whole messages or nothing; the end of a process is the end of its line."""
+class Pipe:
+    """One end. Whole messages or nothing; the end of a process is the end of its pipe."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
     @classmethod
-    def pair(cls) -> tuple[Line, Line]:
+    def pair(cls) -> tuple[Pipe, Pipe]:
         """The desk's end, which never waits, and the worker's."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here.setblocking(False)
