@@ -21,7 +21,6 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
-from comet_mpc.local.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.pair.costs import preparation_traffic
@@ -38,6 +37,7 @@ from comet_research.bench.profile import ProfileCase, ProfileRecord, profile_que
 from comet_research.bench.published import whole_cost
 from comet_research.bench.truncation import check_truncation
 from comet_research.cli.tables import operations_table, profile_tables
+from comet_research.crew import Crew
 from support.two_parties import as_parties
 from support.waiting import PATIENCE, Clock, eventually
 
@@ -55,7 +55,7 @@ def crew() -> Iterator[Crew]:
 def test_every_case_stays_within_its_bounds(operation: str, method: str) -> None:
     case = Case(operation, method, tokens=8, steps=4)
     built = build(case)
-    session = TwinSession(permits_leaks=built.leaks)
+    session = TwinSession()
     values = built.draw(np.random.default_rng(case.seed))
     drawn = built.draw_weights(np.random.default_rng(case.seed))
     weights = {

@@ -96,9 +96,7 @@ class _Side(NamedTuple):
 
 def plan_case(built: Built, source: Source = DEALER) -> Plan:
     public = {weight.name: weight for weight in built.weights}
-    return cheapest_plan(
-        lambda session: built.program(session, built.share(session, {}), public), source, permits_leaks=built.leaks
-    )
+    return cheapest_plan(lambda session: built.program(session, built.share(session, {}), public), source)
 
 
 def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) -> Record:
@@ -213,7 +211,7 @@ def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[st
 
         runs = Runs(seat, channel, kind, plan, weights)
         for bundle_id in bundles:
-            run, _, share = runs.run(bundle_id, begin, leaks=built.leaks)
+            run, _, share = runs.run(bundle_id, begin)
             made.append(run)
             peak = peak_memory()
             result = reveal(seat.party, channel, share)
@@ -243,7 +241,7 @@ def _errors(built: Built, case: Case, kind: Source, values: Values, result: Real
 
 def _twin_error(built: Built, case: Case, kind: Source, values: Values, result: Reals) -> float | None:
     """Distance to the plaintext twin, which computes the same approximation; None if that leaves its bounds."""
-    session = TwinSession(permits_leaks=built.leaks, abilities=kind.abilities)
+    session = TwinSession(abilities=kind.abilities)
     try:
         twin = built.program(session, built.share(session, values), _weights(built, case))
     except RangeError:

@@ -133,7 +133,6 @@ class Runs:
         bundle_id: str,
         begin: Callable[[PartySession], Callable[[], Share]],
         *,
-        leaks: bool = False,
         progress: Progress | None = None,
     ) -> tuple[Run, PartySession, Share]:
         """Prepares a bundle and runs the program with it, which must take exactly what was planned: its result.
@@ -143,7 +142,7 @@ class Runs:
         """
         randomness, offline = self._prepare(bundle_id, progress)
         party, plan = self._seat.party, self._plan
-        session = PartySession(party, self._channel, randomness, permits_leaks=leaks, ways=plan.ways)
+        session = PartySession(party, self._channel, randomness, ways=plan.ways)
         program = begin(session)
         before, watch = self._clock()
         share = program()
