@@ -32,7 +32,7 @@ from comet_research.bench import operations
 from comet_research.bench.cases import HIDDEN, INNER, MATRICES, OPERATIONS, Case, build, choose
 from comet_research.bench.models import ModelCase
 from comet_research.bench.operations import Record, measure, plan_case
-from comet_research.bench.parties import Run, Runs, Seat, Spent
+from comet_research.bench.parties import MeasuredRun, Runs, Seat, Spent
 from comet_research.bench.profile import ProfileCase, ProfileRecord, profile_query
 from comet_research.bench.published import whole_cost
 from comet_research.bench.truncation import check_truncation
@@ -180,7 +180,7 @@ def test_a_party_does_not_count_what_the_other_does_between_runs(monkeypatch: py
     plan, pause = plan_case(built, PAIR), 1.0
     values = built.draw(np.random.default_rng(1))
 
-    def party(channel: Channel, party: int) -> tuple[Spent, list[Run]]:
+    def party(channel: Channel, party: int) -> tuple[Spent, list[MeasuredRun]]:
         runs, made = Runs(Seat(party, Path(), ("", 0)), channel, PAIR, plan, {}), []
         given = values if party == CLIENT else {}
         for _ in range(2):

@@ -26,7 +26,7 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
 from comet_research.bench.cases import Built, Case, Values, build
-from comet_research.bench.parties import Run, Runs, Seat, Spent, peak_memory, reveal, run_parties, set_up
+from comet_research.bench.parties import MeasuredRun, Runs, Seat, Spent, peak_memory, reveal, run_parties, set_up
 
 _RELATIVE_FROM = 1 / 64
 
@@ -86,7 +86,7 @@ class _Errors(NamedTuple):
 class _Side(NamedTuple):
     """One party's side of a case."""
 
-    runs: list[Run]
+    runs: list[MeasuredRun]
     keys: Spent
     errors: list[_Errors]
     """At the client, of every run."""
@@ -180,7 +180,7 @@ def _middle(found: Sequence[Record]) -> Record:
     )
 
 
-def _median(sides: tuple[_Side, _Side], of: Callable[[Run], float]) -> float:
+def _median(sides: tuple[_Side, _Side], of: Callable[[MeasuredRun], float]) -> float:
     """A run takes as long as the party that is ready later."""
     client, server = (side.runs for side in sides)
     return statistics.median(max(of(a), of(b)) for a, b in zip(client, server, strict=True))

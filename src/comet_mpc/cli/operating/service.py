@@ -62,7 +62,7 @@ Ready = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Let a client prepare randomness ahead for so many queries of each size, so that its answers come faster.",
+        help="Queries of each size that a client should keep prepared in advance, so that its answers come faster.",
         rich_help_panel=_RANDOMNESS,
     ),
 ]
@@ -126,7 +126,7 @@ AnswerBits = Annotated[
     typer.Option(
         min=1,
         max=MOST_ANSWER_BITS,
-        help="Round the numbers of an answer to so many binary digits after the point: fewer reveal less about the "
+        help="Round the numbers of an answer to this many binary digits after the point: fewer reveal less about the "
         "weights.",
         rich_help_panel=_PRIVACY,
     ),
@@ -143,8 +143,8 @@ RequireCertificate = Annotated[
     bool,
     typer.Option(
         "--require-client-certificate/--allow-anonymous-clients",
-        help="With a dealer, every client that you allow can download the masked weights. The dealer's operator must "
-        "not have them.",
+        help="Whether clients need a certificate. With a dealer, every client can download the masked weights, which "
+        "the dealer's operator must not have.",
         rich_help_panel=_PRIVACY,
     ),
 ]
@@ -165,7 +165,7 @@ MaxNodes = Annotated[int, typer.Option(min=0, help="Nodes that may serve. 0: all
 IdleMinutes = Annotated[
     float,
     typer.Option(
-        min=0.0, help="Stop serving on a node after so many minutes without a client.", rich_help_panel=_CLUSTER
+        min=0.0, help="Stop serving on a node after this many minutes without a client.", rich_help_panel=_CLUSTER
     ),
 ]
 

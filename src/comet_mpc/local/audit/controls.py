@@ -46,5 +46,5 @@ class BareBits(OldMasks):
 class Unmasked(Dealing):
     """A dealer that sends products of masks as they are."""
 
-    def _hidden(self, value: Words, ring: Ring, stream: int, place: int) -> Words:
+    def _hidden(self, value: Words, ring: Ring, stream: int, offset: int) -> Words:
         return value

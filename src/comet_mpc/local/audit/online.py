@@ -1,7 +1,7 @@
 """What the parties receive while a program runs, by either source of randomness.
 
 The program uses every kind of message. Both parties run it for real, in two threads; a session that watches writes
-down each message and what its receiver holds at that place: its share, the expansion of its own seed, their sum, what
+down each message and what its receiver holds there: its share, the expansion of its own seed, their sum, what
 it received earlier, its result. The two parties' inputs are one of two each, so that there is something to tell apart.
 """
 
@@ -158,8 +158,8 @@ class Watching(PartySession):
                     conversion.part(share.flat(), self.party == CLIENT),
                 )
                 self._note_masked(kind, words, ring.size, length, own, self._mask(index, share.count, ring))
-                bits, place = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
-                seed = self._expansion(place, share.count) & np.uint64(1)
+                bits, other = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
+                seed = self._expansion(other, share.count) & np.uint64(1)
                 self._note_masked(f"{kind}, bit", bits, 2, size - length, self._likely_bit(share), seed)
             case ((ops.Open() | ops.TruncateOpen() | ops.Give()), Drawn(index=index)):
                 words = share.ring.unpack(data, share.count)

@@ -84,10 +84,10 @@ def findings(
     """One for each kind of message and receiver; of a control, only where it must be caught."""
     found = []
     for each in recorded:
-        places: dict[str, list[int]] = {}
-        for place, message in enumerate(each.runs[0]):
-            places.setdefault(message.kind, []).append(place)
-        for kind, where in places.items():
+        indices: dict[str, list[int]] = {}
+        for index, message in enumerate(each.runs[0]):
+            indices.setdefault(message.kind, []).append(index)
+        for kind, where in indices.items():
             if control and kind not in caught[phase][control]:
                 continue
             piles = [pile_up([run[at] for run in each.runs], each.secret, each.own, blocks=each.blocks) for at in where]
@@ -101,7 +101,7 @@ def findings(
                     to=PARTY_ROLES[first[where[0]].receiver],
                     control=control,
                     runs=len(each.runs),
-                    bytes=sum(first[place].size for place in where),
+                    bytes=sum(first[index].size for index in where),
                     surprise={name: round(max(0.0, value), 1) for name, value in worst.items()},
                     limit=round(LIMIT, 1),
                 )
@@ -137,7 +137,7 @@ def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick = silent) -> lis
         else:
             recorded = record(phase, count, control, tick=told)
         found += findings(recorded, phase, control)
-    order = {(one.phase, one.message, one.to): place for place, one in enumerate(found) if not one.control}
+    order = {(one.phase, one.message, one.to): index for index, one in enumerate(found) if not one.control}
     return sorted(found, key=lambda one: order.get((one.phase, one.message, one.to), len(found)))
 
 

@@ -1,4 +1,4 @@
-"""A server as its operator orders it: all but the place. It can be written down, and built on any machine."""
+"""A server as its operator orders it: everything but the machine. It can be written down, and built on any machine."""
 
 from __future__ import annotations
 
