@@ -202,7 +202,7 @@ def test_the_memory_of_spent_ids_is_bounded() -> None:
 
 def test_a_peer_without_a_dealers_certificate_is_not_trusted(identities: Identities) -> None:
     impostor = {**identities, "dealer": identities["server"]}
-    with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="no dealer"):
+    with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="not a dealer"):
         fetch(dealer.address, identities, CLIENT, new_bundle_id())
     with pytest.raises(NotAuthenticated, match="no dealer"):
         fetched(memory_pair()[0], CLIENT, new_bundle_id())

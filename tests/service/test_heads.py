@@ -64,7 +64,7 @@ def test_private_tags_are_the_models(worlds: dict[str, World], tmp_path: Path) -
     world = worlds["tokens"]
     with world.client(tmp_path) as client:
         found = client.tag(TEXTS)
-        with pytest.raises(ConfigurationError, match="not in pairs"):
+        with pytest.raises(ConfigurationError, match="not pairs"):
             client.tag([("a film", "a plot")])  # type: ignore[list-item]
     agreed = total = 0
     for text, one in zip(TEXTS, found, strict=True):

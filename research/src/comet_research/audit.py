@@ -17,7 +17,7 @@ from comet_mpc.engine.ops.operation import Drawn, Packed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.local.audit import online
 from comet_mpc.local.audit.controls import Control
-from comet_mpc.local.audit.online import CORRECTIONS, Secrets, Watching
+from comet_mpc.local.audit.online import Secrets, Watching
 from comet_mpc.local.audit.report import Finding, findings
 from comet_research.functions.flooding import Flooding, flooded_guess_not_private
 from comet_research.look_up import Choose, Column, Fetch, Table, TableTransfers, look_up, tables
@@ -26,15 +26,13 @@ from comet_research.look_up.operation import Chosen
 TABLE = Table((Column(tuple(range(0, 160, 10)), 8), Column(tuple(range(0, -32, -2)), 24)))
 CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
     "dealer": {
-        "same seed": ("Open", "Choose", "Fetch", "products, table"),
+        "same seed": ("Open", "Choose", "Fetch", "products, TableTransfers"),
         "old mask": ("Open", "Choose", "Fetch"),
         "no mask": ("Fetch, own",),
     },
     "pair": {"old mask": ("Open", "Choose", "Fetch")},
 }
 """By source and control, the messages of a look-up at which it must be caught."""
-
-CORRECTIONS[TableTransfers] = "table"
 
 
 def look_ups(session: Session, _: Mapping[str, Weight], secrets: Secrets) -> object:

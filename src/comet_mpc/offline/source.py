@@ -211,6 +211,10 @@ class Source(ABC):
     def __str__(self) -> str:
         return self.name
 
+    def at(self, address: Address | None) -> Source:
+        """This source, with its third party at the address if it has one."""
+        return self
+
     @abstractmethod
     def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
         """What a bundle takes on disk, beside its header."""

@@ -21,7 +21,7 @@ from comet_mpc.net.identity import REVOKED, TlsIdentity
 from comet_mpc.net.sockets import Address, parse_address
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.dealer.process import run_dealer
-from comet_mpc.offline.sources import find_source
+from comet_mpc.offline.sources import DEALER, PAIR, find_source
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.hosting.blueprint import Blueprint
 
@@ -227,8 +227,10 @@ def serve(
         queries_in=str(queries_in.absolute()) if queries_in is not None else "", client_bundles=client_queries,
         store_bytes=round(store_gb * 1e9), client_bytes=round(client_gb * 1e9),
     )  # fmt: skip
+    chosen = source or (PAIR if dealer is None else DEALER).name
     blueprint = Blueprint(
-        models=_by_name(model), keys=str(keys), certificate=name, dealer=_dealer_address(source, dealer),
+        models=_by_name(model), keys=str(keys), certificate=name, source=chosen,
+        dealer=_dealer_address(chosen, dealer),
         private_embeddings=private_embeddings, answer_bits=answer_bits, network=str(Network.parse(network)),
         untrained=untrained, workers=workers, connections=connections, client_connections=client_connections,
         require_client=require_client_certificate, limits=limits,
@@ -240,9 +242,9 @@ def serve(
         _serve_on(cluster, blueprint, where, state, publish, (min_nodes, max_nodes, 60 * idle_minutes))
 
 
-def _dealer_address(source: str | None, dealer: str | None) -> Address | None:
+def _dealer_address(source: str, dealer: str | None) -> Address | None:
     """The dealer's address, if --source and --dealer agree."""
-    if source is not None and find_source(source).has_third_party != (dealer is not None):
+    if find_source(source).has_third_party != (dealer is not None):
         if dealer is None:
             raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
         raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
@@ -279,7 +281,7 @@ def _serve_on(
         from comet_mpc.cluster.serving import ClusterServer
     scale = Scale(nodes[0], nodes[1], idle_seconds=nodes[2])
     ended_by = ClusterServer(cluster, blueprint.everywhere(), where, state, scale, metrics).serve_forever(
-        lambda address, pages: _tell(address, pages, blueprint.source().name)
+        lambda address, pages: _tell(address, pages, blueprint.source)
     )
     _end(ended_by, state)
 

@@ -42,7 +42,7 @@ X, Y = variables("x y")
 _ROWS, _COLUMNS = 4, 8
 _EARLIER = 6
 """Messages of the same size that a message is compared with."""
-CORRECTIONS: dict[type[Correlation], str] = {
+_CORRECTIONS: dict[type[Correlation], str] = {
     kinds.BitProducts: "bits",
     kinds.Monomials: "powers",
     kinds.SquareSums: "squares",
@@ -208,7 +208,7 @@ class Watching(PartySession):
             held = {name: each for name, each in own.items() if each.size == count}
             held["seed"] = self._expansion(drawn.index, count, array)
             held |= self._held_besides(drawn, correlation, array, held["seed"])
-            kind = f"products, {CORRECTIONS[type(correlation)]}"
+            kind = f"products, {_CORRECTIONS.get(type(correlation), type(correlation).__name__)}"
             self._note(kind, words, ring.size, ring.wire_bytes(count), **held)
 
     def _held_besides(self, drawn: Drawn, correlation: Correlation, array: int, seed: Words) -> dict[str, Words]:
@@ -227,7 +227,7 @@ class Watching(PartySession):
                 known = given * mask
             correlation = kinds.WeightProduct if fixed.ndim == 2 else kinds.WeightScale
             words, count = drawn.arrays[0], known.size
-            kind = f"products, {CORRECTIONS[correlation]}"
+            kind = f"products, {_CORRECTIONS[correlation]}"
             seed = self._expansion(drawn.index, count, 1)
             held = known.reshape(-1)
             self._note(kind, words, 2**64, 8 * count, seed=seed, given=held, both=held + seed)

@@ -45,6 +45,9 @@ class DealerSource(Source):
     def __init__(self, address: Address | None = None) -> None:
         self.third_party = address
 
+    def at(self, address: Address | None) -> Source:
+        return DealerSource(address)
+
     def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
         return sum(entry.correction_bytes for entry in correlations) if party == SERVER else 0
 
