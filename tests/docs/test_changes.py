@@ -24,7 +24,7 @@ MOST = {
 def listed() -> dict[str, list[str]]:
     """What CONTRIBUTING says, by change."""
     section = (ROOT / "CONTRIBUTING.md").read_text().partition("### What a change touches")[2].partition("###")[0]
-    rows = re.findall(r"^\| (an? [^|]+) \| (.+) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^- (an? [^:]+): (.+(?:\n  .+)*)", section, re.MULTILINE)
     return {change: re.findall(r"`([^`]+)`", files) for change, files in rows}
 
 
