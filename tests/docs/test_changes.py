@@ -46,10 +46,9 @@ def test_every_change_of_the_list_is_counted() -> None:
 EXAMPLES = {
     # an operation, its registry and the method of Session that makes it
     r"\bSquareSum\b": {"engine/ops/square_sum.py", "engine/ops/__init__.py", "engine/session.py"},
-    # a source, its registry, the two faces that export it, and a docstring
+    # a source, its registry, the face that exports it, and a docstring
     r"\bPairSource\b": {
-        "offline/pair/source.py", "offline/sources.py", "offline/__init__.py", "__init__.py",
-        "service/hosting/server.py",
+        "offline/pair/source.py", "offline/sources.py", "__init__.py", "service/hosting/server.py",
     },
     r"\bTlsTransport\b": {"net/transport.py", "service/connection.py"},
     r"[\"\']mpnet[\"\']": {"models/hugging_face.py", "models/checkpoint.py", "models/transformer.py"},

@@ -21,7 +21,7 @@ from comet_mpc.local.audit.controls import Unmasked
 from comet_mpc.local.audit.statistics import LIMIT, surprise_of_sum
 from comet_mpc.offline.dealer.bundles import Dealing, mask_weight, weight_key
 from comet_research.functions.flooding import Flooding, flooded_guess_not_private, flooded_shares
-from comet_research.look_up import look_up
+from comet_research.look_up import digit_sum, look_up
 from support.every_message import LARGE, SMALL, TABLE, X, seeds
 from support.recording import recording_pair
 from support.two_parties import KEY, Program, run_two_parties
@@ -126,7 +126,7 @@ def test_even_shares_that_are_not_uniform_are_hidden(owner: int, sign: float, me
             case "open":
                 return session.open(x)
             case "look up":
-                return look_up(session, x.digit_sum(2, 7), TABLE)
+                return look_up(session, digit_sum(x, 2, 7), TABLE)
             case _:
                 return session.give(x)
 

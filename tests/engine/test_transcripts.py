@@ -19,7 +19,7 @@ from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share
 from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
 from comet_mpc.functions.rule import inverse_sqrt
-from comet_research.look_up import Column, Table, look_up
+from comet_research.look_up import Column, Table, digit_sum, look_up
 from support.recording import recording_pair
 from support.two_parties import Program, run_two_parties
 
@@ -102,7 +102,7 @@ def _inverse_sqrt(session: Session, _: Mapping[str, Weight]) -> object:
 
 def _look_up(session: Session, _: Mapping[str, Weight]) -> object:
     table = Table((Column(tuple(range(16)), 8), Column(tuple(range(0, -32, -2)), 24, 4)))
-    return session.open(*look_up(session, _input(session).digit_sum(2, 3), table))
+    return session.open(*look_up(session, digit_sum(_input(session), 2, 3), table))
 
 
 PROTOCOLS: dict[str, Program[object]] = {

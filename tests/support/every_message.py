@@ -13,7 +13,7 @@ from comet_mpc.engine.seeds import derive_seed
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.rule import inverse_sqrt
-from comet_research.look_up import Column, Table, look_up
+from comet_research.look_up import Column, Table, digit_sum, look_up
 from support.two_parties import Program
 
 __all__ = ["LARGE", "SMALL", "TABLE", "X", "Y", "everything", "model", "seeds"]
@@ -50,7 +50,7 @@ def everything(x: Reals, y: Reals) -> Program[object]:
             session.communicate(TruncateOpen(t, t.fraction - 12, ring.width, ring.modulus))
         session.open(session.truncate_to(inverse_sqrt(session, t, RULE), 12))
         session.open(session.square_sum(a), session.mean(second))
-        session.open(*look_up(session, second.digit_sum(1, 7), TABLE))
+        session.open(*look_up(session, digit_sum(second, 1, 7), TABLE))
         linear = session.linear(session.give(first), weights["matrix"])
         session.open(session.scale(session.give(linear), weights["vector"]))
         return narrow

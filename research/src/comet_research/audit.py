@@ -20,7 +20,7 @@ from comet_mpc.local.audit.controls import Control
 from comet_mpc.local.audit.online import Secrets, Watching
 from comet_mpc.local.audit.report import Finding, findings
 from comet_research.functions.flooding import Flooding, flooded_guess_not_private
-from comet_research.look_up import Choose, Column, Fetch, Table, TableTransfers, look_up, tables
+from comet_research.look_up import Choose, Column, Fetch, Table, TableTransfers, digit_sum, look_up, tables
 from comet_research.look_up.operation import Chosen
 
 TABLE = Table((Column(tuple(range(0, 160, 10)), 8), Column(tuple(range(0, -32, -2)), 24)))
@@ -40,8 +40,8 @@ def look_ups(session: Session, _: Mapping[str, Weight], secrets: Secrets) -> obj
     x, y = (np.full((4, 8), (0.25, -0.75)[which]) for which in secrets)
     first = session.private(CLIENT, x.shape, 12, 1.0, x)
     second = session.private(SERVER, y.shape, 12, 1.0, y)
-    session.open(*look_up(session, first.digit_sum(2, 3), TABLE))
-    return session.open(*look_up(session, second.digit_sum(2, 3), TABLE))
+    session.open(*look_up(session, digit_sum(first, 2, 3), TABLE))
+    return session.open(*look_up(session, digit_sum(second, 2, 3), TABLE))
 
 
 def flooded(session: Session, _: Mapping[str, Weight], secrets: Secrets) -> object:

@@ -121,17 +121,6 @@ class Share:
             raise ShapeError(f"cannot widen a share from {self.width} to {width} bits without a truncation")
         return replace(self, width=width)
 
-    def digit_sum(self, place: int, bits: int) -> Share:
-        """The digit of 2^bits at a place of one party's words plus the other's, no carry from below: a whole number.
-
-        It is at most 2^(bits+1) - 2, so it is exact in its ring of bits + 1. In a twin it is the value's own digit.
-        """
-        if self.modulus or self.width < bits * (place + 1):
-            raise ShapeError(f"a ring of {self.width} bits has no digit {place} of {bits} bits")
-        shift, mask = np.uint64(bits * place), np.uint64(2**bits - 1)
-        values = None if self.values is None else self.values >> shift & mask
-        return replace(self, fraction=0, bound=2.0**bits, width=bits + 1, values=values)
-
     def _combine(self, other: Share, operation: Callable[[Ring, Words, Words], Words], bound: float) -> Share:
         if self.fraction != other.fraction:
             raise ScaleError(f"fraction bits differ: {self.fraction} and {other.fraction}; lift one of them first")

@@ -23,7 +23,7 @@ from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.rule import inverse_sqrt
 from comet_research.functions.newton_rule import exponential
-from comet_research.look_up import Column, Table, look_up
+from comet_research.look_up import Column, Table, digit_sum, look_up
 
 X, Y, H, P, Q, E, L, M, R, S, U, V, W = variables("x y h p q e l m r s u v w")
 
@@ -281,8 +281,8 @@ def gelu_piecewise(session: Session, x: Share, *, fraction: int = 12) -> Share:
     with session.part("gelu_piecewise"):
         _require(session, "GELU by pieces", x.bound, GELU_PIECEWISE_BOUND)
         places = session.truncate(session.add_constant(x, 8.0), x.fraction - _DIGIT, 16)
-        (carry,) = look_up(session, places.digit_sum(0, _DIGIT), _CARRIES)
-        digit = places.digit_sum(1, _DIGIT)
+        (carry,) = look_up(session, digit_sum(places, 0, _DIGIT), _CARRIES)
+        digit = digit_sum(places, 1, _DIGIT)
         bits = look_up(session, (digit + carry.narrow(digit.width)).bounded(digit.bound), _PIECES)
         opened = dict(zip("xlmr", session.open(session.truncate_to(x, 11, 16), *bits), strict=True))
         cubic, sextic = (session.evaluate(each * X, opened, bound=limit) for each, limit in ((L, 4.1), (M, 3.1)))

@@ -11,7 +11,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import Share, concatenate, ring_width
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.rule import InverseRule, Wanted
-from comet_research.look_up import Column, Table, look_up
+from comet_research.look_up import Column, Table, digit_sum, look_up
 
 T, Y, P, Z, H, D = variables("t y p z h d")
 
@@ -167,7 +167,7 @@ def _top_bit(session: Session, t: Share, rule: TableRule) -> Share:
     carry: Share | None = None
     filled, places = [], []
     for place in range(rule.digits):
-        digit = t.digit_sum(place, rule.digit_bits)
+        digit = digit_sum(t, place, rule.digit_bits)
         if carry is not None:
             digit = (digit + carry.narrow(digit.width)).bounded(digit.bound)
         carry, full, top = look_up(session, digit, rule.digit_table(place))

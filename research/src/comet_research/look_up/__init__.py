@@ -12,9 +12,9 @@ from comet_research.look_up.dealer import DealtTables
 from comet_research.look_up.kind import TableTransfers
 from comet_research.look_up.operation import Choose, Fetch, look_up
 from comet_research.look_up.pair import PairTables
-from comet_research.look_up.tables import Column, Table
+from comet_research.look_up.tables import Column, Table, digit_sum
 
 OPERATIONS.register(Choose, Fetch)
 register(TableTransfers, pair=[PairTables()], dealer=DealtTables())
 
-__all__ = ["Choose", "Column", "Fetch", "Table", "TableTransfers", "look_up"]
+__all__ = ["Choose", "Column", "Fetch", "Table", "TableTransfers", "digit_sum", "look_up"]

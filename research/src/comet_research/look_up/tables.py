@@ -1,19 +1,19 @@
-"""Public tables that are looked up at secret places, and how one party gives entries to the other.
+"""Public tables that are looked up at a secret index, and how one party gives entries to the other.
 
-For a place x = x_c + x_s mod M the server knows one pad of M, at a random place c. It says c - x_s. The client adds
+For an index x = x_c + x_s mod M the server knows one pad of M, at a random index c. It says c - x_s. The client adds
 pad k to the entry at x_c + k - (c - x_s), for every k; at k = c that is the entry at x.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine import kernels
-from comet_mpc.engine.share import WORD, Words, word_bytes
+from comet_mpc.engine.share import WORD, Share, Words, word_bytes
 from comet_mpc.errors import ShapeError
 
 MOST_ENTRIES = 256
@@ -83,3 +83,15 @@ def pick(rows: npt.NDArray[np.uint8], places: Words, size: int) -> Words:
     return kernels.unpack_words(
         np.ascontiguousarray(grid[np.arange(places.size), places]).reshape(-1), size, places.size
     )
+
+
+def digit_sum(share: Share, digit: int, bits: int) -> Share:
+    """A digit (of `bits` bits) of one party's words plus the other's, without a carry from below: a whole number.
+
+    It is at most 2^(bits+1) - 2, so it is exact in its ring of bits + 1. In a twin it is the value's own digit.
+    """
+    if share.modulus or share.width < bits * (digit + 1):
+        raise ShapeError(f"a ring of {share.width} bits has no digit {digit} of {bits} bits")
+    shift, mask = np.uint64(bits * digit), np.uint64(2**bits - 1)
+    values = None if share.values is None else share.values >> shift & mask
+    return replace(share, fraction=0, bound=2.0**bits, width=bits + 1, values=values)
