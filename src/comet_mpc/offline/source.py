@@ -27,7 +27,7 @@ MOST_TOGETHER = 8
 """Bundles that are prepared at once, at most."""
 
 Progress = Callable[[int, int], None]
-"""Is told how far something is, in bytes and of how many: in proportion to the time that it takes."""
+"""Callback(done, total) in bytes, weighted by the time that they take."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Connection:
     """The first greeting decides on model, source and the server's state; later ones must find the same.
 
     state     of the server, shortened, with which there is something prepared: if it is there, it is to answer
-    welcomed  is told of every greeting: the channel, the source of randomness and what the server said
+    welcomed  callback(channel, source, welcome) after every greeting
     """
 
     def __init__(

@@ -216,7 +216,7 @@ def send_blob(channel: Channel, pieces: Iterable[memoryview]) -> int:
 
 
 def receive_blob(channel: Channel, size: int, digest: str, target: Writer, told: Progress | None = None) -> None:
-    """Exactly `size` bytes, as they come, whose SHA-256 must be `digest`. `told` is told how many there are so far."""
+    """Exactly `size` bytes, as they come, whose SHA-256 must be `digest`. `told` is a callback(bytes so far)."""
     hasher = hashlib.sha256()
     rest = size
     while rest:

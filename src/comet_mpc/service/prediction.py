@@ -1,4 +1,4 @@
-"""What a client gets for a text: the answer, whichever kind the model gives, and what it cost."""
+"""What a client gets for a text: an answer of the model's kind, and its cost."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Cost:
     texts: int
     """Texts that share this cost."""
     bucket: int
-    """Tokens that each is padded to."""
+    """Tokens that each text is padded to."""
     setup_bytes: int
     setup_seconds: float
-    """Downloads of this client so far; 0 bytes if the cache had everything."""
+    """What this client has downloaded so far; 0 bytes if everything was cached."""
     offline_bytes: int
     offline_seconds: float
-    """Randomness: from the dealer to both parties, or between the two. It may have been prepared long before."""
+    """Preparing the randomness, by a dealer or between the two parties. It may have happened long before."""
     online_bytes: int
     online_seconds: float
     rounds: int
@@ -41,29 +41,30 @@ class Answer:
     """What all answers have in common."""
 
     truncated: bool
-    """The text was longer than the model takes, and was cut."""
+    """Whether the text was longer than the model accepts, and was cut."""
     cost: Cost
     tokens: int = 0
-    """Of the text, before it was cut."""
+    """Tokens of the text before it was cut."""
     tokens_used: int = 0
+    """Tokens that the model saw."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction(Answer):
-    """A label for a text. A model with a single label is a regression: it has a score."""
+    """A label for a text. A model with a single label is a regression, and gives a score."""
 
     label: str
     probability: float
-    """Of the label; of no meaning for a regression."""
+    """Probability of the label; meaningless for a regression."""
     logits: tuple[float, ...]
     probabilities: dict[str, float]
     score: float | None = None
-    """Of a regression."""
+    """The value of a regression."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(Answer):
-    """A vector for a text; of length 1 if the model scales its embeddings."""
+    """A vector for a text, of length 1 if the model normalises its embeddings."""
 
     vector: tuple[float, ...]
 
@@ -77,20 +78,20 @@ class Tag:
     probability: float
     start: int
     end: int
-    """Where the part is in the text: characters from `start` to before `end`."""
+    """The part is text[start:end]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging(Answer):
-    """A label for every word of a text: that of the word's first token."""
+    """A label for every word of a text: the label of its first token."""
 
     words: tuple[Tag, ...]
     logits: tuple[tuple[float, ...], ...]
-    """Of every token, those that a tokenizer adds at the ends included."""
+    """One row per token, including the special tokens at the ends."""
 
     @property
     def entities(self) -> tuple[Tag, ...]:
-        """Words that belong together: B-X and the I-X after it are one X. Words with the label O are left out."""
+        """Words joined into entities: B-X and the I-X that follow are one X. Words labelled O are left out."""
         groups: list[list[Tag]] = []
         before = "O"
         for word in self.words:

@@ -22,7 +22,7 @@ class Programs:
     """Plans are made when they are asked for and nobody has made them before; see `KeptPlans`.
 
     home     where they are kept; None: in memory only
-    planned  is told the size when one is made
+    planned  callback(size) when a plan is made
     """
 
     def __init__(

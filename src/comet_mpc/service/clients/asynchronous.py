@@ -1,10 +1,10 @@
-"""Private predictions for programs that use asyncio: the event loop goes on while the protocol runs.
+"""Private predictions for programs that use asyncio: the event loop keeps running while the protocol does.
 
     async with AsyncClient("localhost:7001", keys="keys") as client:
         print((await client.classify(["a warm and bright film"]))[0].label)
 
-A `Client` blocks: it sends, receives and computes. So each connection has a `Client` and a thread of its own, and a
-call waits for one that is free.
+A `Client` blocks: it sends, receives and computes. So each connection has its own `Client` and thread, and a
+call waits for a free one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class AsyncClient:
     connections  calls that run concurrently; others wait. All share one cache, and so the prepared randomness
     The other arguments are those of `Client`.
 
-    A call that is cancelled returns at once. The run of the program that is under way goes on to its end, since its
-    randomness is spent; the texts after it are not sent.
+    A cancelled call returns at once. The run in progress still finishes, since its randomness is spent; later texts are
+    not sent.
     """
 
     def __init__(self, address: str, *, connections: int = 1, **options: Unpack[ClientOptions]) -> None:
@@ -109,7 +109,7 @@ class AsyncClient:
         return await self._call(lambda client: client.tag(texts))
 
     async def stream(self, texts: Sequence[Text]) -> AsyncIterator[tuple[int, Prediction]]:
-        """Each prediction as soon as it is there, with the index of its text. Texts of one size come together."""
+        """Each prediction as soon as it arrives, with the index of its text. Texts of one size come together."""
         loop, gone = asyncio.get_running_loop(), threading.Event()
         found: asyncio.Queue[tuple[int, Prediction] | None] = asyncio.Queue()
 

@@ -54,26 +54,25 @@ class _Child:
 
 
 class Server:
-    """Listens from the moment it is made; `serve_forever` serves until SIGTERM or SIGINT.
+    """Listens as soon as it is made; `serve_forever` serves until SIGTERM or SIGINT.
 
-    model           one, or several by name, the first of which is for clients that name none
-    reload          gives the models again after SIGHUP. New versions are served without a stop: clients that were set
-                    up with a version stay with it, until the next SIGHUP; a failure leaves all as it was
-    listen          (host, port); port 0 lets the system choose, see `address`
-    source          where this server and its clients get their randomness: `PairSource()`, between themselves, or
-                    `DealerSource(address)`. Run by the server's operator a dealer gives no privacy: the two together
+    model           one model, or several by name. Clients that name none get the first
+    reload          returns the models again after SIGHUP. New versions are served without downtime: connected clients
+                    keep their version until the next SIGHUP, and a failure changes nothing
+    listen_at       (host, port); with port 0 the system chooses, see `address`
+    source          who prepares the randomness: `PairSource()`, server and client between themselves, or
+                    `DealerSource(address)`. A dealer run by the server's operator gives no privacy: the two together
                     could read the texts
     state           directory for the secret of the weight masks, prepared randomness, and the newest list of revoked
-                    certificates. No other server may use it (`StateInUse`). Do not copy it
-    workers         requests that are worked on at a time, runs and preparations together; 0: as many as there are
-                    cores, and two at least
-    require_client  refuse clients without a certificate (the dealer refuses them always)
-    metrics         (host, port) for Prometheus, and for health, or None
-    connections     clients connected at a time; each costs a process of a few megabytes. Further ones wait
-    per_client      of them, for one certificate; 0: a quarter
-    queue_seconds   a client that there was no process or no slot for is told so after this time
-    stop_seconds    for running queries to finish at the end
-    handshakes      for connections that have not shown a certificate yet
+                    certificates. No other server may use it (`StateInUse`). Never copy it
+    workers         concurrent requests, runs and preparations together. 0: one per core, at least two
+    require_client  refuse clients without a certificate (a dealer always does)
+    metrics         (host, port) for Prometheus metrics and health checks, or None
+    connections     connected clients; each takes a process of a few megabytes, and further ones wait
+    per_client      connections per certificate. 0: a quarter of all
+    queue_seconds   how long a client waits for a process or a slot before it is refused with `ServerBusy`
+    stop_seconds    how long a stopping server waits for running queries
+    handshakes      limits for connections that have not shown a certificate yet
     """
 
     def __init__(
