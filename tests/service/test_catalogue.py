@@ -111,5 +111,5 @@ def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(tmp_path: Path, keys
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65, "-x", "a=b"])
 def test_a_name_is_a_word(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no name"):
+    with pytest.raises(ConfigurationError, match="not a valid model name"):
         check_name(name)

@@ -219,7 +219,7 @@ def test_whoever_insists_on_another_source_is_told(world: World, cache: Path) ->
         world.client(cache, source="dealer").connect()
     with world.client(cache, source="pair") as client:
         assert client.source == "pair"
-    with pytest.raises(ConfigurationError, match="of no use"):
+    with pytest.raises(ConfigurationError, match="uses no dealer"):
         world.client(cache, source="pair", dealer="127.0.0.1:1")
     with pytest.raises(ConfigurationError, match="unknown source"):
         world.client(cache, source="oracle")
