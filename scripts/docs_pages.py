@@ -94,10 +94,11 @@ def _command(name: str, command: Any) -> Iterator[str]:
         yield ""
     panels = dict.fromkeys(getattr(each, "rich_help_panel", None) or "Options" for each in options)
     for panel in panels:
-        yield from (f"| {panel} | meaning | default |", "|---|---|---|")
-        for each in options:
-            if (getattr(each, "rich_help_panel", None) or "Options") == panel:
-                yield f"| `{_option(each)}` | {_cell(each.help or '')} | {_default(each)} |"
+        group = [each for each in options if (getattr(each, "rich_help_panel", None) or "Options") == panel]
+        rows = [(f"`{_option(each)}`", _cell(each.help or ""), _default(each)) for each in group]
+        columns = 3 if any(default for *_, default in rows) else 2
+        for row in ((panel, "meaning", "default"), ("---",) * 3, *rows):
+            yield f"| {' | '.join(row[:columns])} |"
         yield ""
 
 
