@@ -243,6 +243,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Puts generated text in its place, and takes out what only the tests of the documents read."""
     source = page.file.abs_src_path
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]  # it would name this page alone
     if source is not None and Path(source).is_relative_to(ROOT / "docs"):
         markdown = moved(markdown, Path(source), page.file.src_uri)
     for name, make in GENERATED.items():

@@ -5,7 +5,6 @@
     ├── ScaleError            numbers of fraction bits do not fit together          (also a ValueError)
     ├── RangeError            a value or a bound is too large for the ring          (also a ValueError)
     ├── RuleError             an approximation cannot be built as requested         (also a ValueError)
-    ├── LeakError             a protocol that is known to leak was requested where privacy is promised
     ├── ConfigurationError    your own set-up is wrong: a file, an address, an option, an argument
     │   ├── StateInUse            another server works with this state directory
     │   ├── CheckpointError       a checkpoint is incomplete, damaged, not certified, or not a Comet checkpoint
@@ -48,7 +47,6 @@ __all__ = [
     "ConfigurationError",
     "ForeignRandomness",
     "ImpossibleAnswer",
-    "LeakError",
     "ModelChanged",
     "NobodyConnected",
     "NodeLost",
@@ -125,10 +123,6 @@ class RangeError(CometError, ValueError):
 
 class RuleError(CometError, ValueError):
     """An approximation cannot be built as requested."""
-
-
-class LeakError(CometError):
-    """A protocol that is known to leak was requested where privacy is promised."""
 
 
 class ConfigurationError(CometError):

@@ -30,8 +30,8 @@ class JsonFormatter(logging.Formatter):
 
 def _where(trace: TracebackType | None) -> str:
     """Places only: the message of an unforeseen error might quote a value."""
-    places = [f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line}" for frame, line in traceback.walk_tb(trace)]
-    return " > ".join(places[-6:])
+    frames = [f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line}" for frame, line in traceback.walk_tb(trace)]
+    return " > ".join(frames[-6:])
 
 
 def log_as_json(level: int = logging.INFO) -> None:

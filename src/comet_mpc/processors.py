@@ -61,11 +61,11 @@ def _groups(membership: Path, cgroups: Path) -> Iterator[Path]:
         controllers, _, path = rest.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        place = PurePosixPath(path.lstrip("/"))
-        if ".." in place.parts:  # outside of what this container sees
-            place = PurePosixPath()
+        group = PurePosixPath(path.lstrip("/"))
+        if ".." in group.parts:  # outside of what this container sees
+            group = PurePosixPath()
         roots = [cgroups / name for name in {controllers, "cpu"}] if controllers else [cgroups]
-        yield from (root / above for root in roots for above in (place, *place.parents))
+        yield from (root / above for root in roots for above in (group, *group.parents))
 
 
 def _limits(group: Path) -> Iterator[float]:

@@ -84,7 +84,6 @@ def run_two_parties(
     tolerance: float | None = None,
     ways: Ways = USUAL_WAYS,
     fused: bool | None = None,
-    permits_leaks: bool = False,
     seeds: tuple[bytes, bytes] | None = None,
     channels: Ends | None = None,
 ) -> TwoPartyRun[Result]:
@@ -97,13 +96,12 @@ def run_two_parties(
                    it must be an array, or a share. None: the twin is not run
     ways           where the program takes another way than usual (`Session.goes`)
     fused          truncate and open in one round; None: if the source can
-    permits_leaks  also protocols that are known to leak
     seeds          of the client's and the server's randomness, with a dealer
     channels       to use in place of a connection in memory; for threads only
     """
     (run,) = run_series(
         [program], weights, source=source, processes=processes, tolerance=tolerance, ways=ways, fused=fused,
-        permits_leaks=permits_leaks, seeds=seeds, channels=channels,
+        seeds=seeds, channels=channels,
     )  # fmt: skip
     return run
 
@@ -117,7 +115,6 @@ def run_series(
     tolerance: float | None = None,
     ways: Ways = USUAL_WAYS,
     fused: bool | None = None,
-    permits_leaks: bool = False,
     seeds: tuple[bytes, bytes] | None = None,
     channels: Ends | None = None,
 ) -> list[TwoPartyRun[Result]]:
@@ -130,7 +127,7 @@ def run_series(
     abilities = find_source(source).abilities if fused is None else able(fused)
     series = plan_series(
         [partial(_with_weights, program, public) for program in programs],
-        abilities=abilities, permits_leaks=permits_leaks, ways=ways,
+        abilities=abilities, ways=ways,
     )  # fmt: skip
     offline = find_source(source).offline_traffic(series.whole.correlations)
     whole = series.whole
@@ -138,7 +135,7 @@ def run_series(
 
     def work(channel: Channel, party: int) -> list[tuple[Result, Traffic]]:
         randomness, own = prepare(channel, party)
-        session = PartySession(party, channel, randomness, permits_leaks=permits_leaks, ways=ways)
+        session = PartySession(party, channel, randomness, ways=ways)
         done: list[tuple[Result, Traffic]] = []
         for program, plan in zip(programs, series.programs, strict=True):
             before, left = channel.traffic, randomness.remaining
@@ -153,7 +150,7 @@ def run_series(
     ours, theirs = _in_processes(work) if processes else as_parties(work, channels)
     twins: list[Result | None] = [None] * len(programs)
     if tolerance is not None:
-        clear = TwinSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
+        clear = TwinSession(abilities=abilities, ways=ways)
         twins = [program(clear, held) for program in programs]
     runs = []
     for plan, (client, sent), (server, received), twin in zip(series.programs, ours, theirs, twins, strict=True):

@@ -19,7 +19,6 @@ from comet_mpc.engine.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
-    TableTransfers,
     WeightProduct,
     encode_correlations,
     program_digest,
@@ -41,6 +40,7 @@ from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
 from comet_mpc.offline.dealer.fetch import Ask, Proceed, Received, Seed, _FromDealer
 from comet_mpc.offline.dealer.server import Dealer
 from comet_mpc.offline.store import new_bundle_id
+from comet_research.look_up import TableTransfers
 from support.certificates import Identities
 from support.dealer_service import (
     KEY,

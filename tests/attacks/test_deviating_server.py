@@ -45,20 +45,18 @@ def replay(before: dict[int, Packed], own: Packed) -> Packed:
 def found(source: str, deviation: Deviation, control: Control = "") -> list[Finding]:
     before: dict[int, Packed] = {}
 
-    class Deviating(online._Watching):
+    class Deviating(online.Watching):
         def _leg(self, request: Request[Any], drawn: Drawn | None) -> Leg[Any]:
             sent, finish = super()._leg(request, drawn)
             if self.party == SERVER and sent is not None:
                 sent = deviation(before, sent)
             return sent, finish
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online, "_Watching", Deviating)
-        recorded = online.record(source, RUNS, control, secret=SECRET)
+    recorded = online.record(source, RUNS, control, watching=Deviating, secret=SECRET)
     return findings(recorded, source, control)
 
 
-MESSAGES = ("Open", "Truncate", "TruncateOpen", "Give", "Fetch")
+MESSAGES = ("Open", "Truncate", "TruncateOpen", "Give")
 
 
 @pytest.mark.parametrize("deviation", [zeros, replay])

@@ -20,7 +20,6 @@ from comet_mpc.engine.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
-    TableTransfers,
     WeightProduct,
     WeightScale,
     encode_correlations,
@@ -43,6 +42,7 @@ from comet_mpc.errors import (
 from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
+from comet_research.look_up import TableTransfers
 from support.two_parties import KEY, both, deal, masked, opened, outcome
 from support.waiting import PATIENCE
 

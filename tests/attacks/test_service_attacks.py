@@ -387,5 +387,5 @@ def test_json_that_is_nested_too_deeply_is_no_message() -> None:
         from_client(NESTED)
     here, there = memory_pair(PATIENCE)
     there.send(NESTED)
-    with pytest.raises(PeerError, match="something else than Ready"):
+    with pytest.raises(PeerError, match="something other than Ready"):
         expect(here, Ready)

@@ -14,7 +14,6 @@ from comet_mpc.engine.correlations import (
     MonomialTerm,
     PartyBits,
     SquareSums,
-    TableTransfers,
     WeightProduct,
     WeightScale,
     any_kind,
@@ -26,6 +25,7 @@ from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
 from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.preparer import CHUNK
 from comet_mpc.processors import cores
+from comet_research.look_up import TableTransfers
 
 ODD = min(ODD_MODULI)
 PROGRAM: dict[Correlation, str] = {

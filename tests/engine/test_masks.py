@@ -17,15 +17,14 @@ from comet_mpc.engine.correlations import (
     Monomials,
     PartyBits,
     SquareSums,
-    TableTransfers,
     WeightProduct,
     WeightScale,
 )
 from comet_mpc.engine.ops import Request
-from comet_mpc.engine.ops.look_up import Choose
 from comet_mpc.engine.ops.operation import Drawn
 from comet_mpc.engine.plan import PlanSession
 from comet_mpc.engine.share import CLIENT, SERVER
+from comet_research.look_up import Choose, TableTransfers
 from support.every_message import LARGE, seeds
 from support.recording import recording_pair
 from support.two_parties import able, run_two_parties

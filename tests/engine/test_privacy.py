@@ -14,14 +14,14 @@ import pytest
 from scipy.stats import chi2, ks_2samp
 
 from comet_mpc.engine import Session, Weight
-from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.share import CLIENT, SERVER, Words, decode, encode
-from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private, flooded_shares
 from comet_mpc.local.audit.controls import Unmasked
 from comet_mpc.local.audit.statistics import LIMIT, surprise_of_sum
 from comet_mpc.offline.dealer.bundles import Dealing, mask_weight, weight_key
+from comet_research.functions.flooding import Flooding, flooded_guess_not_private, flooded_shares
+from comet_research.look_up import look_up
 from support.every_message import LARGE, SMALL, TABLE, X, seeds
 from support.recording import recording_pair
 from support.two_parties import KEY, Program, run_two_parties
@@ -214,9 +214,9 @@ def test_uniform_shares_do_not_tell_secrets_apart() -> None:
     assert advantage(*ours) < 2e-6
 
 
-def first_message_to_the_client(program: Program[object], run: int, *, permits_leaks: bool = False) -> Words:
+def first_message_to_the_client(program: Program[object], run: int) -> Words:
     ends = recording_pair()
-    run_two_parties(program, seeds=seeds(run), channels=ends, permits_leaks=permits_leaks)
+    run_two_parties(program, seeds=seeds(run), channels=ends)
     return np.frombuffer(ends[CLIENT].received[0], np.uint64)
 
 
@@ -232,7 +232,7 @@ def test_the_leak_is_there_in_the_protocol_and_gone_from_ours() -> None:
     def masked(x: float) -> Program[object]:
         return lambda session, _: session.open(session.private(SERVER, (count,), 16, 8.0, np.full(count, x)))
 
-    leaks = [decode(first_message_to_the_client(flooded(x), 5, permits_leaks=True), 16) for x in (1.0, 3.0)]
+    leaks = [decode(first_message_to_the_client(flooded(x), 5), 16) for x in (1.0, 3.0)]
     assert advantage(*leaks) == pytest.approx(0.5, abs=0.03)
     ours = [first_message_to_the_client(masked(x), run).view(np.int64) for run, x in enumerate((1.0, 3.0))]
     assert advantage(*(view.astype(np.float64) for view in ours)) < 0.03

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from comet_mpc.engine import Open, Session, Truncate, TruncateOpen, Weight
-from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share
-from comet_mpc.engine.tables import Column, Table
 from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
 from comet_mpc.functions.rule import inverse_sqrt
+from comet_research.look_up import Column, Table, look_up
 from support.recording import recording_pair
 from support.two_parties import Program, run_two_parties
 

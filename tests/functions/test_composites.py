@@ -118,7 +118,7 @@ def test_smu_by_the_papers_protocol_runs_where_leaks_are_permitted() -> None:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         return smu(session, client_secret(session, x, 2.0), form, rule)
 
-    real = together(run_two_parties(program, permits_leaks=True))
+    real = together(run_two_parties(program))
     assert np.max(np.abs(real - form(x))) < 0.02
     assert np.max(np.abs(real - twin_value(program))) < 0.005
 

@@ -16,10 +16,10 @@ from comet_mpc.engine.share import CLIENT, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import chebyshev_fit
-from comet_mpc.functions.flooding import fast_inverse_sqrt
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.rule import inverse_sqrt
+from comet_research.functions.flooding import fast_inverse_sqrt
 
 Reals = npt.NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.dealer.preparer import PREPARERS
-from comet_mpc.offline.ot import base, extension, tables
+from comet_mpc.offline.ot import base, extension
 from comet_mpc.offline.pair.matrices import matrix_products, packing_of
 from comet_mpc.offline.rlwe import slots
 from comet_mpc.offline.rlwe.odd_slots import OddJob
@@ -66,7 +66,6 @@ PLACES: list[tuple[object, str, Callable[..., Kinds]]] = [
     (extension.TransferSender, "extend", lambda *_, **__: {"extension"}),
     (extension, "_sent_products", lambda *given: {f"products of bits{', odd' if given[-1] else ''}"}),
     (extension, "_multiply_words", lambda *_: {"bits times words"}),
-    (tables, "give_words", lambda *_: {"table"}),
 ]
 """Where messages are made, and of which kinds they are."""
 

@@ -19,7 +19,6 @@ TOLD_AS = {
     "ConfigurationError": "ConfigurationError",
     "ForeignRandomness": "ForeignRandomness",
     "ImpossibleAnswer": "PeerError",
-    "LeakError": "PeerError",
     "NobodyConnected": "PeerTimeout",
     "NodeLost": "PeerError",
     "NotAuthenticated": "NotAuthenticated",

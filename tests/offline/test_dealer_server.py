@@ -34,7 +34,7 @@ from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import FRAME_BYTES, PARTY_ROLES, Ask, Received, Seed, Wait, fetch_bundle
 from comet_mpc.offline.dealer.meeting import Meeting, Meetings
-from comet_mpc.offline.source import BundleConnection, Order, Progress
+from comet_mpc.offline.source import Order, Progress
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.offline.store import BundleStore, new_bundle_id
 from support.certificates import Identities
@@ -202,7 +202,7 @@ def test_the_memory_of_spent_ids_is_bounded() -> None:
 
 def test_a_peer_without_a_dealers_certificate_is_not_trusted(identities: Identities) -> None:
     impostor = {**identities, "dealer": identities["server"]}
-    with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="no dealer"):
+    with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="not a dealer"):
         fetch(dealer.address, identities, CLIENT, new_bundle_id())
     with pytest.raises(NotAuthenticated, match="no dealer"):
         fetched(memory_pair()[0], CLIENT, new_bundle_id())
@@ -349,14 +349,14 @@ class _Desk:
         self.third_party, self._identity = dealer, identity
         self.looked = 0
 
-    def ask(self, order: Order) -> Callable[[], bool]:
+    def ask(self, order: Order, channel: Channel | None = None) -> Callable[[], bool]:
         return self._ended
 
     def _ended(self) -> bool:
         self.looked += 1
         return self.looked != 3  # one that looks well again does not count
 
-    def another_connection(self) -> BundleConnection:
+    def connect(self) -> Channel:
         raise AssertionError("nobody asks for one")
 
     def dial(self, address: tuple[str, int]) -> Channel:

@@ -21,7 +21,6 @@ from comet_mpc.engine.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
-    TableTransfers,
     WeightProduct,
     WeightScale,
 )
@@ -43,6 +42,7 @@ from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.offline.store import BundleStore, BundleWriter, new_bundle_id
+from comet_research.look_up import TableTransfers
 from support.faulty_channel import Fault, FaultyChannel
 from support.shared_transfers import share_base_transfers
 from support.two_parties import as_parties, outcome

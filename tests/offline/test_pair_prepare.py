@@ -17,13 +17,11 @@ from comet_mpc.engine.correlations import (
     Monomials,
     MonomialTerm,
     SquareSums,
-    TableTransfers,
     WeightProduct,
     WeightScale,
 )
 from comet_mpc.engine.kernels import unpack_words
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
-from comet_mpc.engine.tables import pick
 from comet_mpc.errors import (
     ForeignRandomness,
     PeerClosed,
@@ -52,6 +50,8 @@ from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.pair.workbench import WEIGHT_BITS
 from comet_mpc.offline.sources import PAIR
 from comet_research.bench.models import random_weights
+from comet_research.look_up import TableTransfers
+from comet_research.look_up.tables import pick
 from support.two_parties import as_parties, equal, run_two_parties, together, twin_value
 
 RNG = np.random.default_rng(11)

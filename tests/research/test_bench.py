@@ -21,7 +21,6 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
-from comet_mpc.local.processes import Crew
 from comet_mpc.models.transformer import EncoderShape
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.pair.costs import preparation_traffic
@@ -33,11 +32,12 @@ from comet_research.bench import operations
 from comet_research.bench.cases import HIDDEN, INNER, MATRICES, OPERATIONS, Case, build, choose
 from comet_research.bench.models import ModelCase
 from comet_research.bench.operations import Record, measure, plan_case
-from comet_research.bench.parties import Run, Runs, Seat, Spent
+from comet_research.bench.parties import MeasuredRun, Runs, Seat, Spent
 from comet_research.bench.profile import ProfileCase, ProfileRecord, profile_query
 from comet_research.bench.published import whole_cost
 from comet_research.bench.truncation import check_truncation
 from comet_research.cli.tables import operations_table, profile_tables
+from comet_research.crew import Crew
 from support.two_parties import as_parties
 from support.waiting import PATIENCE, Clock, eventually
 
@@ -55,7 +55,7 @@ def crew() -> Iterator[Crew]:
 def test_every_case_stays_within_its_bounds(operation: str, method: str) -> None:
     case = Case(operation, method, tokens=8, steps=4)
     built = build(case)
-    session = TwinSession(permits_leaks=built.leaks)
+    session = TwinSession()
     values = built.draw(np.random.default_rng(case.seed))
     drawn = built.draw_weights(np.random.default_rng(case.seed))
     weights = {
@@ -180,7 +180,7 @@ def test_a_party_does_not_count_what_the_other_does_between_runs(monkeypatch: py
     plan, pause = plan_case(built, PAIR), 1.0
     values = built.draw(np.random.default_rng(1))
 
-    def party(channel: Channel, party: int) -> tuple[Spent, list[Run]]:
+    def party(channel: Channel, party: int) -> tuple[Spent, list[MeasuredRun]]:
         runs, made = Runs(Seat(party, Path(), ("", 0)), channel, PAIR, plan, {}), []
         given = values if party == CLIENT else {}
         for _ in range(2):

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from comet_mpc.errors import ConfigurationError, LeakError
+from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.activation import smu_rule
 from comet_mpc.functions.rule import Smu
+from comet_research.crypten import LeakError as LeakError
 from comet_research.crypten import Ranges, comet_functions, load_crypten
 
 INSTALLED = find_spec("crypten") is not None and find_spec("torch") is not None

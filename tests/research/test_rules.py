@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +15,16 @@ import comet_research.functions  # noqa: F401 -- registers their names
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.share import CLIENT, SERVER, Share
-from comet_mpc.engine.twin import TwinSession
-from comet_mpc.errors import LeakError, RangeError, RuleError
-from comet_mpc.functions.flooding import Flooding, constant_guess, flooded_guess_not_private
+from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.functions.rule import inverse_sqrt
 from comet_mpc.functions.rules import RULES, make_rule
+from comet_research.functions.flooding import Flooding, constant_guess, flooded_guess_not_private
 from comet_research.functions.newton_rule import NewtonRule
 from comet_research.functions.table_rule import TableRule
 from support.roots import of_secret, points
+from support.toy_model import TINY, make_checkpoint
 from support.two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]
@@ -61,7 +62,7 @@ def test_every_rule_gives_the_inverse_root_inside_its_domain(name: str, fused: b
     program = of_secret(t, high, rule)
     exact = t**-0.5
     twin = twin_value(program)
-    real = together(run_two_parties(program, fused=fused, permits_leaks=name == "paper"))
+    real = together(run_two_parties(program, fused=fused))
     assert np.max(np.abs(twin / exact - 1.0)) <= error
     assert np.max(np.abs(real / exact - 1.0)) <= error
     if isinstance(rule, TableRule):  # a place one further makes another guess, which a step squares away
@@ -156,7 +157,7 @@ def test_the_flooded_guess_is_a_constant_whatever_x_is() -> None:
     constant = constant_guess(Flooding())
     assert constant == pytest.approx(0.483, abs=5e-4)
     program = guess_program(x, Flooding())
-    run = run_two_parties(program, permits_leaks=True)
+    run = run_two_parties(program)
     for guess in (together(run), twin_value(program)):
         assert np.max(np.abs(guess - constant)) < 4e-4
         assert np.all((guess > 0.4830) & (guess < 0.4835))
@@ -165,7 +166,7 @@ def test_the_flooded_guess_is_a_constant_whatever_x_is() -> None:
 def test_with_a_wide_flood_the_guess_follows_the_mask_and_not_x() -> None:
     x = np.full(4000, 3.0)
     x[2000:] = 15.0
-    guess = together(run_two_parties(guess_program(x, Flooding(spread=8192.0)), permits_leaks=True))
+    guess = together(run_two_parties(guess_program(x, Flooding(spread=8192.0))))
     assert 0.355 < np.min(guess) < 0.37
     assert 0.47 < np.max(guess) < 0.485
     assert abs(np.mean(guess[:2000]) - np.mean(guess[2000:])) < 0.01  # 1/sqrt differs by 0.32
@@ -191,13 +192,10 @@ def test_newton_from_that_constant_leaves_its_basin_and_explodes() -> None:
 def test_the_paper_mode_reproduces_those_errors() -> None:
     x = np.array([0.1, 0.5, 1.0, 10.0])
     rule = make_rule("paper", 0.1, 10.0).inverse()
-    real = together(run_two_parties(of_secret(x, 10.0, rule), permits_leaks=True))
+    real = together(run_two_parties(of_secret(x, 10.0, rule)))
     assert np.abs(real * np.sqrt(x) - 1.0) == pytest.approx([0.33, 0.027, 0.001, 0.022], rel=0.1, abs=0.001)
 
 
-def test_the_paper_mode_is_refused_where_privacy_is_promised() -> None:
-    program = of_secret(points(0.5, 10.0), 10.0, make_rule("paper", 0.5, 10.0).inverse())
-    with pytest.raises(LeakError, match="leak"):
-        run_two_parties(program)
-    with pytest.raises(LeakError, match="leak"):
-        program(TwinSession(), {})
+def test_a_model_with_the_papers_rule_is_not_stored_and_so_not_served(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown rule 'paper'"):
+        make_checkpoint(tmp_path, **TINY | {"rule": "paper"})

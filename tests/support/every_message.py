@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine import Session, TruncateOpen, Weight
-from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.seeds import derive_seed
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.engine.tables import Column, Table
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.rule import inverse_sqrt
+from comet_research.look_up import Column, Table, look_up
 from support.two_parties import Program
 
 __all__ = ["LARGE", "SMALL", "TABLE", "X", "Y", "everything", "model", "seeds"]

@@ -56,7 +56,7 @@ def twin_value(
     program: Program[Share], weights: Weights | None = None, *, fused: bool = True, ways: Ways = USUAL_WAYS
 ) -> Reals:
     """The same program's plaintext twin."""
-    share = program(TwinSession(abilities=able(fused), permits_leaks=True, ways=ways), weights or {})
+    share = program(TwinSession(abilities=able(fused), ways=ways), weights or {})
     assert share.values is not None
     return decode(share.values, share.fraction, share.ring)
 

@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from comet_mpc.engine.seeds import expand, new_seed
-from comet_mpc.errors import ConfigurationError, LeakError
+from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.functions.activation import argument_interval, smu_rule
-from comet_mpc.functions.flooding import Flooding, float_bits
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.root_rule import DEGREES, RootRule
 from comet_mpc.functions.rule import Smu
 from comet_mpc.functions.rules import make_rule
+from comet_research.functions.flooding import Flooding, float_bits
 
 Tensor = Any
 """CrypTen's MPCTensor, whose package may be absent."""
@@ -81,6 +81,10 @@ def load_crypten() -> Any:
         if old not in sys.modules and find_spec(old) is None:
             sys.modules[old] = import_module(new)
     return import_module("crypten")
+
+
+class LeakError(CometError):
+    """A protocol that is known to leak was requested without saying so."""
 
 
 @contextmanager

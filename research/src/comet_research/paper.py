@@ -41,7 +41,7 @@ from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
 from comet_mpc.local.evaluation import compared, texts_of
-from comet_mpc.local.processes import LOOPBACK, Crew, Link
+from comet_mpc.local.processes import LOOPBACK, Link
 from comet_mpc.models.blocks import LayerRules
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
@@ -60,6 +60,7 @@ from comet_mpc.offline.store import new_bundle_id
 from comet_mpc.progress import silent
 from comet_research.bench.models import masked_weights
 from comet_research.bench.parties import Seat, check_planned, set_up
+from comet_research.crew import Crew
 from comet_research.functions.newton_rule import NewtonRule
 
 ResearchRule = Literal["own", "paper"]
@@ -245,7 +246,7 @@ class UncertifiedModel:
     def untrusted(self, query: Query) -> str:
         """The first value out of its range, as the twin finds it; empty if there is none."""
         try:
-            self.answer(query)(TwinSession(permits_leaks=self.leaks), self.fixed)
+            self.answer(query)(TwinSession(), self.fixed)
         except RangeError as error:
             return str(error)
         return ""
@@ -256,7 +257,7 @@ class UncertifiedModel:
 
     def plan(self, query: Query) -> Plan:
         public = self.public_weights()
-        return plan_program(lambda session: self.answer(query)(session, public), permits_leaks=self.leaks)
+        return plan_program(lambda session: self.answer(query)(session, public))
 
 
 class Parties:
@@ -341,7 +342,7 @@ def _take_part(
     """One party's run of a query: the client's logits, and what it sent and received online."""
     randomness, _ = seat.fetch(plan, weights, order.bundle_id)
     before = channel.traffic
-    session = PartySession(seat.party, channel, randomness, permits_leaks=model.leaks)
+    session = PartySession(seat.party, channel, randomness)
     logits = model.answer(query)(session, weights)
     return logits, channel.traffic - before
 

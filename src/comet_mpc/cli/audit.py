@@ -27,8 +27,7 @@ _EXPLAINED = (
     "Indented rows are broken on purpose, and must be caught:\n"
     "  same seed  both parties have the same seed\n"
     "  old mask   one mask hides two messages\n"
-    "  no mask    nothing hides what is sent\n"
-    "  flooded    the paper's flooded shares, where uniform ones belong"
+    "  no mask    nothing hides what is sent"
 )
 
 

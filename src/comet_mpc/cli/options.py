@@ -102,7 +102,7 @@ Bucket = Annotated[
         "--bucket",
         metavar="TOKENS",
         min=1,
-        help="Pad or truncate every text to so many tokens, so that the server cannot tell their lengths apart.",
+        help="Pad or truncate every text to this many tokens, so that the server cannot tell their lengths apart.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -118,7 +118,7 @@ OwnTokenizer = Annotated[
 MostTexts = Annotated[int, typer.Option("--batch", min=1, help="Texts per query, at most.", rich_help_panel=MODEL)]
 Timeout = Annotated[
     float,
-    typer.Option("--timeout", help="Give up after so many seconds without progress.", rich_help_panel=CONNECTION),
+    typer.Option("--timeout", help="Give up after this many seconds without progress.", rich_help_panel=CONNECTION),
 ]
 JsonFile = Annotated[
     Path | None,
@@ -171,7 +171,7 @@ Data = Annotated[
         rich_help_panel=DATA,
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first so many rows.", rich_help_panel=DATA)]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N rows.", rich_help_panel=DATA)]
 Spread = Annotated[
     bool,
     typer.Option("--spread", help="Take the rows of --limit from all over the file.", rich_help_panel=DATA),

@@ -64,8 +64,8 @@ def _portable(word: str) -> str:
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Group:
     """A table whose first `left` columns are texts and whose others are numbers. Cells are taken literally."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for place, column in enumerate(columns):
-        made.add_column(column, justify="left" if place < left else "right", no_wrap=place >= left)
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index < left else "right", no_wrap=index >= left)
     for row in rows:
         made.add_row(*map(Text, row))
     return Group(Text(title, style="bold"), made)

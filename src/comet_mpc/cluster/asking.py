@@ -87,7 +87,7 @@ class Spread:
             while waiting or flying:
                 while waiting and self._idle:
                     asker, (run, tries) = self._idle.pop(), waiting.popleft()
-                    flying[asker.ask.remote(run, [texts[place] for place in run.places])] = asker, run, tries
+                    flying[asker.ask.remote(run, [texts[index] for index in run.indices])] = asker, run, tries
                 for reference in ray.wait(list(flying), timeout=_TICK)[0]:
                     asker, run, tries = flying.pop(reference)
                     try:
@@ -99,16 +99,16 @@ class Spread:
                             raise
                         waiting.append((run, tries - 1))
                     else:
-                        for place, one in zip(run.places, answers, strict=True):
-                            found[place] = one
+                        for index, one in zip(run.indices, answers, strict=True):
+                            found[index] = one
                             if told is not None:
-                                told(place, one)
+                                told(index, one)
         finally:
             for asker, _, _ in flying.values():  # what it does now is wanted by nobody
                 ray_cluster.end(asker)
         if impossible is not None:
             raise impossible
-        return [found[place] for place in range(len(texts))]
+        return [found[index] for index in range(len(texts))]
 
     def _result(self, reference: Any, asker: Any) -> list[Answer]:
         """What a client has answered; it is free again, or another one takes its place."""

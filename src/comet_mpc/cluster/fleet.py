@@ -87,7 +87,7 @@ class Node:
 
     def burden(self) -> tuple[float, ...]:
         load = self.load
-        return (load.waiting + load.working + self.sent) / max(1, load.places), load.sessions + self.sent, load.bundles
+        return (load.waiting + load.working + self.sent) / max(1, load.slots), load.sessions + self.sent, load.bundles
 
 
 class Fleet:
@@ -196,7 +196,7 @@ class Fleet:
         _log.info("a server starts on a node as soon as it has free cores", extra={"fields": fields})
         try:
             arguments = blueprint, node.machine.address, str(self._state)
-            node.handle = ray_cluster.place(Host, node.machine, workers, *arguments)
+            node.handle = ray_cluster.start_on(Host, node.machine, workers, *arguments)
             async with asyncio.timeout(self._limits.start_seconds):
                 node.address, node.name = await self._answer(node.handle.start.remote())
                 self._note(node, await self._answer(node.handle.look.remote()))

@@ -5,8 +5,8 @@
         server.log      what the server says, collected by whoever asks `look`
         …               the state of a server: its secret, and the bundles that were prepared on this node
 
-A host that comes again on the same machine finds its bundles. The place is never shared: a lock keeps others out, for
-as long as any process of the server is there.
+A host that restarts on the same machine finds its bundles. The directory is never shared: a lock keeps others out
+while any process of the server is running.
 """
 
 from __future__ import annotations
@@ -116,15 +116,15 @@ class Host:
 
 
 def _claim(root: Path) -> tuple[Path, int]:
-    """The first place that no other host of this machine has."""
+    """The first directory that no other host of this machine has."""
     for number in itertools.count():
-        place = root / f"node-{number}"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        directory = root / f"node-{number}"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             continue
-        return place, lock
+        return directory, lock
     raise AssertionError("unreachable")

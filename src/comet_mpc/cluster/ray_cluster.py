@@ -51,7 +51,7 @@ def machines() -> list[Machine]:
     ]
 
 
-def place(kind: type, machine: Machine, cpus: float, *arguments: Any) -> Any:
+def start_on(kind: type, machine: Machine, cpus: float, *arguments: Any) -> Any:
     """An object of that class on that machine and on no other. It ends with this process."""
     strategy = NodeAffinitySchedulingStrategy(machine.number, soft=False)
     options = {"num_cpus": min(cpus, machine.cpus), "max_restarts": 0, "max_task_retries": 0}

@@ -18,7 +18,7 @@ class Scale:
     most: int = 0
     """0: as many as there are nodes."""
     busy_seconds: float = 2.0
-    """Requests must have waited everywhere for so long before there is another one: a place may come free."""
+    """Requests must have waited everywhere for so long before there is another one: a slot may become free."""
     idle_seconds: float = 600.0
     """Without a client, after which a node serves no more. Its bundles stay on its disk."""
     _busy_since: float | None = None
@@ -27,7 +27,7 @@ class Scale:
     def __post_init__(self) -> None:
         if self.least < 1 or (self.most and self.most < self.least):
             raise ConfigurationError(
-                f"nodes from {self.least} to {self.most or 'all'}: at least one serves, and no fewer than the least"
+                f"expected 1 <= --min-nodes <= --max-nodes, got {self.least} and {self.most or 'all'}"
             )
 
     def more(self, loads: Collection[Load], starting: int, now: float) -> bool:

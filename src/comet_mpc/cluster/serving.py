@@ -97,7 +97,7 @@ def _figures(fleet: Fleet, relay: Relay) -> str:
     """For Prometheus. The nodes have the counters of what they did; here is what is so on each."""
     lines = ["# TYPE comet_nodes gauge", f"comet_nodes {len(fleet.running())}"]
     lines += ["# TYPE comet_relayed_bytes_total counter", f"comet_relayed_bytes_total {relay.passed_bytes}"]
-    for name in ("waiting", "working", "places", "sessions", "bundles"):
+    for name in ("waiting", "working", "slots", "sessions", "bundles"):
         lines.append(f"# TYPE comet_node_{name} gauge")
         with contextlib.suppress(RuntimeError):  # a node came or went meanwhile
             lines += [f'comet_node_{name}{{node="{one.name}"}} {getattr(one.load, name)}' for one in fleet.running()]

@@ -12,7 +12,6 @@ from comet_mpc.engine.plan import Plan, PlanSession, plan_program
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, WORD, Share, Words, concatenate, decode, encode, ring_width
-from comet_mpc.engine.tables import Column, Table
 from comet_mpc.engine.tensors import Given, Opened, Weight
 from comet_mpc.engine.twin import TwinSession, run_twin
 
@@ -22,7 +21,6 @@ __all__ = [
     "SERVER",
     "WORD",
     "Abilities",
-    "Column",
     "Cost",
     "Deferred",
     "Give",
@@ -39,7 +37,6 @@ __all__ = [
     "Reveal",
     "Session",
     "Share",
-    "Table",
     "Truncate",
     "TruncateOpen",
     "TwinSession",

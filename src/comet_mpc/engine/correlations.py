@@ -25,7 +25,6 @@ import numpy as np
 
 from comet_mpc.engine.ring import MOST_BITS, WORD, Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
-from comet_mpc.engine.tables import MOST_ENTRIES
 from comet_mpc.errors import ConfigurationError, ShapeError
 
 # What a description from outside may say. Decoding enforces it, so nobody computes with numbers beyond reason.
@@ -40,7 +39,6 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _OPENED_WORD = 12e-9  # expand, mask, pack, send, receive, unpack, add
 _MONOMIAL = 6e-9  # of an element: expand or unpack, multiply, add
 _BIT = 6e-9
-_TABLE_ENTRY = 6e-9  # of a table that is given: expand, add, pack, send
 _PRODUCT = 1.0 / 6e9
 _WEIGHT_PRODUCT = 1.0 / 9e9
 
@@ -314,39 +312,6 @@ class WeightScale(WeightCorrelation, frozen=True):
         count = self.rows * self.size
         reference = Reference(self.mask, ClientMask, count)
         return Facts(count, count * _MONOMIAL, ((count, Ring(self.width)),), (reference,))
-
-
-class TableTransfers(Correlation, frozen=True):
-    """1-of-M transfers of random words, for look-ups in tables of `entries` entries and columns of `sizes` bytes.
-
-    For each of `count` tables and each column the client knows a word at every index, the server the word at one
-    uniform index and no other, less a word of the client's that becomes its share of what is looked up.
-    """
-
-    count: Size
-    entries: Size
-    sizes: tuple[Size, ...]
-
-    @property
-    def facts(self) -> Facts:
-        entries = self.count * self.entries
-        return Facts(
-            entries,
-            entries * len(self.sizes) * _TABLE_ENTRY,
-            tuple((self.count, Ring(8 * size)) for size in self.sizes),
-            party_words=entries * sum(self.sizes) // 2,
-        )
-
-    def layout(self, party: int) -> list[tuple[int, int]]:
-        if party == SERVER:
-            return [(self.count, 8), *super().layout(party)]
-        return [*super().layout(party), *((self.count * self.entries * size, 0) for size in self.sizes)]
-
-    def check(self, masks: Sequence[AnyMask]) -> None:
-        if not 2 <= self.entries <= MOST_ENTRIES or self.entries & (self.entries - 1):
-            raise ShapeError(f"a table has {self.entries} entries: it must be a power of two, 2 to {MOST_ENTRIES}")
-        if not 1 <= sum(self.sizes) <= WORD // 8:
-            raise ShapeError(f"a table's columns have {sum(self.sizes)} bytes in all: it must be 1 to {WORD // 8}")
 
 
 _KINDS: list[type[Correlation]] = []

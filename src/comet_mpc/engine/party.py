@@ -62,11 +62,10 @@ class PartySession(DrawingSession):
         channel: Channel,
         randomness: Randomness,
         *,
-        permits_leaks: bool = False,
         ways: Ways = USUAL_WAYS,
         watch: Sent | None = None,
     ) -> None:
-        super().__init__(abilities=randomness.abilities, permits_leaks=permits_leaks, ways=ways)
+        super().__init__(abilities=randomness.abilities, ways=ways)
         if party not in (CLIENT, SERVER):
             raise ShapeError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
         if randomness.party != party:

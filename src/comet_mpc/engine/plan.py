@@ -89,8 +89,8 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 class PlanSession(DrawingSession):
     """Runs a program on shapes."""
 
-    def __init__(self, *, abilities: Abilities = FUSED, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
-        super().__init__(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
+    def __init__(self, *, abilities: Abilities = FUSED, ways: Ways = USUAL_WAYS) -> None:
+        super().__init__(abilities=abilities, ways=ways)
         self.correlations: list[Correlation] = []
         self.parts: list[str] = []
         self.schedule: list[PlannedRound] = []
@@ -127,11 +127,10 @@ def plan_program(
     program: Callable[[Session], object],
     *,
     abilities: Abilities = FUSED,
-    permits_leaks: bool = False,
     ways: Ways = USUAL_WAYS,
 ) -> Plan:
     """Plans a program: `plan_program(lambda session: activation(session, x, rule))`."""
-    session = PlanSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
+    session = PlanSession(abilities=abilities, ways=ways)
     program(session)
     return session.plan()
 
@@ -153,11 +152,10 @@ def plan_series(
     programs: Sequence[Callable[[Session], object]],
     *,
     abilities: Abilities = FUSED,
-    permits_leaks: bool = False,
     ways: Ways = USUAL_WAYS,
 ) -> Series:
     """Plans programs that share a session (`Session.keep`, `Session.kept`)."""
-    session = PlanSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways)
+    session = PlanSession(abilities=abilities, ways=ways)
     found: list[Plan] = []
     for program in programs:
         drawn, rounds = len(session.correlations), len(session.schedule)

@@ -60,8 +60,8 @@ _ROUNDED = 1.0 + 2.0**-7
 class Session(ABC):
     """One run of a program: a plan, a twin, or a party's side of the real thing."""
 
-    def __init__(self, *, abilities: Abilities = FUSED, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
-        self._abilities, self._permits_leaks, self._ways = abilities, permits_leaks, ways
+    def __init__(self, *, abilities: Abilities = FUSED, ways: Ways = USUAL_WAYS) -> None:
+        self._abilities, self._ways = abilities, ways
         self._parts: list[str] = []
         self._deferred: list[Deferred[Any]] = []
         self._kept: dict[str, Masked] = {}
@@ -85,14 +85,6 @@ class Session(ABC):
         """
         largest = bound * 2.0**fraction * _ROUNDED
         return odd_ring(largest) if self.odd and largest < LARGEST_ODD else Ring(ring_width(fraction, bound))
-
-    @property
-    def permits_leaks(self) -> bool:
-        """Whether protocols that are known to leak may run: for research only, never to serve a client.
-
-        Whoever starts the program decides. The program cannot change it.
-        """
-        return self._permits_leaks
 
     # What a program is made of --------------------------------------------------------------------
 

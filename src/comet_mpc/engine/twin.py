@@ -55,8 +55,7 @@ def run_twin(
     program: Callable[[Session], Output],
     *,
     abilities: Abilities = FUSED,
-    permits_leaks: bool = False,
     ways: Ways = USUAL_WAYS,
 ) -> Output:
     """Runs a program in the clear and returns what it returns."""
-    return program(TwinSession(abilities=abilities, permits_leaks=permits_leaks, ways=ways))
+    return program(TwinSession(abilities=abilities, ways=ways))

@@ -20,7 +20,7 @@ UNIX = "unix:"
 
 
 @dataclass(frozen=True)
-class Place:
+class Listener:
     """Somebody listens there."""
 
     socket: socket.socket
@@ -36,13 +36,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def listening(at: str, others: Iterable[str] = ()) -> Iterator[Place]:
+def listening(at: str, others: Iterable[str] = ()) -> Iterator[Listener]:
     """HOST:PORT or unix:PATH. others: what else `Host` may say; whoever is not on this machine needs one."""
     others = frozenset(name.lower() for name in others)
     if at.startswith(UNIX):
         path = Path(at.removeprefix(UNIX))
         with _at_path(path) as bound:
-            yield Place(bound, at, others | {"localhost"})
+            yield Listener(bound, at, others | {"localhost"})
         return
     host, port = parse_address(at)
     if not is_this_machine(host) and not others:
@@ -53,7 +53,7 @@ def listening(at: str, others: Iterable[str] = ()) -> Iterator[Place]:
     with _at_address(host, port) as bound:
         at_port = bound.getsockname()[1]
         written = f"[{host}]" if ":" in host else host
-        yield Place(bound, f"http://{written}:{at_port}/", own_names(host, at_port) | others)
+        yield Listener(bound, f"http://{written}:{at_port}/", own_names(host, at_port) | others)
 
 
 def own_names(host: str, port: int) -> frozenset[str]:

@@ -167,11 +167,11 @@ def evaluate_securely(
             client = stack.enter_context(Client(address, keys=keys, cache=cache, batch=batch, ready=ready))
         done = itertools.count(1)
 
-        def told(place: int, answer: Answer) -> None:
+        def told(index: int, answer: Answer) -> None:
             progress(next(done), len(texts))
 
-        for place in range(0, len(texts), group):
-            predictions += client.ask(texts[place : place + group], told=told)
+        for index in range(0, len(texts), group):
+            predictions += client.ask(texts[index : index + group], told=told)
     seconds = time.monotonic() - start
     plain = [_plain(model, text) for text in texts]
     secure = [_values(prediction) for prediction in predictions]
@@ -196,27 +196,27 @@ def evaluate_twin(
     texts = texts_of(examples, model.config.head.kind)
     answers: dict[int, tuple[Reals, Reals]] = {}
     truncated = 0
-    for places, query in _queries(model, texts):
+    for indices, query in _queries(model, texts):
         both = _twin_logits(model, query), model.plain_logits(query)
-        for row, place in enumerate(places):
+        for row, index in enumerate(indices):
             used = int(query.mask[row].sum()) if model.config.head.kind == "tokens" else None
-            answers[place] = both[0][row][:used], both[1][row][:used]
+            answers[index] = both[0][row][:used], both[1][row][:used]
         truncated += sum(query.truncated)
         progress(len(answers), len(texts))
-    found, plain = zip(*(answers[place] for place in range(len(texts))), strict=True)
+    found, plain = zip(*(answers[index] for index in range(len(texts))), strict=True)
     return _report(model, found, plain, examples, task) | {"truncated": truncated}
 
 
 def _queries(model: ServedModel, texts: Sequence[str | tuple[str, str]]) -> Iterator[tuple[list[int], Query]]:
-    """Texts of one bucket together, with their places."""
+    """Texts of one bucket together, with their indices."""
     tokens, buckets = model.tokens(texts), dict[int, list[int]]()
-    for place, one in enumerate(tokens):
-        buckets.setdefault(model.fitting(one.length), []).append(place)
-    for bucket, places in buckets.items():
+    for index, one in enumerate(tokens):
+        buckets.setdefault(model.fitting(one.length), []).append(index)
+    for bucket, indices in buckets.items():
         size = max(1, _TOKENS // bucket)
-        for start in range(0, len(places), size):
-            part = places[start : start + size]
-            yield part, model.query([tokens[place] for place in part], bucket)
+        for start in range(0, len(indices), size):
+            part = indices[start : start + size]
+            yield part, model.query([tokens[index] for index in part], bucket)
 
 
 def _twin_logits(model: ServedModel, query: Query) -> Reals:

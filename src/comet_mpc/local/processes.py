@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from comet_mpc.errors import CometError, PeerError
 from comet_mpc.net.authority import make_test_set
@@ -122,7 +122,8 @@ class Worker:
         return message
 
 
-def _deal(link: Link, keys: Path) -> None:
+def deal(link: Link, keys: Path) -> None:
+    """A crew's dealer."""
     run_dealer(LOOPBACK, 0, TlsIdentity.find(keys, "dealer"), started=lambda address, _: link.tell(address))
 
 
@@ -131,6 +132,9 @@ class Crew:
 
     method  spawn starts a new Python; fork shares what this process has in memory, such as a model
     """
+
+    deal: ClassVar[Target] = staticmethod(deal)
+    """What the dealer's process runs: a module's function. Another package overrides it to register its own kinds."""
 
     def __init__(self, *, dealer: bool = True, method: Literal["spawn", "fork"] = "spawn") -> None:
         self._directory = TemporaryDirectory(prefix="comet-")
@@ -147,7 +151,7 @@ class Crew:
         try:
             make_test_set(self.keys)
             if self._deals:
-                (self.dealer_address,) = self.notes([self.start(_DEALER, _deal, self.keys)])
+                (self.dealer_address,) = self.notes([self.start(_DEALER, self.deal, self.keys)])
         except BaseException:
             self.close()
             raise

@@ -11,7 +11,6 @@ from comet_mpc.local.processes import LOOPBACK, Crew, Link
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.source import Source
-from comet_mpc.offline.sources import DealerSource
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.hosting.server import Server
 
@@ -28,9 +27,10 @@ def local_service(model: ServedModel, source: Source, *, batch: int = 4) -> Iter
     Gives (the server's address, the directory of keys, a directory for a cache).
     """
     with Crew(dealer=source.has_third_party, method="fork") as crew:
-        source = DealerSource(crew.dealer_address) if source.has_third_party else source
         limits = ServiceLimits(batch=batch)
-        server = crew.start("server", _serve, model, source, crew.keys, crew.directory / "state", limits)
+        server = crew.start(
+            "server", _serve, model, source.at(crew.dealer_address), crew.keys, crew.directory / "state", limits
+        )
         ((host, port),) = crew.notes([server])
         yield f"{host}:{port}", crew.keys, crew.directory
 

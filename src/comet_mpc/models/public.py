@@ -277,8 +277,8 @@ class PublicModel:
         """
         longest, words = bucket or self.longest, self.config.head.kind == "tokens"
         return [
-            self.tokenizer.encode(text, longest, number=place, words=words)
-            for place, text in enumerate(texts, start=number)
+            self.tokenizer.encode(text, longest, number=index, words=words)
+            for index, text in enumerate(texts, start=number)
         ]
 
     def encode(self, texts: Sequence[Text], bucket: int | None = None, *, number: int = 1) -> Query:
@@ -326,14 +326,14 @@ class PublicModel:
             raise ConfigurationError("there is no text to classify")
         tokens = self.tokens(texts, bucket)
         buckets: dict[int, list[int]] = {}
-        for place, one in enumerate(tokens):
-            buckets.setdefault(bucket or self.fitting(one.length), []).append(place)
+        for index, one in enumerate(tokens):
+            buckets.setdefault(bucket or self.fitting(one.length), []).append(index)
         runs = []
-        for size, places in buckets.items():
-            while places:
-                count = 1 << (min(len(places), largest).bit_length() - 1)
-                runs.append(TextRun(size, places[:count], [tokens[place] for place in places[:count]]))
-                places = places[count:]
+        for size, indices in buckets.items():
+            while indices:
+                count = 1 << (min(len(indices), largest).bit_length() - 1)
+                runs.append(TextRun(size, indices[:count], [tokens[index] for index in indices[:count]]))
+                indices = indices[count:]
         return runs
 
 

@@ -32,7 +32,7 @@ class Query:
     tokens: tuple[int, ...] = ()
     """How many tokens each text has, before it was cut."""
     words: tuple[tuple[tuple[int, int, int], ...], ...] = ()
-    """The words of each text: the place of the first token, and the characters from, and to before which it goes."""
+    """The words of each text: the index of the first token, and the characters from, and to before which it goes."""
 
     def __repr__(self) -> str:
         return f"Query(batch={self.rows.shape[0]}, bucket={self.rows.shape[1]})"
@@ -53,14 +53,14 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class TextRun:
-    """A run of the program: its texts, which are encoded already, and their places among all texts."""
+    """A run of the program: its texts, which are encoded already, and their indices among all texts."""
 
     bucket: int
-    places: list[int]
+    indices: list[int]
     tokens: list[Tokens]
 
     def __repr__(self) -> str:
-        return f"TextRun({len(self.places)} texts of {self.bucket} tokens)"
+        return f"TextRun({len(self.indices)} texts of {self.bucket} tokens)"
 
 
 def _check_ids(ids: Ids, vocabulary: int) -> None:

@@ -30,7 +30,7 @@ _REFUSALS = {
     "certificate": "its certificate was not accepted, or is revoked",
     "role": "its certificate does not entitle it to what it asked for",
     "connections": "this client has too many connections",
-    "busy": "there was no process or place for it in time",
+    "busy": "there was no process or slot for it in time",
     "quota": "the client's queries of the day were used up",
     "room": "the server has no disk, memory or room for it",
     "randomness": "the bundle that it named is spent, or another's",
@@ -77,9 +77,9 @@ class Counters:
 
     def __init__(self, meanings: Mapping[str, str], rows: int = 1) -> None:
         self._meanings = {"sessions_total": "Conversations begun.", **meanings}
-        self._places = {name: place for place, name in enumerate((*self._meanings, *_COMMON))}
-        self._memory = mmap.mmap(-1, rows * len(self._places) * 8)
-        self._table = np.frombuffer(self._memory, np.float64).reshape(rows, len(self._places))
+        self._indices = {name: index for index, name in enumerate((*self._meanings, *_COMMON))}
+        self._memory = mmap.mmap(-1, rows * len(self._indices) * 8)
+        self._table = np.frombuffer(self._memory, np.float64).reshape(rows, len(self._indices))
         self._lock = threading.Lock()
         self._row = 0
 
@@ -93,33 +93,33 @@ class Counters:
         """`counters.add(queries_total=1, texts_total=batch)`."""
         with self._lock:
             for name, amount in amounts.items():
-                self._table[self._row, self._places[name]] += amount
+                self._table[self._row, self._indices[name]] += amount
 
     def error(self, error: BaseException) -> None:
         name = type(error).__name__
         with self._lock:
-            self._table[self._row, self._places[name if name in _ERRORS else "other"]] += 1
+            self._table[self._row, self._indices[name if name in _ERRORS else "other"]] += 1
 
     def refused(self, reason: str) -> None:
         """One more connection or request was refused: see `_REFUSALS`."""
         with self._lock:
-            self._table[self._row, self._places[f"refused {reason}"]] += 1
+            self._table[self._row, self._indices[f"refused {reason}"]] += 1
 
     def refusals(self, reason: str) -> int:
         return int(self.total(f"refused {reason}"))
 
     def measure(self, *, waiting: int, working: int) -> None:
         """How much there is to do, and is being done, as this process sees it now."""
-        self._table[self._row, self._places[_WAITING]] = waiting
-        self._table[self._row, self._places[_WORKING]] = working
+        self._table[self._row, self._indices[_WAITING]] = waiting
+        self._table[self._row, self._indices[_WORKING]] = working
 
     def beat(self) -> None:
         """This process is alive."""
-        self._table[self._row, self._places[_ALIVE]] = time.monotonic()
+        self._table[self._row, self._indices[_ALIVE]] = time.monotonic()
 
     def heartbeat(self, row: int) -> float:
         """When the process of that row last said that it is alive."""
-        return float(self._table[row, self._places[_ALIVE]])
+        return float(self._table[row, self._indices[_ALIVE]])
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
@@ -131,14 +131,14 @@ class Counters:
 
     def reset_active(self, row: int) -> None:
         """Forgets the sessions of a worker that died."""
-        self._table[row, self._places[_ACTIVE]] = 0
+        self._table[row, self._indices[_ACTIVE]] = 0
 
     @property
     def active(self) -> int:
-        return int(self._table[:, self._places[_ACTIVE]].sum())
+        return int(self._table[:, self._indices[_ACTIVE]].sum())
 
     def total(self, name: str) -> float:
-        return float(self._table[:, self._places[name]].sum())
+        return float(self._table[:, self._indices[name]].sum())
 
     def text(self, **gauges: float) -> str:
         """All of it in Prometheus' text format; the caller adds what is measured at the time of asking."""

@@ -44,7 +44,7 @@ class RevocationList:
             serials = frozenset(entry.serial_number for entry in found)
             return cls(max(numbers, default=0), found.last_update_utc, serials, data)
         except Exception as error:  # a damaged one raises many kinds
-            raise ConfigurationError(f"{path} is no list of revoked certificates: copy it again") from error
+            raise ConfigurationError(f"{path} is not a list of revoked certificates: copy it again") from error
 
     def signed_by(self, authority: x509.Certificate) -> bool:
         key = authority.public_key()

@@ -23,6 +23,7 @@ import numpy as np
 from comet_mpc.errors import ConfigurationError, NobodyConnected, PeerClosed, PeerError, PeerTimeout
 from comet_mpc.net.channel import DEFAULT_TIMEOUT, FRAME_HEADER, Channel, check_size
 from comet_mpc.net.tls import RECORD, Tls, check_context, secure, tls_failure
+from comet_mpc.retry import retry
 
 Address = tuple[str, int]
 """Host and port."""
@@ -384,26 +385,24 @@ def connect(
     check_context(tls)
     if not host:
         raise ConfigurationError("connecting needs the name or address of a host")
-    until = time.monotonic() + retry_seconds
-    while True:
-        try:
-            connection = socket.create_connection((host, port), timeout=connect_timeout)
-            break
-        except (socket.gaierror, UnicodeError) as error:
-            raise ConfigurationError(f"unknown host {host!r}: check the name, or use the IP address") from error
-        except OverflowError as error:
-            raise ConfigurationError(f"no such port: {port}") from error
-        except TimeoutError as error:
-            raise PeerTimeout(f"{_name(host, port)} did not answer within {connect_timeout:g} s") from error
-        except ConnectionRefusedError as error:
-            if time.monotonic() >= until:
-                raise PeerClosed(
-                    f"nobody listens at {_name(host, port)} (connection refused): check the address, and that the "
-                    "server is running"
-                ) from error
-        except OSError as error:
-            raise PeerError(f"cannot reach {_name(host, port)}: {error.strerror}") from error
-        time.sleep(_RETRY_PAUSE)
+    try:
+        connection = retry(
+            lambda: socket.create_connection((host, port), timeout=connect_timeout),
+            ConnectionRefusedError, seconds=retry_seconds, pause=_RETRY_PAUSE,
+        )  # fmt: skip
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigurationError(f"unknown host {host!r}: check the name, or use the IP address") from error
+    except OverflowError as error:
+        raise ConfigurationError(f"no such port: {port}") from error
+    except TimeoutError as error:
+        raise PeerTimeout(f"{_name(host, port)} did not answer within {connect_timeout:g} s") from error
+    except ConnectionRefusedError as error:
+        raise PeerClosed(
+            f"nobody listens at {_name(host, port)} (connection refused): check the address, and that the "
+            "server is running"
+        ) from error
+    except OSError as error:
+        raise PeerError(f"cannot reach {_name(host, port)}: {error.strerror}") from error
     if tls is None:
         return TcpChannel(connection, timeout)
     return TlsChannel(connection, secure(connection, tls, host, connect_timeout, whom), timeout)

@@ -40,7 +40,6 @@ def cheapest_plan(
     network: Network = USUAL_NETWORK,
     *,
     sample: Sample | None = None,
-    permits_leaks: bool = False,
 ) -> Plan:
     """Plans a program by the ways that take the least time: at every fork the cheaper one, the others being as chosen.
 
@@ -49,7 +48,7 @@ def cheapest_plan(
     tried, times = sample or Sample(program, 1)
 
     def planned(whole: Program, ways: frozenset[str]) -> Plan:
-        return plan_program(whole, abilities=source.abilities, permits_leaks=permits_leaks, ways=ways)
+        return plan_program(whole, abilities=source.abilities, ways=ways)
 
     def seconds(plan: Plan) -> float:
         return times * network.seconds(plan) + offline_seconds(plan, source, network, times)

@@ -19,7 +19,6 @@ from comet_mpc.engine.correlations import (
     Monomials,
     PartyBits,
     SquareSums,
-    TableTransfers,
     WeightProduct,
     WeightScale,
     register_kind,
@@ -35,13 +34,11 @@ from comet_mpc.offline.dealer.preparers import (
     DealtWeightProducts,
     DealtWeightScales,
 )
-from comet_mpc.offline.dealer.table_transfers import DealtTables
 from comet_mpc.offline.pair import stages as pair_preparers
 from comet_mpc.offline.pair.bits import PairBits
 from comet_mpc.offline.pair.matrices import PairMatrices
 from comet_mpc.offline.pair.slot_stages import PairMonomials, PairSquareSums, PairWeightScales
 from comet_mpc.offline.pair.stages import PairPreparer
-from comet_mpc.offline.pair.table_transfers import PairTables
 from comet_mpc.offline.pair.units import PairOddProducts
 
 
@@ -67,4 +64,3 @@ register(SquareSums, pair=[_ODD, PairSquareSums()], dealer=DealtSquareSums())
 register(MatrixProduct, pair=[_MATRICES], dealer=DealtMatrixProducts())
 register(WeightProduct, pair=[_MATRICES], dealer=DealtWeightProducts())
 register(WeightScale, pair=[_MATRICES, PairWeightScales()], dealer=DealtWeightScales())
-register(TableTransfers, pair=[PairTables()], dealer=DealtTables())

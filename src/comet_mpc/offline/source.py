@@ -53,15 +53,6 @@ class Order:
 # The client's side -----------------------------------------------------------------------------------------
 
 
-class BundleConnection(Protocol):
-    """A connection to the server on which bundles can be prepared."""
-
-    channel: Channel
-
-    def ask(self, order: Order) -> None:
-        """Tells the server and returns once it has accepted; raises what it refuses with."""
-
-
 class ClientDesk(Protocol):
     """What a client has for preparing bundles."""
 
@@ -73,14 +64,18 @@ class ClientDesk(Protocol):
     def third_party(self) -> Address | None:
         """Where it is, if the source has one: as this client was told, or else as the server says."""
 
-    def ask(self, order: Order) -> Callable[[], bool]:
-        """As `BundleConnection.ask`, on the connection for queries. Returns what tells if that one has ended since."""
+    def ask(self, order: Order, channel: Channel | None = None) -> Callable[[], bool]:
+        """Tells the server, on this channel or on the connection for queries, and returns once it has accepted.
 
-    def another_connection(self) -> BundleConnection:
-        """A connection of its own."""
+        Retries while the server is busy, and raises what it refuses with. What it returns says whether the connection
+        has ended since.
+        """
+
+    def connect(self) -> Channel:
+        """Another connection to the server."""
 
     def dial(self, address: Address) -> Channel:
-        """A connection to somebody else, by TLS."""
+        """A connection to another address, by TLS."""
 
 
 class Supplier(ABC):
@@ -215,6 +210,10 @@ class Source(ABC):
 
     def __str__(self) -> str:
         return self.name
+
+    def at(self, address: Address | None) -> Source:
+        """This source, with its third party at the address if it has one."""
+        return self
 
     @abstractmethod
     def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:

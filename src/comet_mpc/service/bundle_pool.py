@@ -33,7 +33,7 @@ _MOST_OPEN = 2  # bundles in memory, of all programs together: each may be a hun
 
 
 class Kept(NamedTuple):
-    """What the server keeps for a client; beyond that it drops the oldest."""
+    """What the server keeps for a client; beyond that it evicts the oldest."""
 
     bundles: int
     size: int
@@ -73,7 +73,7 @@ class BundlePool:
                 if self._working != size or self._stored(size):
                     break
                 if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
-                    raise PeerTimeout(f"no randomness within {timeout:g} s")
+                    raise PeerTimeout(f"no bundle was ready within {timeout:g} s")
         return self._obtain(size)
 
     def prepare(self, batch: int, bucket: int, count: int = 1) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class BundlePool:
         return order.bundle_ids
 
     def check_room(self, wanted: Mapping[Size, int]) -> None:
-        """Raises if the server would drop some of so many bundles for others of them."""
+        """Raises if the server would evict some of these bundles to make room for others."""
         count, needed = sum(wanted.values()), 0
         for size, number in wanted.items():
             plan = self._model.programs.plan(*size)
@@ -102,8 +102,8 @@ class BundlePool:
             )
 
     def fitting(self, wanted: Mapping[Size, int]) -> dict[Size, int]:
-        """As many of these bundles, the first ones, as the server keeps and the disk here has room for. What is ready
-        counts, and takes no more room here."""
+        """The first of these bundles that the server and the local disk have room for. Ready ones count, but take no
+        further room here."""
         bundles, there, here = self._kept.bundles, self._kept.size, self._model.store.room()
         found = {}
         for size, number in wanted.items():

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{name!r} is no name for a model: take letters, digits, dots, - and _")
+        raise ConfigurationError(f"{name!r} is not a valid model name: use letters, digits, '.', '-' and '_'")
     return name
 
 

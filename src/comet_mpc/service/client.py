@@ -77,24 +77,24 @@ class Client:
     address      HOST:PORT
     keys         directory with authority.pem, client.pem and client.key; or pass `identity`
     cache        directory for downloads and prepared randomness (default: the user's cache). Do not copy it
-    timeout      seconds without any progress, in whatever phase, after which `PeerTimeout` is raised; also for a place
-    ready        queries whose randomness is kept ready for each size in use; None: as many as the server suggests
-    batch        most texts in one run
-    source       pair or dealer: refuse a server with another source of randomness; None takes what the server has
-    dealer       HOST:PORT if the dealer has another address here than at the server
-    model        the name of a model, if the server has several
-    fingerprint  refuse any other model than this one. Without it, the model that was met first under this address and
-                 name is pinned, in the cache, and another one is refused (`ModelChanged`)
-    accept_model the fingerprint of a new model to accept, and to pin from now on
-    bucket       pad every text to so many tokens, and cut longer ones (`Answer.truncated`): what the server sees is the
-                 same for all texts. None: the smallest of the model's buckets that a text fits into
-    tokenizer    your own tokenizer.json, or a directory with one: the server's is not used then
-    progress     is told how far a bundle is, in bytes and of how many, in proportion to the time it takes; from any
-                 thread. Until a dealer begins it is 0 of 0 bytes, again and again; then what the server has got of the
-                 dealer, every second
-    downloading  is told the same of what is downloaded to set up a model
-    transport    makes the connections to the server and the dealer, in place of TCP and TLS: see `net.transport`
-    watch        is told of every run, and given what this client sends in its rounds: see `service.clients.seen`
+    timeout      seconds without progress, in any phase, after which `PeerTimeout` is raised
+    ready        prepared queries to keep for each size in use. None: as many as the server suggests
+    batch        largest number of texts in one run
+    source       pair or dealer: refuse a server with another source of randomness. None: accept either
+    dealer       HOST:PORT, if the dealer's address here differs from the one that the server gives
+    model        name of the model, if the server has several
+    fingerprint  accept only this model. Without it, the first model that this address and name had is pinned in the
+                 cache, and any other is refused (`ModelChanged`)
+    accept_model fingerprint of a new model to accept and pin
+    bucket       pad every text to this many tokens and cut longer ones (`Answer.truncated`), so that the server sees
+                 the same length for all. None: the smallest of the model's buckets that a text fits into
+    tokenizer    your own tokenizer.json, or a directory with one, instead of the server's
+    progress     callback(done, total) while a bundle is prepared, in bytes weighted by time, from any thread. total is
+                 0 while waiting for the dealer
+    downloading  callback(done, total) while the model is downloaded, in bytes
+    transport    makes the connections to the server and the dealer instead of TCP and TLS (`net.transport`)
+    watch        callback(texts, bucket) before each run. It returns a function that is given every message that this
+                 client sends in the run (`service.clients.seen`)
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class Client:
             raise ConfigurationError("a client needs its certificate: pass either keys=DIRECTORY or identity")
         wanted = find_source(source) if source is not None else None
         if dealer is not None and wanted is not None and not wanted.has_third_party:
-            raise ConfigurationError("a dealer's address is of no use where randomness is prepared without one")
+            raise ConfigurationError("source='pair' uses no dealer: leave out the dealer's address")
         if batch < 1 or not timeout > 0:
             raise ConfigurationError(f"batch and timeout must be positive, got {batch} and {timeout}")
         if fingerprint and accept_model:
-            raise ConfigurationError("give fingerprint, or accept_model to pin it from now on, not both")
+            raise ConfigurationError("pass either fingerprint or accept_model, not both")
         self._batch, self._bucket = batch, bucket
         options = LinkOptions(
             cache=Path(cache) if cache is not None else default_cache(),
@@ -178,10 +178,11 @@ class Client:
         warm: bool = True,
         told: Callable[[int], None] | None = None,
     ) -> int:
-        """Prepares randomness for `count` queries of one size now; returns how many are ready.
+        """Prepares randomness for `count` queries of one size now, and returns how many are ready.
 
-        told: is given that number whenever it grows. warm: also does the work of the next query that needs no text.
-        What is in memory is lost if this client ends before it is used; the others stay on disk for the next time.
+        told  callback(ready) whenever that number grows
+        warm  also do the work of the next query that needs no text. It is kept in memory, and is lost if this client
+              ends before it is used; everything else stays on disk
         """
         setup = self._link.connected()
         bucket = self._usual(setup) if bucket is None else bucket
@@ -204,27 +205,26 @@ class Client:
         return ready
 
     def check_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
-        """Raises if the server would not keep so many prepared queries, by batch and bucket: older ones would go."""
+        """Raises if the server would evict some of these queries, by batch and bucket, to make room for others."""
         self._link.connected().pool.check_room(sizes)
 
     def fitting(self, sizes: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
-        """As many of these queries, by batch and bucket, the first ones, as can be kept ready at once: by the server
-        (`kept`), and on the disk here."""
+        """The first of these queries, by batch and bucket, that server (`kept`) and local disk have room for."""
         return self._link.connected().pool.fitting(sizes)
 
     @property
     def kept(self) -> Kept:
-        """How many prepared queries, and bytes of them, the server keeps for this client."""
+        """How many prepared queries, and how many bytes of them, the server keeps for this client."""
         return self._link.connected().pool.kept
 
     def prepared(self, batch: int = 1, bucket: int | None = None) -> int:
-        """For how many queries of this size randomness is ready, in memory or on disk."""
+        """Prepared queries of this size, in memory or on disk."""
         setup = self._link.connected()
         return setup.pool.count(batch, self._usual(setup) if bucket is None else bucket)
 
     @property
     def usual_bucket(self) -> int:
-        """What every text is padded to, if that was chosen; else the model's smallest bucket."""
+        """The bucket that was chosen for all texts, or else the model's smallest."""
         return self._usual(self._link.connected())
 
     def _usual(self, setup: Setup) -> int:
@@ -232,7 +232,7 @@ class Client:
 
     def sizes(self, texts: Sequence[Text]) -> dict[tuple[int, int], int]:
         """How many runs `classify` will make for these texts, by batch and bucket: what to `prepare` for them."""
-        return Counter((len(run.places), run.bucket) for run in self.runs(texts))
+        return Counter((len(run.indices), run.bucket) for run in self.runs(texts))
 
     def runs(self, texts: Sequence[Text]) -> list[TextRun]:
         """The texts, encoded, in the runs that answer them. They are not encoded again when they are asked about."""
@@ -248,9 +248,9 @@ class Client:
     def classify(self, texts: Sequence[Text], *, told: Told[Prediction] | None = None) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error.
 
-        told: is given each prediction as soon as it is there, with the place of its text. Texts of one bucket go
-        together, in batches of 1, 2, 4, … so that prepared randomness fits. An answer that is impossible is an error
-        when all of them are there: the server cannot tell from this client's messages whether there was one.
+        told: callback(index, prediction) as soon as each prediction arrives. Texts of one bucket share runs of 1, 2, 4,
+        … texts, so that prepared randomness fits. An impossible answer raises only after the last run: the server
+        cannot tell from this client's messages whether there was one.
         """
         return self._ask("label", texts, told)
 
@@ -261,7 +261,7 @@ class Client:
     def tag(self, texts: Sequence[str], *, told: Told[Tagging] | None = None) -> list[Tagging]:
         """The labels of every text's words, as `classify`, from a model that tags tokens."""
         if any(not isinstance(text, str) for text in texts):
-            raise ConfigurationError("words are tagged in single texts, not in pairs")
+            raise ConfigurationError("tag() takes single texts, not pairs")
         return self._ask("tokens", texts, told)
 
     def ask(self, texts: Sequence[Text], *, told: Told[Any] | None = None) -> list[Answer]:
@@ -272,21 +272,21 @@ class Client:
         setup = self._link.connected()
         given = setup.model.public.config.head.kind
         if kind not in (None, given):
-            raise ConfigurationError(f"this server's model is one to {_CALLS[given]} with, not to {_CALLS[kind]}")
+            raise ConfigurationError(f"this model supports {_CALLS[given]}(), not {_CALLS[kind]}()")
         runs, self._encoded = self._runs(texts, setup), None  # all of them, before the first run is asked for
         found: dict[int, Answer] = {}
         impossible: CometError | None = None
         try:
             for run in runs:
                 try:
-                    made = self._ask_run(run, [texts[place] for place in run.places], setup)
+                    made = self._ask_run(run, [texts[index] for index in run.indices], setup)
                 except ImpossibleAnswer as error:
                     impossible = impossible or error
                     continue
-                for place, one in zip(run.places, made, strict=True):
-                    found[place] = one
+                for index, one in zip(run.indices, made, strict=True):
+                    found[index] = one
                     if told is not None:
-                        told(place, one)
+                        told(index, one)
         except ProtocolMismatch as error:
             self._link.check_model(error)
             raise
@@ -294,7 +294,7 @@ class Client:
             self._link.pause()
         if impossible is not None:
             raise impossible
-        return [found[place] for place in range(len(texts))]
+        return [found[index] for index in range(len(texts))]
 
     def ask_run(self, run: TextRun, texts: Sequence[Text]) -> list[Answer]:
         """The answers to the texts of one run, which were encoded elsewhere."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -26,11 +25,12 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import Address
 from comet_mpc.net.transport import TlsTransport, Transport
-from comet_mpc.offline.source import BundleConnection, Order, Progress, Source
+from comet_mpc.offline.source import Order, Progress, Source
 from comet_mpc.retry import retry
 from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
 
 M = TypeVar("M", Accepted, Ready)
+T = TypeVar("T")
 
 ROUTE = "comet-"
 """What a protocol of TLS is called that names a machine: this, and the server's state, shortened."""
@@ -38,16 +38,6 @@ STATE_DIGITS = 32
 
 _MOST_TRIES = 4  # a busy server ends idle connections to make room
 _BUSY_PAUSE = 0.5  # before a server that has no room is asked again
-
-
-@dataclass
-class _BundleConnection:
-    """A further connection, on which a bundle can be asked for."""
-
-    channel: Channel
-
-    def ask(self, order: Order) -> None:
-        _exchange(self.channel, _prepare(order), Accepted)
 
 
 class Connection:
@@ -101,7 +91,7 @@ class Connection:
             self._channel.close()
             self._channel = None
         if self._channel is None:
-            self._channel = retry(self._greeted, PeerClosed, tries=_MOST_TRIES, unless=self._is_the_end)
+            self._channel = retry(self.connect, PeerClosed, tries=_MOST_TRIES, unless=self._is_the_end)
         return self._channel
 
     def _is_the_end(self) -> bool:
@@ -123,19 +113,23 @@ class Connection:
                 _exchange(channel, message, kind)
             except PeerClosed:
                 if isinstance(message, Run) and broken():  # the server may have consumed its part before the line broke
-                    raise RandomnessSpent("the connection ended when a run was asked for") from None
+                    raise RandomnessSpent("the connection ended when a run was requested") from None
                 raise
             return channel
 
         return self._patiently(lambda: retry(once, PeerClosed, tries=_MOST_TRIES, unless=lambda: not broken()))
 
-    def _patiently(self, ask: Callable[[], Channel]) -> Channel:
-        """While the server has no room, tries again, until the timeout."""
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Retries while the server is busy, until the timeout."""
         return retry(ask, ServerBusy, seconds=self.timeout, pause=_BUSY_PAUSE, unless=lambda: self._closed)
 
-    def ask(self, order: Order) -> Callable[[], bool]:
+    def ask(self, order: Order, channel: Channel | None = None) -> Callable[[], bool]:
+        request = Prepare(order.bundle_id, order.batch, order.bucket, order.plan.digest, order.count)
+        if channel is not None:
+            self._patiently(lambda: _exchange(channel, request, Accepted))
+            return lambda: channel.closed
         with self.lock:
-            return partial(self._ended, self.request(_prepare(order), Accepted))
+            return partial(self._ended, self.request(request, Accepted))
 
     def _ended(self, channel: Channel) -> bool:
         """Whether a connection has ended, as far as one knows without disturbing a query on it."""
@@ -146,8 +140,9 @@ class Connection:
         finally:
             self.lock.release()
 
-    def another_connection(self) -> BundleConnection:
-        return _BundleConnection(self._greeted())
+    def connect(self) -> Channel:
+        """A new connection, after the greeting."""
+        return self._patiently(self._greeted_once)
 
     def forget(self, *, model: bool = False) -> None:
         """The next greeting decides on the server's state again, or also on the model. Call it under `lock`."""
@@ -160,10 +155,6 @@ class Connection:
 
     def dial(self, address: Address) -> Channel:
         return self._transport.connect(address, self._identity.client_context(), self.timeout, "dealer")
-
-    def _greeted(self) -> Channel:
-        """A new connection, after the greeting."""
-        return self._patiently(self._greeted_once)
 
     def _greeted_once(self) -> Channel:
         tls = self._identity.client_context()  # as its files are now: a renewed certificate counts without a restart
@@ -194,11 +185,7 @@ class Connection:
                 "the model since this client was set up", got=welcome.fingerprint, expected=self._fingerprint
             )
         elif welcome.state != self._welcome.state:
-            raise NodeLost("another machine answers for the server than the one that this client was set up with")
-
-
-def _prepare(order: Order) -> Prepare:
-    return Prepare(order.bundle_id, order.batch, order.bucket, order.plan.digest, order.count)
+            raise NodeLost("a different machine answers for the server than the one that this client was set up with")
 
 
 def _exchange(channel: Channel, message: Prepare | Run, kind: type[M]) -> None:

@@ -139,7 +139,7 @@ class Conversation:
         _, wanted = introduce(self.channel, "server", self._offer.greeted, self._offer.source)
         role = self.channel.peer_role
         if role not in (None, "client") or (role is None and self._require_client):
-            raise NotAuthenticated(f"a certificate of role {role!r} does not entitle to act as client")
+            raise NotAuthenticated(f"a certificate with the role {role!r} may not act as a client")
         self._deployment = self._offer.choose(*wanted)
         say(self.channel, self._deployment.welcome)
         while (message := self._next()) is not None:

@@ -152,7 +152,7 @@ class Deployment:
         """Refuses bundles that no dropping of others would make room for, and more than are prepared together."""
         most = min(self.source.together(plan.correlations), self.limits.client_bundles)
         if count > most:
-            raise ConfigurationError(f"{count} bundles at once: of this size {most} can be prepared together")
+            raise ConfigurationError(f"cannot prepare {count} bundles at once: the limit for this size is {most}")
         needed = count * self.source.stored_bytes(SERVER, plan.correlations)
         self.store.check_disk(needed)
         if needed > self._largest_share:

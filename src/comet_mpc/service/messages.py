@@ -125,7 +125,7 @@ def expect(channel: Channel, kind: type[M]) -> M:
         message: FromServer = msgspec.json.decode(channel.receive(MESSAGE_LIMIT), type=FromServer)
     except UNREADABLE as error:
         channel.close()
-        raise PeerError(f"the server sent something else than {kind.__name__}") from error
+        raise PeerError(f"the server sent something other than {kind.__name__}") from error
     if isinstance(message, Refusal | Mismatch):
         raise_refusal(message, "the server", turned=True)
     if not isinstance(message, kind):
@@ -138,7 +138,7 @@ def from_client(data: bytes | bytearray) -> FromClient:
     try:
         message: FromClient = msgspec.json.decode(data, type=FromClient)
     except UNREADABLE as error:
-        raise PeerError("the client sent something that is no message") from error
+        raise PeerError("the client sent something that is not a message") from error
     return message
 
 
@@ -229,4 +229,4 @@ def receive_blob(channel: Channel, size: int, digest: str, target: Writer, told:
         if told is not None:
             told(size - rest, size)
     if hasher.hexdigest() != digest:
-        raise PeerError("a download does not have the digest that the server told")
+        raise PeerError("a download does not match the digest that the server sent")

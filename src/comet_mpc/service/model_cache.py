@@ -139,7 +139,7 @@ def obtain_model(
     tokenizer: the client's own, in place of the server's
     """
     if welcome.package_bytes > _LARGEST_PACKAGE:
-        raise PeerError(f"a public package of {welcome.package_bytes} bytes is more than this client takes")
+        raise PeerError(f"a public package of {welcome.package_bytes} bytes exceeds what this client accepts")
     directory = cache / f"{welcome.fingerprint[:_DIGITS]}-{welcome.state[:_DIGITS]}"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,12 +188,12 @@ def state_in_use(cache: Path, server: str, fingerprint: str = "") -> str:
 def _masked(path: Path, public: tuple[Weight, ...]) -> dict[str, Weight]:
     """The masked weights, mapped into memory: pages are read when they are needed."""
     words = np.memmap(path, np.uint64, "r")
-    weights, place = {}, 0
+    weights, offset = {}, 0
     for weight in public:
         count = math.prod(weight.shape)
-        masked = words[place : place + count].reshape(weight.shape)
+        masked = words[offset : offset + count].reshape(weight.shape)
         weights[weight.name] = Weight(weight.name, weight.shape, weight.fraction, weight.gain, masked=masked)
-        place += count
+        offset += count
     return weights
 
 

@@ -31,7 +31,17 @@ from comet_mpc.models.transformer import (
 )
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
-from comet_research.bench.parties import Run, Runs, Seat, Spent, Stopwatch, peak_memory, reveal, run_parties, set_up
+from comet_research.bench.parties import (
+    MeasuredRun,
+    Runs,
+    Seat,
+    Spent,
+    Stopwatch,
+    peak_memory,
+    reveal,
+    run_parties,
+    set_up,
+)
 
 
 class ModelCase(msgspec.Struct, frozen=True):
@@ -93,7 +103,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
 class _Side(NamedTuple):
     """One party's."""
 
-    run: Run
+    run: MeasuredRun
     keys: Spent
     setup_bytes: int
     setup_seconds: float

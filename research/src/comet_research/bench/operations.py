@@ -26,7 +26,7 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.offline.store import new_bundle_id
 from comet_research.bench.cases import Built, Case, Values, build
-from comet_research.bench.parties import Run, Runs, Seat, Spent, peak_memory, reveal, run_parties, set_up
+from comet_research.bench.parties import MeasuredRun, Runs, Seat, Spent, peak_memory, reveal, run_parties, set_up
 
 _RELATIVE_FROM = 1 / 64
 
@@ -86,7 +86,7 @@ class _Errors(NamedTuple):
 class _Side(NamedTuple):
     """One party's side of a case."""
 
-    runs: list[Run]
+    runs: list[MeasuredRun]
     keys: Spent
     errors: list[_Errors]
     """At the client, of every run."""
@@ -96,9 +96,7 @@ class _Side(NamedTuple):
 
 def plan_case(built: Built, source: Source = DEALER) -> Plan:
     public = {weight.name: weight for weight in built.weights}
-    return cheapest_plan(
-        lambda session: built.program(session, built.share(session, {}), public), source, permits_leaks=built.leaks
-    )
+    return cheapest_plan(lambda session: built.program(session, built.share(session, {}), public), source)
 
 
 def measure(crew: Crew, case: Case, repeat: int = 1, source: Source = DEALER) -> Record:
@@ -182,7 +180,7 @@ def _middle(found: Sequence[Record]) -> Record:
     )
 
 
-def _median(sides: tuple[_Side, _Side], of: Callable[[Run], float]) -> float:
+def _median(sides: tuple[_Side, _Side], of: Callable[[MeasuredRun], float]) -> float:
     """A run takes as long as the party that is ready later."""
     client, server = (side.runs for side in sides)
     return statistics.median(max(of(a), of(b)) for a, b in zip(client, server, strict=True))
@@ -213,7 +211,7 @@ def _party(link: Link, seat: Seat, case: Case, source: str, bundles: Sequence[st
 
         runs = Runs(seat, channel, kind, plan, weights)
         for bundle_id in bundles:
-            run, _, share = runs.run(bundle_id, begin, leaks=built.leaks)
+            run, _, share = runs.run(bundle_id, begin)
             made.append(run)
             peak = peak_memory()
             result = reveal(seat.party, channel, share)
@@ -243,7 +241,7 @@ def _errors(built: Built, case: Case, kind: Source, values: Values, result: Real
 
 def _twin_error(built: Built, case: Case, kind: Source, values: Values, result: Reals) -> float | None:
     """Distance to the plaintext twin, which computes the same approximation; None if that leaves its bounds."""
-    session = TwinSession(permits_leaks=built.leaks, abilities=kind.abilities)
+    session = TwinSession(abilities=kind.abilities)
     try:
         twin = built.program(session, built.share(session, values), _weights(built, case))
     except RangeError:

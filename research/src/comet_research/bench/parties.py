@@ -48,7 +48,7 @@ class Spent(NamedTuple):
     cpu_seconds: float
 
 
-class Run(NamedTuple):
+class MeasuredRun(NamedTuple):
     """One party's side of one run of a program, and of what was prepared for it."""
 
     traffic: Traffic
@@ -133,9 +133,8 @@ class Runs:
         bundle_id: str,
         begin: Callable[[PartySession], Callable[[], Share]],
         *,
-        leaks: bool = False,
         progress: Progress | None = None,
-    ) -> tuple[Run, PartySession, Share]:
+    ) -> tuple[MeasuredRun, PartySession, Share]:
         """Prepares a bundle and runs the program with it, which must take exactly what was planned: its result.
 
         begin: what is done before the clock starts. It gives what is measured
@@ -143,7 +142,7 @@ class Runs:
         """
         randomness, offline = self._prepare(bundle_id, progress)
         party, plan = self._seat.party, self._plan
-        session = PartySession(party, self._channel, randomness, permits_leaks=leaks, ways=plan.ways)
+        session = PartySession(party, self._channel, randomness, ways=plan.ways)
         program = begin(session)
         before, watch = self._clock()
         share = program()
@@ -152,7 +151,7 @@ class Runs:
         check_planned(party, traffic, plan)
         if randomness.remaining:
             raise CometError(f"{randomness.remaining} correlations were prepared but not used")
-        return Run(traffic, seconds, cpu, offline), session, share
+        return MeasuredRun(traffic, seconds, cpu, offline), session, share
 
 
 def run_parties(crew: Crew, target: Callable[..., T], *arguments: Any, network: Network | None = None) -> tuple[T, T]:

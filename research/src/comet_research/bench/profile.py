@@ -120,7 +120,7 @@ class _Round(NamedTuple):
     """CPU seconds in the channel."""
 
 
-class _Run(NamedTuple):
+class _ProfiledRun(NamedTuple):
     seconds: float
     start_seconds: float
     compute: float
@@ -139,7 +139,7 @@ class _LinkSpeed(NamedTuple):
 
 
 class _Side(NamedTuple):
-    runs: list[_Run]
+    runs: list[_ProfiledRun]
     lines: list[_LinkSpeed]
 
 
@@ -232,7 +232,7 @@ def profile_query(crew: Crew, case: ProfileCase, repeat: int = 5) -> ProfileReco
     )
 
 
-def _by_operation(client: _Run, server: _Run) -> Iterator[OperationProfile]:
+def _by_operation(client: _ProfiledRun, server: _ProfiledRun) -> Iterator[OperationProfile]:
     def operation(part: str) -> str:
         found = in_all_blocks(names(part))
         return found[0] if found else part
@@ -274,7 +274,7 @@ def _party(link: Link, seat: Seat, case: ProfileCase, bundles: list[str]) -> _Si
 
 def _query(
     job: _Job, party: int, channel: Channel, store: BundleStore, bundle_id: str, weights: dict[str, Weight]
-) -> _Run:
+) -> _ProfiledRun:
     """One query as it is served: the client has its bundle in memory, the server consumes its own when asked."""
 
     def take() -> DealtRandomness:
@@ -302,7 +302,7 @@ def _query(
     watched.begin()
     job.run(session, weights)
     seconds, cpu = time.perf_counter() - start, time.thread_time() - cpu
-    return _Run(
+    return _ProfiledRun(
         seconds,
         started,
         cpu - sum(r.cpu for r in watched.rounds),

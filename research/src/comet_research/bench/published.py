@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from comet_mpc.engine.share import Reals
-from comet_mpc.functions.flooding import Flooding, fast_inverse_sqrt, float_bits, flooded_shares
 from comet_mpc.local.processes import Crew
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.progress import Tick, silent
 from comet_research.bench.cases import MATRICES, Case
 from comet_research.bench.operations import Record, measure, measure_in_turn
+from comet_research.functions.flooding import Flooding, fast_inverse_sqrt, float_bits, flooded_shares
 
 LAYERS = 12
 LINEAR, EVERY = "linear", "every"

@@ -84,20 +84,20 @@ def _choices() -> Iterator[tuple[str, int | None, Rule]]:
         for steps in (*range(1, _MOST_STEPS + 1), None):
             with contextlib.suppress(RuleError):  # it takes another number of steps
                 found = [make_rule(name, *interval, steps) for interval in _INTERVALS]
-                rule = next((rule for rule in found if _holds(rule, name == "paper")), found[0])
+                rule = next((rule for rule in found if _holds(rule)), found[0])
                 if rule not in seen:
                     seen.append(rule)
                     yield name, steps, rule
     yield from ((name, None, root_rule(*_INTERVALS[0], degree)) for name, degree in DEGREES.items())
 
 
-def _holds(rule: Rule, leaks: bool) -> bool:
+def _holds(rule: Rule) -> bool:
     """Whether no value leaves the ring or the rule's own bounds."""
     try:
-        plan_program(lambda session: _program(session, rule, (1,)), permits_leaks=leaks)
+        plan_program(lambda session: _program(session, rule, (1,)))
     except RangeError:
         return False
-    return bool(np.isfinite(_errors(rule, leaks)[1]).all())
+    return bool(np.isfinite(_errors(rule)[1]).all())
 
 
 def _program(session: Session, rule: Rule, shape: tuple[int, ...], t: Reals | None = None) -> Share:
@@ -115,9 +115,9 @@ def _measure(name: str, steps: int | None, rule: Rule) -> RuleRecord:
     leaks = name == "paper"
     costs = {}
     for source in SOURCES.values():
-        plan = cheapest_plan(lambda session: _program(session, rule, _SHAPE), source, permits_leaks=leaks)
+        plan = cheapest_plan(lambda session: _program(session, rule, _SHAPE), source)
         costs[source.name] = RuleCost(plan.online_bytes, plan.rounds, source.offline_bytes(plan))
-    t, error = _errors(rule, leaks)
+    t, error = _errors(rule)
     bins = np.array_split(np.arange(_POINTS), _SHOWN)
     curve = [(float(t[part[len(part) // 2]]), float(error[part].max())) for part in bins]
     return RuleRecord(
@@ -135,13 +135,13 @@ def _measure(name: str, steps: int | None, rule: Rule) -> RuleRecord:
     )
 
 
-def _errors(rule: Rule, leaks: bool) -> tuple[Reals, Reals]:
+def _errors(rule: Rule) -> tuple[Reals, Reals]:
     """By the fixed-point twin, point by point, so that one value out of its range does not hide the others."""
     t = np.exp(np.linspace(math.log(rule.low), math.log(rule.high), _POINTS))
     t = np.clip(np.rint(t * 2.0**_FRACTION_T) * 2.0**-_FRACTION_T, rule.low, rule.high)
     parts = []
     for piece in np.array_split(t, _SHOWN):
-        session = TwinSession(permits_leaks=leaks)
+        session = TwinSession()
         try:
             y = _program(session, rule, piece.shape, piece)
             values = decode(y.flat(), y.fraction, y.width)

@@ -25,7 +25,6 @@ from comet_mpc.cli.options import (
 from comet_mpc.cli.tables import report, write_json
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ConfigurationError
-from comet_mpc.local.processes import Crew
 from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.offline.sources import DEALER, find_source
 from comet_mpc.progress import bar
@@ -38,6 +37,7 @@ from comet_research.bench.published import TABLES, PublishedRecord, measure_appe
 from comet_research.bench.rules import measure_rules
 from comet_research.bench.truncation import SHIFTS, check_truncation
 from comet_research.cli.tables import model_tables, operations_table, profile_tables, rules_table, with_origin
+from comet_research.crew import Crew
 from comet_research.peers.compare import SYSTEMS, PeerRecord, compare
 from comet_research.peers.environments import default_place
 from comet_research.peers.inputs import TASKS

@@ -17,14 +17,13 @@ from collections.abc import Callable
 import numpy as np
 
 from comet_mpc.engine import Opened, Session
-from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.share import Share, ring_width
-from comet_mpc.engine.tables import Column, Table
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.rule import inverse_sqrt
 from comet_research.functions.newton_rule import exponential
+from comet_research.look_up import Column, Table, look_up
 
 X, Y, H, P, Q, E, L, M, R, S, U, V, W = variables("x y h p q e l m r s u v w")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from comet_mpc.engine import Session
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import Share
-from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
 from comet_mpc.functions.rule import InverseRule, Wanted
+from comet_research.functions.flooding import Flooding, flooded_guess_not_private
 
 T, Y, P, Q, B = variables("t y p q b")
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from comet_mpc.engine import Session, Truncate
-from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import Share, concatenate, ring_width
-from comet_mpc.engine.tables import Column, Table
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.rule import InverseRule, Wanted
+from comet_research.look_up import Column, Table, look_up
 
 T, Y, P, Z, H, D = variables("t y p z h d")
 

@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 
 from comet_mpc.errors import CometError
-from comet_mpc.local.processes import Crew
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, silent
 from comet_research.bench.cases import OPERATIONS, Case, build
 from comet_research.bench.models import ModelCase, ModelRecord, input_arrays, measure_model, random_weights
 from comet_research.bench.operations import Record, measure
+from comet_research.crew import Crew
 from comet_research.peers import crypten_party
 from comet_research.peers.environments import CRYPTEN, SPU, Environment
 from comet_research.peers.inputs import TASKS, Reals

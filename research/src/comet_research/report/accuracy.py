@@ -27,7 +27,7 @@ Scores = dict[str, dict[Key, float]]
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainedModel:
     """A score and what it is of. rule, steps: those it was evaluated with, if others than it was trained with.
     held_out: rows held out of the training set chose the epoch; in older records the dev set did."""
 
@@ -57,7 +57,7 @@ class Run:
         return None if taught is None else self.score - float(taught)
 
 
-def runs(results: Results) -> list[Run]:
+def runs(results: Results) -> list[TrainedModel]:
     """Every trained or evaluated model whose file has the name of a recipe."""
     found = []
     for record in results.of("accuracy"):
@@ -69,7 +69,7 @@ def runs(results: Results) -> list[Run]:
         score = _score(record, task)
         if score is not None:
             where = (parts["encoder"], task, int(parts["seed"]), parts["stage"] or "")
-            found.append(Run(record, *where, parts["rule"], steps, score, _held_out(record)))
+            found.append(TrainedModel(record, *where, parts["rule"], steps, score, _held_out(record)))
     return found
 
 

@@ -16,7 +16,7 @@ from comet_research.bench.published_models import (
     command_of,
     short_stage,
 )
-from comet_research.report.accuracy import Run, runs, shown
+from comet_research.report.accuracy import TrainedModel, runs, shown
 from comet_research.report.grid import Grid, wrapped
 from comet_research.report.records import Results
 
@@ -24,7 +24,7 @@ _ABSENT = "-"
 _ENCODER = "minilm"
 """What is not there yet is of this one."""
 
-Stages = dict[str, list[Run]]
+Stages = dict[str, list[TrainedModel]]
 """Models of one encoder, by the name of their row."""
 
 
@@ -71,7 +71,7 @@ Where = tuple[str, int]
 """A task and a seed."""
 
 
-def _by_run(found: Iterable[Run]) -> dict[Where, float]:
+def _by_run(found: Iterable[TrainedModel]) -> dict[Where, float]:
     return {(run.task, run.seed): run.difference for run in found if run.difference is not None}
 
 

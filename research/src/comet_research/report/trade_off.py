@@ -7,7 +7,7 @@ from statistics import mean
 
 from comet_mpc.models.transformer import SHAPES
 from comet_research.bench.published_models import short_stage
-from comet_research.report.accuracy import Run, runs
+from comet_research.report.accuracy import TrainedModel, runs
 from comet_research.report.charts import Axis, Point, Scatter, Series
 from comet_research.report.drawings import readable_size
 from comet_research.report.records import Record, Results, sources_of
@@ -59,7 +59,7 @@ def _others(peers: Iterable[Record], amount: Amount) -> Series:
 
 
 def _drawing(
-    title: str, across: str, found: list[Run], costs: Mapping[str, float], from_: list[Record], *others: Series
+    title: str, across: str, found: list[TrainedModel], costs: Mapping[str, float], from_: list[Record], *others: Series
 ) -> Scatter:
     shown = _most_rules(found, costs)
     losses = _losses(shown, costs)
@@ -81,7 +81,7 @@ def _drawing(
     return Scatter(title, *axes, [*losses, *others] if losses else [], note, sources)
 
 
-def _certified(found: list[Run], prefix: str, costs: Mapping[str, float]) -> list[Run]:
+def _certified(found: list[TrainedModel], prefix: str, costs: Mapping[str, float]) -> list[TrainedModel]:
     """Models of one recipe that were trained through a rule whose cost is known."""
     return [
         run
@@ -90,21 +90,21 @@ def _certified(found: list[Run], prefix: str, costs: Mapping[str, float]) -> lis
     ]
 
 
-def _rules(found: list[Run]) -> int:
+def _rules(found: list[TrainedModel]) -> int:
     return len({_rule_of(run.record) for run in found})
 
 
-def _most_rules(found: list[Run], costs: Mapping[str, float]) -> list[Run]:
+def _most_rules(found: list[TrainedModel], costs: Mapping[str, float]) -> list[TrainedModel]:
     """What was trained through rules, by one recipe, and of tasks and seeds: those with the most rules."""
     recipe = max((_certified(found, prefix, costs) for prefix in ("certified-", short_stage("certified-"))), key=_rules)
-    groups: dict[tuple[str, int], list[Run]] = {}
+    groups: dict[tuple[str, int], list[TrainedModel]] = {}
     for run in recipe:
         groups.setdefault((run.task, run.seed), []).append(run)
     most = max(map(_rules, groups.values()), default=0)
     return [run for group in groups.values() if _rules(group) == most for run in group]
 
 
-def _losses(found: list[Run], costs: Mapping[str, float]) -> list[Series]:
+def _losses(found: list[TrainedModel], costs: Mapping[str, float]) -> list[Series]:
     """What was trained through a rule: on the mean over tasks, or of the one that there is."""
     differences: dict[str, dict[str, list[float]]] = {}
     for run in found:

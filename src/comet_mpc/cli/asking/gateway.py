@@ -68,7 +68,7 @@ Ready = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Prepare randomness ahead for so many queries of each size in use, so that answers come faster.",
+        help="Keep this many queries of each size in use prepared in advance, so that answers come faster.",
         rich_help_panel="Randomness",
     ),
 ]
@@ -126,21 +126,21 @@ def _run(
         watched: ClientOptions = {**options, "watch": seen.run}
         return AsyncClient(server, **watched)
 
-    with listening(listen, hosts) as place:
-        if token_file is None and not place.has_owner:
+    with listening(listen, hosts) as listener:
+        if token_file is None and not listener.has_owner:
             token_file = cache / "gateway.token"
         token = find_token(token_file) if token_file is not None else None
-        app = make_app(server, place.names, connect, token, request_seconds)
+        app = make_app(server, listener.names, connect, token, request_seconds)
         typer.echo(_WHY, err=True)
         if is_this_machine(parse_address(server)[0]):
             typer.echo("The server is on this machine too: good for a trial, but nothing is private from it.", err=True)
-        typer.echo(f"gateway at {place.shown} for the server {server}")
+        typer.echo(f"gateway at {listener.shown} for the server {server}")
         if token_file is not None:
             typer.echo(f"its token is in {token_file}: curl -H @{token_file} …")
-        if token is not None and not place.has_owner and sys.stdout.isatty():  # a log is for others to read, too
-            typer.echo(f"its page: {place.shown}#token={token}")
+        if token is not None and not listener.has_owner and sys.stdout.isatty():  # a log is for others to read, too
+            typer.echo(f"its page: {listener.shown}#token={token}")
         config = uvicorn.Config(
             app, http=Connection.within(request_seconds), ws="none", log_level="warning", access_log=False,
             server_header=False,
         )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[place.socket])
+        uvicorn.Server(config).run(sockets=[listener.socket])

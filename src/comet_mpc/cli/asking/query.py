@@ -287,8 +287,8 @@ def _answer(
     show.begin(work.total, work.of_bundle)
     show.done(0, f"{before} of {counted(count, 'text')}")
 
-    def told(place: int, found: Answer) -> None:
-        number = numbers[place]
+    def told(index: int, found: Answer) -> None:
+        number = numbers[index]
         answered[number] = found
         if file is not None:
             file.add(number, found)

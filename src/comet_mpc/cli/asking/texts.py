@@ -41,7 +41,7 @@ def read_texts(
     *,
     pairs: bool = False,
 ) -> Texts:
-    """From one of the three places. `-` as the only text, or as the file, is standard input.
+    """From one of the three sources. `-` as the only text, or as the file, is standard input.
 
     columns  of the CSV file; two of them make a pair of texts of each row
     pairs    two texts that are given one after the other belong together, or the two of a line, with a tab between
@@ -116,10 +116,10 @@ def _read_table(path: Path, columns: Sequence[str]) -> Texts:
     for column in columns:
         if header.count(column) != 1:
             raise ConfigurationError(not_one_column(path, column, header))
-    places = [header.index(column) for column in columns]
+    indices = [header.index(column) for column in columns]
     texts: dict[int, Text] = {}
     for number, row in enumerate(rows, start=1):
-        first, *rest = (row[place] for place in places)
+        first, *rest = (row[index] for index in indices)
         if any(part.strip() for part in (first, *rest)):
             texts[number] = (first, rest[0]) if rest else first
     return Texts(texts, header, rows)

@@ -21,7 +21,7 @@ from comet_mpc.net.identity import REVOKED, TlsIdentity
 from comet_mpc.net.sockets import Address, parse_address
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.dealer.process import run_dealer
-from comet_mpc.offline.sources import find_source
+from comet_mpc.offline.sources import DEALER, PAIR, find_source
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.hosting.blueprint import Blueprint
 
@@ -62,7 +62,7 @@ Ready = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Let a client prepare randomness ahead for so many queries of each size, so that its answers come faster.",
+        help="Queries of each size that a client should keep prepared in advance, so that its answers come faster.",
         rich_help_panel=_RANDOMNESS,
     ),
 ]
@@ -126,7 +126,7 @@ AnswerBits = Annotated[
     typer.Option(
         min=1,
         max=MOST_ANSWER_BITS,
-        help="Round the numbers of an answer to so many binary digits after the point: fewer reveal less about the "
+        help="Round the numbers of an answer to this many binary digits after the point: fewer reveal less about the "
         "weights.",
         rich_help_panel=_PRIVACY,
     ),
@@ -143,8 +143,8 @@ RequireCertificate = Annotated[
     bool,
     typer.Option(
         "--require-client-certificate/--allow-anonymous-clients",
-        help="With a dealer, every client that you allow can download the masked weights. The dealer's operator must "
-        "not have them.",
+        help="Whether clients need a certificate. With a dealer, every client can download the masked weights, which "
+        "the dealer's operator must not have.",
         rich_help_panel=_PRIVACY,
     ),
 ]
@@ -165,7 +165,7 @@ MaxNodes = Annotated[int, typer.Option(min=0, help="Nodes that may serve. 0: all
 IdleMinutes = Annotated[
     float,
     typer.Option(
-        min=0.0, help="Stop serving on a node after so many minutes without a client.", rich_help_panel=_CLUSTER
+        min=0.0, help="Stop serving on a node after this many minutes without a client.", rich_help_panel=_CLUSTER
     ),
 ]
 
@@ -227,8 +227,10 @@ def serve(
         queries_in=str(queries_in.absolute()) if queries_in is not None else "", client_bundles=client_queries,
         store_bytes=round(store_gb * 1e9), client_bytes=round(client_gb * 1e9),
     )  # fmt: skip
+    chosen = source or (PAIR if dealer is None else DEALER).name
     blueprint = Blueprint(
-        models=_by_name(model), keys=str(keys), certificate=name, dealer=_dealer_address(source, dealer),
+        models=_by_name(model), keys=str(keys), certificate=name, source=chosen,
+        dealer=_dealer_address(chosen, dealer),
         private_embeddings=private_embeddings, answer_bits=answer_bits, network=str(Network.parse(network)),
         untrained=untrained, workers=workers, connections=connections, client_connections=client_connections,
         require_client=require_client_certificate, limits=limits,
@@ -240,9 +242,9 @@ def serve(
         _serve_on(cluster, blueprint, where, state, publish, (min_nodes, max_nodes, 60 * idle_minutes))
 
 
-def _dealer_address(source: str | None, dealer: str | None) -> Address | None:
+def _dealer_address(source: str, dealer: str | None) -> Address | None:
     """The dealer's address, if --source and --dealer agree."""
-    if source is not None and find_source(source).has_third_party != (dealer is not None):
+    if find_source(source).has_third_party != (dealer is not None):
         if dealer is None:
             raise ConfigurationError(f"--source {source} needs --dealer HOST:PORT")
         raise ConfigurationError(f"--source {source} works without a dealer: remove --dealer, or use --source dealer")
@@ -279,7 +281,7 @@ def _serve_on(
         from comet_mpc.cluster.serving import ClusterServer
     scale = Scale(nodes[0], nodes[1], idle_seconds=nodes[2])
     ended_by = ClusterServer(cluster, blueprint.everywhere(), where, state, scale, metrics).serve_forever(
-        lambda address, pages: _tell(address, pages, blueprint.source().name)
+        lambda address, pages: _tell(address, pages, blueprint.source)
     )
     _end(ended_by, state)
 

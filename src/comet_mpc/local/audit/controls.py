@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
-from comet_mpc.engine import Session, Weight
 from comet_mpc.engine import correlations as kinds
-from comet_mpc.engine.correlations import AnyMask, Correlation
+from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ops.operation import Drawn
 from comet_mpc.engine.ring import Ring
-from comet_mpc.engine.share import SERVER, Words
-from comet_mpc.functions.flooding import Flooding, flooded_guess_not_private
+from comet_mpc.engine.share import Words
 from comet_mpc.offline.bundle import OpenBundle
 from comet_mpc.offline.dealer.bundles import Dealing
 
-Control = Literal["", "same seed", "old mask", "no mask", "flooded"]
+Control = Literal["", "same seed", "old mask", "no mask"]
 """What is broken on purpose: nothing; both parties have one seed; a mask hides two messages; the dealer's products are
-not masked, nor is a bit of a truncation into an odd ring; the paper's flooded shares are sent."""
-
-
-def flooded(session: Session, weights: Mapping[str, Weight], secrets: tuple[int, int]) -> object:
-    """The paper's first guess of the server's value, 1 or 3."""
-    x = session.private(SERVER, (32,), 16, 8.0, np.full(32, (1.0, 3.0)[secrets[SERVER]]))
-    return flooded_guess_not_private(session, x, Flooding())
+not masked, nor is a bit of a truncation into an odd ring."""
 
 
 class OldMasks:
@@ -37,7 +28,7 @@ class OldMasks:
 
     def draw(self, correlation: Correlation) -> Drawn:
         drawn = self._inner.draw(correlation)
-        if isinstance(correlation, AnyMask | kinds.BitProducts | kinds.TableTransfers):
+        if not correlation.facts.references:  # products of masks would no longer fit them
             return Drawn(drawn.index, self._given.setdefault(correlation, drawn.arrays))
         return drawn
 
@@ -55,5 +46,5 @@ class BareBits(OldMasks):
 class Unmasked(Dealing):
     """A dealer that sends products of masks as they are."""
 
-    def _hidden(self, value: Words, ring: Ring, stream: int, place: int) -> Words:
+    def _hidden(self, value: Words, ring: Ring, stream: int, offset: int) -> Words:
         return value

@@ -1,7 +1,7 @@
 """What the parties receive while a program runs, by either source of randomness.
 
 The program uses every kind of message. Both parties run it for real, in two threads; a session that watches writes
-down each message and what its receiver holds at that place: its share, the expansion of its own seed, their sum, what
+down each message and what its receiver holds there: its share, the expansion of its own seed, their sum, what
 it received earlier, its result. The two parties' inputs are one of two each, so that there is something to tell apart.
 """
 
@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from comet_mpc.engine import Session, Weight, kernels, ops, tables
+from comet_mpc.engine import Session, Weight, kernels, ops
 from comet_mpc.engine import correlations as kinds
 from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.ops import Request, Step
-from comet_mpc.engine.ops.look_up import Choose, Chosen, Fetch, look_up
 from comet_mpc.engine.ops.operation import Drawn, Leg, Packed
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
@@ -26,8 +25,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
-from comet_mpc.engine.tables import Column, Table
-from comet_mpc.local.audit.controls import BareBits, Control, OldMasks, Unmasked, flooded
+from comet_mpc.local.audit.controls import BareBits, Control, OldMasks, Unmasked
 from comet_mpc.local.audit.statistics import Message
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.bundle import Bundle, OpenBundle
@@ -42,17 +40,15 @@ Program = Callable[[Session, Mapping[str, Weight], Secrets], object]
 
 X, Y = variables("x y")
 _ROWS, _COLUMNS = 4, 8
-_TABLE = Table((Column(tuple(range(0, 160, 10)), 8), Column(tuple(range(0, -32, -2)), 24)))
 _EARLIER = 6
 """Messages of the same size that a message is compared with."""
-_CORRECTIONS = {
+_CORRECTIONS: dict[type[Correlation], str] = {
     kinds.BitProducts: "bits",
     kinds.Monomials: "powers",
     kinds.SquareSums: "squares",
     kinds.MatrixProduct: "matrix",
     kinds.WeightProduct: "weights",
     kinds.WeightScale: "scale",
-    kinds.TableTransfers: "table",
 }
 
 
@@ -70,8 +66,6 @@ def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets
     fused = session.truncate_open(product, 20)
     session.truncate_open(second.lift(32), 20)
     session.open(session.evaluate(X**2, {"x": fused}, bound=4.1), session.square_sum(left))
-    session.open(*look_up(session, first.digit_sum(2, 3), _TABLE))
-    look_up(session, second.digit_sum(2, 3), _TABLE)
     session.communicate(ops.Truncate(first.lift(36), 24), ops.Truncate(second.lift(36), 24))
     if session.odd:
         _in_an_odd_ring(session, first.lift(36), second.lift(36), product)
@@ -111,17 +105,14 @@ def _unpacked(bits: Packed | Words, count: int) -> Words:
     return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(np.uint64)
 
 
-class _Watching(PartySession):
-    """Writes down what it receives."""
+class Watching(PartySession):
+    """Writes down what it receives. Another package extends it for its own requests and kinds."""
 
-    def __init__(
-        self, party: int, channel: Channel, randomness: OpenBundle | OldMasks, *, dealt: bool, permits_leaks: bool
-    ) -> None:
-        super().__init__(party, channel, randomness, permits_leaks=permits_leaks)
+    def __init__(self, party: int, channel: Channel, randomness: OpenBundle | OldMasks, *, dealt: bool) -> None:
+        super().__init__(party, channel, randomness)
         self.messages: list[Message] = []
         self._streams, self._dealt = Streams(randomness.bundle.seed), dealt
         self._values: dict[tuple[int, int], list[Words]] = {}
-        self._transfers: tuple[int, kinds.TableTransfers]
         self._masks: dict[int, Words] = {}
         self.key = b""
 
@@ -150,7 +141,7 @@ class _Watching(PartySession):
             if len(data):
                 self._received(request, drawn, np.frombuffer(bytes(data), np.uint8))
             result = finish(data)
-            if isinstance(request, ops.Reveal) and isinstance(result, np.ndarray) and not self.permits_leaks:
+            if isinstance(request, ops.Reveal) and isinstance(result, np.ndarray):
                 self._add_result(result)
             return result
 
@@ -167,8 +158,8 @@ class _Watching(PartySession):
                     conversion.part(share.flat(), self.party == CLIENT),
                 )
                 self._note_masked(kind, words, ring.size, length, own, self._mask(index, share.count, ring))
-                bits, place = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
-                seed = self._expansion(place, share.count) & np.uint64(1)
+                bits, other = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
+                seed = self._expansion(other, share.count) & np.uint64(1)
                 self._note_masked(f"{kind}, bit", bits, 2, size - length, self._likely_bit(share), seed)
             case ((ops.Open() | ops.TruncateOpen() | ops.Give()), Drawn(index=index)):
                 words = share.ring.unpack(data, share.count)
@@ -177,16 +168,6 @@ class _Watching(PartySession):
                 theirs, mine = _unpacked(data, share.count), _unpacked(bits, share.count)
                 likely = self._likely_odd_bit(request) if share.modulus else self._likely_bit(share)
                 self._note_masked(kind, theirs, 2, size, likely, mine)
-            case Choose(), Drawn(index=index):
-                words = share.ring.unpack(data, share.count)
-                self._note_masked(
-                    kind, words, modulus, size, np.uint64(0) - share.flat(), self._expansion(index, share.count)
-                )
-            case Fetch(chosen=chosen), None:
-                self._fetched(chosen, data)
-            case ops.Reveal(), None if self.permits_leaks:
-                words = share.ring.unpack(data, share.count)
-                self._note("Open", words, modulus, size, share=share.flat())
 
     def _mask(self, index: int, count: int, ring: Ring) -> Words:
         """What the other's part of a mask would be, had it the same seed."""
@@ -203,24 +184,8 @@ class _Watching(PartySession):
         none = np.zeros((other.size + 7) // 8, np.uint8)
         return _unpacked(request.conversion.mask(other, none, self.party != CLIENT), other.size)
 
-    def _fetched(self, chosen: Chosen, data: Packed) -> None:
-        (index, transfers), (place, *known) = self._transfers, chosen.drawn
-        entries, sizes, at = chosen.table.entries, chosen.table.sizes, 0
-        for column, (size, pad) in enumerate(zip(sizes, known, strict=True)):
-            length = place.size * entries * size
-            words = kernels.unpack_words(data[at : at + length], size, place.size * entries)
-            at += length
-            pads = kernels.unpack_words(self._pads(index, column, transfers), size, words.size)
-            self._note_masked("Fetch", words, 256**size, length, np.zeros_like(words), pads)
-            if not self._dealt:
-                continue
-            own = words.reshape(-1, entries)[np.arange(place.size), place]
-            self._note("Fetch, own", own, 256**size, 0, known=pad, place=place, share=chosen.share.flat())
-
     def _draw(self, correlation: Correlation) -> Drawn:
         drawn = super()._draw(correlation)
-        if isinstance(correlation, kinds.TableTransfers):
-            self._transfers = drawn.index, correlation
         if isinstance(correlation, AnyMask) and drawn.arrays:
             self._masks[drawn.index] = drawn.arrays[0]
         if self.party == SERVER and self._dealt and not isinstance(correlation, AnyMask | kinds.WeightCorrelation):
@@ -242,17 +207,13 @@ class _Watching(PartySession):
         ):
             held = {name: each for name, each in own.items() if each.size == count}
             held["seed"] = self._expansion(drawn.index, count, array)
-            if isinstance(correlation, kinds.TableTransfers):
-                pads = self._pads(drawn.index, array - 1, correlation)
-                held["pads"] = tables.pick(pads, drawn.arrays[0], correlation.sizes[array - 1]) - held["seed"]
-            kind = f"products, {_CORRECTIONS[type(correlation)]}"
+            held |= self._held_besides(drawn, correlation, array, held["seed"])
+            kind = f"products, {_CORRECTIONS.get(type(correlation), type(correlation).__name__)}"
             self._note(kind, words, ring.size, ring.wire_bytes(count), **held)
 
-    def _pads(self, index: int, column: int, transfers: kinds.TableTransfers) -> Packed:
-        """What the client's pads would be, had it the same seed."""
-        length = transfers.count * transfers.entries * transfers.sizes[column]
-        words = self._expansion(index, -(-length // 8), 1 + len(transfers.sizes) + column)
-        return words.view(np.uint8)[:length]
+    def _held_besides(self, drawn: Drawn, correlation: Correlation, array: int, seed: Words) -> dict[str, Words]:
+        """What else the server holds beside the correction of an array."""
+        return {}
 
     def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
         """At the server, a product of the client's mask with that of a weight: what it tells of x, with x - mops."""
@@ -338,22 +299,21 @@ def record(
     control: Control = "",
     *,
     program: Program = everything,
+    watching: type[Watching] = Watching,
     secret: bytes | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Recorded]:
     """What client and server receive online (and from a dealer) in so many runs, with fresh randomness each.
 
-    secret: from which all seeds of a dealer are derived; only tests pass one.
+    program   what is run; the usual one has every kind of message
+    watching  the session that writes down what a party receives
+    secret    from which all seeds of a dealer are derived; only tests pass one
     """
     secret = secret or new_seed()
     seeds = [(derive_seed(secret, "client", str(run)), derive_seed(secret, "server", str(run))) for run in range(runs)]
     public = {name: weight.public() for name, weight in MODELS[0].items()}
-    leaks = control == "flooded"
-    chosen = flooded if leaks else program
-    plan = plan_program(
-        lambda session: chosen(session, public, (0, 0)), abilities=find_source(source).abilities, permits_leaks=leaks
-    )
-    case = _Case(source, chosen, plan, control, seeds, secret)
+    plan = plan_program(lambda session: program(session, public, (0, 0)), abilities=find_source(source).abilities)
+    case = _Case(source, program, plan, control, seeds, secret)
 
     inputs = [run % 2 for run in range(runs)], [run // 2 % 2 for run in range(runs)]
 
@@ -366,14 +326,14 @@ def record(
             drawn = case.prepared(run, preparer, weights) if preparer else case.dealt(run, party, weights, key)
             broken = {"old mask": OldMasks, "no mask": BareBits}.get(control)
             randomness = broken(drawn) if broken else drawn
-            session = _Watching(party, channel, randomness, dealt=preparer is None, permits_leaks=leaks)
+            session = watching(party, channel, randomness, dealt=preparer is None)
             session.key = key
-            if party == CLIENT and preparer is None and not leaks:
+            if party == CLIENT and preparer is None:
                 for weight in weights.values():
                     assert weight.masked is not None
                     words = weight.masked.reshape(-1)
                     session._note("weights", words, 2**64, 8 * words.size, seed=session._expansion(0, words.size))
-            chosen(session, weights, secrets)
+            program(session, weights, secrets)
             noted.append(session.messages)
             if party == CLIENT:
                 tick()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -24,19 +24,18 @@ PHASES = ("dealer", "pair", "preparing")
 CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
     "dealer": {
         "same seed": (
-            "Open", "Truncate", "TruncateOpen", "Give", "Choose", "Fetch", "products, bits", "products, powers",
-            "products, squares", "products, matrix", "products, weights", "products, scale", "products, table",
+            "Open", "Truncate", "TruncateOpen", "Give", "products, bits", "products, powers",
+            "products, squares", "products, matrix", "products, weights", "products, scale",
         ),
-        "old mask": ("weights", "Open", "Truncate", "TruncateOpen", "Give", "Choose", "Fetch"),
+        "old mask": ("weights", "Open", "Truncate", "TruncateOpen", "Give"),
         "no mask": (
-            "Fetch, own", "products, bits", "products, powers", "products, squares", "products, matrix",
-            "products, weights", "products, scale",
+            "products, bits", "products, powers", "products, squares", "products, matrix", "products, weights",
+            "products, scale",
         ),
-        "flooded": ("Open",),
     },
     "pair": {
         "same seed": ("Open", "TruncateOpen", "TruncateOpen, bit", "Give"),
-        "old mask": ("Open", "Truncate", "TruncateOpen", "TruncateOpen, bit", "Give", "Choose", "Fetch"),
+        "old mask": ("Open", "Truncate", "TruncateOpen", "TruncateOpen, bit", "Give"),
         "no mask": ("TruncateOpen, bit",),
     },
     "preparing": {
@@ -75,15 +74,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return (max(self.surprise.values()) >= self.limit) == bool(self.control)
 
 
-def findings(recorded: Sequence[Recorded], phase: str, control: Control = "") -> list[Finding]:
+def findings(
+    recorded: Sequence[Recorded],
+    phase: str,
+    control: Control = "",
+    *,
+    caught: Mapping[str, Mapping[Control, Sequence[str]]] = CAUGHT,
+) -> list[Finding]:
     """One for each kind of message and receiver; of a control, only where it must be caught."""
     found = []
     for each in recorded:
-        places: dict[str, list[int]] = {}
-        for place, message in enumerate(each.runs[0]):
-            places.setdefault(message.kind, []).append(place)
-        for kind, where in places.items():
-            if control and kind not in CAUGHT[phase][control]:
+        indices: dict[str, list[int]] = {}
+        for index, message in enumerate(each.runs[0]):
+            indices.setdefault(message.kind, []).append(index)
+        for kind, where in indices.items():
+            if control and kind not in caught[phase][control]:
                 continue
             piles = [pile_up([run[at] for run in each.runs], each.secret, each.own, blocks=each.blocks) for at in where]
             judged = [judge(pile) for pile in piles]
@@ -96,7 +101,7 @@ def findings(recorded: Sequence[Recorded], phase: str, control: Control = "") ->
                     to=PARTY_ROLES[first[where[0]].receiver],
                     control=control,
                     runs=len(each.runs),
-                    bytes=sum(first[place].size for place in where),
+                    bytes=sum(first[index].size for index in where),
                     surprise={name: round(max(0.0, value), 1) for name, value in worst.items()},
                     limit=round(LIMIT, 1),
                 )
@@ -132,7 +137,7 @@ def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick = silent) -> lis
         else:
             recorded = record(phase, count, control, tick=told)
         found += findings(recorded, phase, control)
-    order = {(one.phase, one.message, one.to): place for place, one in enumerate(found) if not one.control}
+    order = {(one.phase, one.message, one.to): index for index, one in enumerate(found) if not one.control}
     return sorted(found, key=lambda one: order.get((one.phase, one.message, one.to), len(found)))
 
 

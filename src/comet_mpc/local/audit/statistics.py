@@ -58,7 +58,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class Pile:
-    """One message of all runs: words (runs, places).
+    """One message of all runs: words (runs, elements).
 
     secret  ±1 by run: which input the other party had, which the receiver must not learn
     own     ±1 by run: which input the receiver had itself
@@ -145,14 +145,14 @@ def _numbers(combined: Sequence[Words], modulus: int) -> Iterator[Reals]:
 
 
 def _means(pile: Pile, combined: Sequence[Words]) -> float:
-    runs, places = pile.words.shape
+    runs, elements = pile.words.shape
     largest, questions = 0.0, 0
     for numbers in _numbers(combined, pile.modulus):
         for sign in (np.ones(runs), pile.secret, pile.own, pile.secret * pile.own):
             sums = sign @ numbers
-            whole = abs(float(sums.sum())) / math.sqrt(places)
+            whole = abs(float(sums.sum())) / math.sqrt(elements)
             largest = max(largest, float(np.abs(sums).max()), whole)
-            questions += places + 1
+            questions += elements + 1
     return surprise_of_sum(largest / math.sqrt(runs), questions)
 
 
@@ -171,10 +171,10 @@ def _joint(pile: Pile, combined: Sequence[Words]) -> float:
     modulus, cells = pile.modulus, min(_CELLS, pile.modulus)
     squares: list[tuple[float, int]] = []
     for words in combined:
-        for places in _cells(words, modulus):
-            counts = np.bincount(places, minlength=cells)
-            if places.size >= _FEWEST * cells:
-                expected = places.size / cells
+        for found in _cells(words, modulus):
+            counts = np.bincount(found, minlength=cells)
+            if found.size >= _FEWEST * cells:
+                expected = found.size / cells
                 squares.append((float(((counts - expected) ** 2).sum() / expected), cells - 1))
     for other in pile.held.values():
         for mine, own in zip(_cells(pile.words, modulus), _cells(other, modulus), strict=True):

@@ -102,7 +102,7 @@ def decode_from_party(data: bytes | bytearray, kind: type[M]) -> M:
     try:
         message = msgspec.json.decode(data, type=FromParty)
     except UNREADABLE as error:
-        raise PeerError(f"the party sent something else than a {kind.__name__}: {error}") from error
+        raise PeerError(f"the party sent something other than a {kind.__name__}: {error}") from error
     if not isinstance(message, kind):
         raise PeerError(f"the party sent {type(message).__name__}, expected {kind.__name__}")
     return message
@@ -136,7 +136,7 @@ class _FromDealer:
         """The next piece, at most `rest` bytes."""
         received = self._next()
         if not isinstance(received, bytearray) or not 0 < len(received) <= rest:
-            raise PeerError("the dealer sent something else than the corrections that are due")
+            raise PeerError("the dealer sent something other than the corrections that are due")
         return received
 
     def _next(self) -> FromDealer | bytearray:
@@ -149,11 +149,11 @@ class _FromDealer:
             if tag == CORRECTIONS:
                 return frame
             if tag != MESSAGE:
-                raise PeerError("the dealer sent something that is no message")
+                raise PeerError("the dealer sent something that is not a message")
             try:
                 message: FromDealer = msgspec.json.decode(frame, type=FromDealer)
             except UNREADABLE as error:
-                raise PeerError("the dealer sent something that is no message") from error
+                raise PeerError("the dealer sent something that is not a message") from error
             if isinstance(message, Refusal | Mismatch):
                 raise_refusal(message, "the dealer")
             if not isinstance(message, Wait):
@@ -193,7 +193,7 @@ def fetch_bundle(
     with channel:
         if channel.peer_role != "dealer":
             raise NotAuthenticated(
-                f"the peer is no dealer: its certificate says {channel.peer_role!r}, expected 'dealer'"
+                f"the peer is not a dealer: its certificate says {channel.peer_role!r}, expected 'dealer'"
             )
         greet(channel, {"role": PARTY_ROLES[party]})
         dealer = _FromDealer(channel, patience, waiting)

@@ -273,8 +273,8 @@ class Dealer:
             raise PeerError(f"the server, and only the server, gives a weight key of {SEED_BYTES} bytes")
         if not 0 <= ask.program_bytes <= (self.limits.program.program_bytes if role == "server" else 0):
             raise ForeignRandomness(
-                f"a program of {ask.program_bytes} bytes: this dealer takes {self.limits.program.program_bytes} of the "
-                f"server, and none of the client"
+                f"a program of {ask.program_bytes} bytes: this dealer takes {self.limits.program.program_bytes} from "
+                f"the server, and none from the client"
             )
         begun = time.monotonic()
         meeting_joined = self._meetings.joined(role, ask.bundle_id, ask.digest)
@@ -382,9 +382,7 @@ def _authenticated(channel: Channel, claimed: object) -> PartyRole:
     for role in PARTY_ROLES:
         if channel.peer_role == role == claimed:
             return role
-    raise NotAuthenticated(
-        f"a certificate of role {channel.peer_role!r} does not entitle to act as {str(claimed)[:20]!r}"
-    )
+    raise NotAuthenticated(f"a certificate with the role {channel.peer_role!r} may not act as {str(claimed)[:20]!r}")
 
 
 def _say(channel: Channel, message: FromDealer) -> None:

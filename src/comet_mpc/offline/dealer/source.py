@@ -22,6 +22,7 @@ from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
 from comet_mpc.offline.dealer.fetch import Wait, fetch_bundle
 from comet_mpc.offline.source import ClientDesk, Order, Provider, ServerDesk, Source, Supplier, Visitor
 from comet_mpc.offline.store import BundleStore
+from comet_mpc.retry import retry
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class DealerSource(Source):
 
     def __init__(self, address: Address | None = None) -> None:
         self.third_party = address
+
+    def at(self, address: Address | None) -> Source:
+        return DealerSource(address)
 
     def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
         return sum(entry.correction_bytes for entry in correlations) if party == SERVER else 0
@@ -182,14 +186,8 @@ class _Provider(Provider):
             thread.join(max(0.0, until - time.monotonic()))
 
     def await_third_party(self) -> None:
-        while True:
-            try:
-                self._reach().close()
-            except CometError:
-                time.sleep(_RETRY_SECONDS)
-            else:
-                _log.info("the dealer can be reached")
-                return
+        retry(self._reach, CometError, pause=_RETRY_SECONDS).close()
+        _log.info("the dealer can be reached")
 
     def third_party_answers(self) -> bool:
         try:

@@ -13,7 +13,7 @@ from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER
-from comet_mpc.errors import ConfigurationError, PeerClosed, ServerBusy
+from comet_mpc.errors import ConfigurationError, PeerClosed
 from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.pair.commit import prepare_stored
@@ -23,7 +23,6 @@ from comet_mpc.offline.pair.shares import PairRandomness, stored_bytes
 from comet_mpc.offline.pair.workbench import check_weight
 from comet_mpc.offline.source import (
     MOST_TOGETHER,
-    BundleConnection,
     ClientDesk,
     Order,
     Provider,
@@ -33,10 +32,10 @@ from comet_mpc.offline.source import (
     Visitor,
 )
 from comet_mpc.offline.store import BundleStore
+from comet_mpc.retry import retry
 
 _MOST_TRIES = 3  # to get a connection on which the server begins
 _ELEMENTS_TOGETHER = 1 << 20  # of masks: beyond it, the bundles of small programs have no slots left to share
-_BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
 
 
 class PairSource(Source):
@@ -87,7 +86,7 @@ class _Supplier(Supplier):
     def __init__(self, desk: ClientDesk) -> None:
         self._desk = desk
         self._one_at_a_time = threading.Lock()
-        self._kept: tuple[BundleConnection, Preparer] | None = None
+        self._kept: tuple[Channel, Preparer] | None = None
         self._closed = False
 
     def prepare(self, order: Order, store: BundleStore) -> None:
@@ -105,34 +104,30 @@ class _Supplier(Supplier):
     def close(self) -> None:
         self._closed = True
         if (kept := self._kept) is not None:
-            kept[0].channel.close()
+            kept[0].close()
 
     def _accepted(self, order: Order) -> Preparer:
         """A connection on which the server has begun to prepare: the last one if it fits, else a new one."""
-        until, tries = time.monotonic() + self._desk.timeout, _MOST_TRIES
-        while True:
+
+        def once() -> Preparer:
             kept = self._kept
-            if kept is not None and kept[1].correlations != order.plan.correlations:
-                kept = None
+            if kept is None or kept[1].correlations != order.plan.correlations:
+                kept = self._new(order.plan)
+            channel, preparer = kept
             try:
-                line, preparer = kept or self._new(order.plan)
-                line.ask(order)
+                self._desk.ask(order, channel)
             except PeerClosed:
                 self._hang_up()
-                tries -= 1
-                if not tries or self._closed:  # the server ends idle connections to make room
-                    raise
-            except ServerBusy:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(_BUSY_PAUSE)
-            else:
-                return preparer
+                raise
+            return preparer
 
-    def _new(self, plan: Plan) -> tuple[BundleConnection, Preparer]:
+        # the server ends idle connections to make room
+        return retry(once, PeerClosed, tries=_MOST_TRIES, unless=lambda: self._closed)
+
+    def _new(self, plan: Plan) -> tuple[Channel, Preparer]:
         self._hang_up()
-        line = self._desk.another_connection()
-        self._kept = line, Preparer(line.channel, CLIENT, plan.correlations)
+        channel = self._desk.connect()
+        self._kept = channel, Preparer(channel, CLIENT, plan.correlations)
         if self._closed:
             self._hang_up()
             raise PeerClosed("this client is closed")
@@ -140,7 +135,7 @@ class _Supplier(Supplier):
 
     def _hang_up(self) -> None:
         if self._kept is not None:
-            self._kept[0].channel.close()
+            self._kept[0].close()
         self._kept = None
 
 

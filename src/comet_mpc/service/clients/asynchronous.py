@@ -43,7 +43,7 @@ class _Seat:
 class AsyncClient:
     """Connections to one server. Any number of tasks may use it at once.
 
-    connections  so many calls run at a time; others wait. All of them share one cache, and so what is prepared
+    connections  calls that run concurrently; others wait. All share one cache, and so the prepared randomness
     The other arguments are those of `Client`.
 
     A call that is cancelled returns at once. The run of the program that is under way goes on to its end, since its
@@ -97,8 +97,8 @@ class AsyncClient:
 
     async def classify(self, texts: Sequence[Text]) -> list[Prediction]:
         """One prediction per text (or pair of texts), in order; all of them or an error."""
-        found = {place: one async for place, one in self.stream(texts)}
-        return [found[place] for place in sorted(found)]
+        found = {index: one async for index, one in self.stream(texts)}
+        return [found[index] for index in sorted(found)]
 
     async def embed(self, texts: Sequence[Text]) -> list[Embedding]:
         """As `Client.embed`."""
@@ -109,14 +109,14 @@ class AsyncClient:
         return await self._call(lambda client: client.tag(texts))
 
     async def stream(self, texts: Sequence[Text]) -> AsyncIterator[tuple[int, Prediction]]:
-        """Each prediction as soon as it is there, with the place of its text. Texts of one size come together."""
+        """Each prediction as soon as it is there, with the index of its text. Texts of one size come together."""
         loop, gone = asyncio.get_running_loop(), threading.Event()
         found: asyncio.Queue[tuple[int, Prediction] | None] = asyncio.Queue()
 
-        def told(place: int, one: Prediction) -> None:
+        def told(index: int, one: Prediction) -> None:
             if gone.is_set():
                 raise _NobodyWaits
-            loop.call_soon_threadsafe(found.put_nowait, (place, one))
+            loop.call_soon_threadsafe(found.put_nowait, (index, one))
 
         task = asyncio.ensure_future(self._call(lambda client: client.classify(texts, told=told)))
         task.add_done_callback(lambda _: found.put_nowait(None))

@@ -44,7 +44,7 @@ def glimpse(data: bytes) -> Glimpse:
 
 
 class SeenRun:
-    """One run of a program, of so many texts of so many tokens: its messages are counted and not kept."""
+    """One run of a program: its messages are counted and not kept."""
 
     def __init__(self, texts: int, bucket: int) -> None:
         self.texts, self.bucket = texts, bucket
@@ -65,16 +65,16 @@ class SeenRun:
         if cells < 2:
             return
         width = -(-ring.size // cells)
-        high = [min(width, ring.size - place * width) for place in range(cells)]
+        high = [min(width, ring.size - cell * width) for cell in range(cells)]
         self._compare(words // np.uint64(width), high, ring.size)
         if ring.size >= _CELLS**2:
-            low = [ring.size // cells + (place < ring.size % cells) for place in range(cells)]
+            low = [ring.size // cells + (cell < ring.size % cells) for cell in range(cells)]
             self._compare(words & np.uint64(cells - 1), low, ring.size)
 
-    def _compare(self, places: Words, sizes: list[int], of: int) -> None:
-        """So many elements of the ring belong to each place."""
-        found = np.bincount(places.astype(np.intp), minlength=len(sizes))
-        expected = np.array([size / of for size in sizes]) * places.size
+    def _compare(self, cells_of: Words, sizes: list[int], of: int) -> None:
+        """So many elements of the ring belong to each cell."""
+        found = np.bincount(cells_of.astype(np.intp), minlength=len(sizes))
+        expected = np.array([size / of for size in sizes]) * cells_of.size
         self._misfit += float(np.sum((found - expected) ** 2 / expected))
         self._freedom += len(sizes) - 1
 

@@ -1,4 +1,4 @@
-"""A server as its operator orders it: all but the place. It can be written down, and built on any machine."""
+"""A server as its operator orders it: everything but the machine. It can be written down, and built on any machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import Address
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
-from comet_mpc.offline.sources import DealerSource, PairSource
+from comet_mpc.offline.sources import PAIR, find_source
 from comet_mpc.progress import bar
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.hosting.server import Server
@@ -35,6 +35,8 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     keys: str
     certificate: str = "server"
     """Its name in the directory of keys."""
+    source: str = PAIR.name
+    """Its name: who prepares the randomness."""
     dealer: Address | None = None
     private_embeddings: bool = False
     answer_bits: int = ANSWER_BITS
@@ -51,8 +53,8 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def identity(self) -> TlsIdentity:
         return TlsIdentity.find(self.keys, self.certificate)
 
-    def source(self) -> Source:
-        return DealerSource(self.dealer) if self.dealer is not None else PairSource()
+    def found_source(self) -> Source:
+        return find_source(self.source).at(self.dealer)
 
     def everywhere(self) -> Blueprint:
         """With paths that mean the same in every directory."""
@@ -83,7 +85,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return Server(
             self.load(),
             listen_at,
-            self.source(),
+            self.found_source(),
             self.identity(),
             state,
             workers=self.workers,

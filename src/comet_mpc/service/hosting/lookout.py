@@ -24,9 +24,9 @@ class Load(msgspec.Struct, frozen=True):
     """How busy a server is. A client belongs to the server that has the state that it was set up with."""
 
     waiting: int = 0
-    """Requests and connections that wait for a place."""
+    """Requests and connections that wait for a slot."""
     working: int = 0
-    places: int = 0
+    slots: int = 0
     sessions: int = 0
     bundles: int = 0
     states: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Lookout:
         load = Load(
             waiting=int(counters.total("waiting")),
             working=int(counters.total("working")),
-            places=self._workers,
+            slots=self._workers,
             sessions=counters.active,
             bundles=self._bundles(),
             states=tuple(one.welcome.state for one in self.offer.all()),

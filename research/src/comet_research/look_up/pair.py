@@ -1,4 +1,4 @@
-"""Transfers for look-ups, by oblivious transfer: log2 of a table's entries for each (`ot.tables`)."""
+"""Transfers for look-ups, by oblivious transfer: log2 of a table's entries for each (`transfers`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from comet_mpc.engine import kernels
-from comet_mpc.engine.correlations import TableTransfers
 from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.share import SERVER
 from comet_mpc.net.channel import Traffic
-from comet_mpc.offline.ot.tables import give_words, read_words, table_traffic
 from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared
 from comet_mpc.offline.pair.workbench import Workbench
+from comet_research.look_up.kind import TableTransfers
+from comet_research.look_up.transfers import give_words, read_words, table_traffic
 
 
 class PairTables(PairPreparer):

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import tables
-from comet_mpc.engine.correlations import TableTransfers
 from comet_mpc.engine.seeds import Streams
 from comet_mpc.engine.share import SERVER, Words
 from comet_mpc.offline.dealer.preparer import CHUNK, DealerPreparer, DealerView, PartyView, stream_of
+from comet_research.look_up import tables
+from comet_research.look_up.kind import TableTransfers
 
 
 class DealtTables(DealerPreparer[TableTransfers]):

@@ -1,10 +1,10 @@
-"""1-of-M transfers of random words, prepared by the two parties alone: what a look-up uses (`lookup`).
+"""1-of-M transfers of random words, prepared by the two parties alone: what a look-up uses.
 
 log2 M random transfers give the giver a word at each of M places and the reader the word at one uniform place
 (native/ot/tables.hpp has the formulas; Naor and Pinkas 1999, "Oblivious transfer and polynomial evaluation").
 
 Cost: log2(M)·(128/fold - 1) bits a table from the reader, nothing from the giver; a round a chunk. Reveals nothing: the
-giver does not learn the place, the reader no other word. Assumptions: as in `oblivious_transfer`, the hash being
+giver does not learn the place, the reader no other word. Assumptions: as in `offline.ot.extension`, the hash being
 taken on sums of several unknown messages at once.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from comet_mpc import _native
 from comet_mpc.engine.share import Words
-from comet_mpc.engine.tables import MOST_ENTRIES
 from comet_mpc.errors import ShapeError
 from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
 from comet_mpc.offline.ot.extension import Transfers, extension_bytes
+from comet_research.look_up.tables import MOST_ENTRIES
 
 CHUNK_ENTRIES = 1 << 19
 """Entries prepared in one round: bounds memory and messages."""

@@ -1,4 +1,4 @@
-"""Look-ups in public tables at secret places: two requests, registered as another package would register its own.
+"""Look-ups in public tables at a secret index: two requests.
 
 Choose(x, table)     the server asks for a table's entries at x, x being shared: x_s under a uniform mask
 Fetch(x, chosen)     the client gives all entries under pads, of which the server knows the one that it asked for
@@ -12,14 +12,14 @@ from typing import Protocol
 
 import numpy as np
 
-from comet_mpc.engine import tables
-from comet_mpc.engine.correlations import Correlation, TableTransfers
-from comet_mpc.engine.ops import OPERATIONS
+from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ops.operation import Drawn, Leg, Made, Message, Request, check_even, expect, rounded
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, Share, Words
-from comet_mpc.engine.tables import Table
 from comet_mpc.errors import ShapeError
+from comet_research.look_up import tables
+from comet_research.look_up.kind import TableTransfers
+from comet_research.look_up.tables import Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +115,6 @@ class Fetch(Request[tuple[Share, ...]]):
             return self._found(found)
 
         return None, finish
-
-
-OPERATIONS.register(Choose, Fetch)
 
 
 class Communicating(Protocol):

@@ -1,7 +1,7 @@
 """The paper's initial guess: double approximation on flooded shares (its sections 3.2 and 3.3). NOT PRIVATE.
 
-Kept for research: it reproduces what was published, and measures what it gives away. It runs only in a session that
-permits leaks, and no service starts one.
+It reproduces what was published, and measures what it gives away. The product never imports this package, and a rule
+that is not certified, such as `paper`, is neither stored nor served.
 
 What it does. The server floods its share of x with F + r, r from a small range; the client holds x - F - r. Each takes
 the bits of its share as a float, M + L·E, and a quarter of their sum, corrected by a constant, is taken for the bits
@@ -24,7 +24,6 @@ import numpy.typing as npt
 from comet_mpc.engine.seeds import expand, new_seed
 from comet_mpc.engine.session import Session
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share, decode
-from comet_mpc.errors import LeakError
 
 _MANTISSA = 2.0**23  # L
 _BIAS = 127  # B
@@ -74,11 +73,6 @@ def constant_guess(flooding: Flooding) -> float:
 
 def flooded_guess_not_private(session: Session, x: Share, flooding: Flooding) -> Share:
     """y0 by double approximation. Rounds 2. LEAKS x - F - r to the client and 2r - x to both."""
-    if not session.permits_leaks:
-        raise LeakError(
-            "the paper's flooded shares leak their secrets (docs/explanation/security.md): they run only in a session "
-            "made for research with permits_leaks=True; use the minimax rule to serve clients"
-        )
     uniform = None
     if session.holds(SERVER):
         uniform = (expand(new_seed(), 0, x.count) >> np.uint64(11)).astype(np.float64).reshape(x.shape) * 2.0**-53

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from comet_mpc import _native
 from comet_mpc.engine import Session, Weight
-from comet_mpc.engine.ops.look_up import look_up
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words, decode
-from comet_mpc.engine.tables import Column, Table
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import ShapeError, WrongSize
 from comet_mpc.net.channel import memory_pair
-from comet_mpc.offline.ot import tables as table_transfer
 from comet_mpc.offline.ot.extension import Transfers, extension_bytes, set_up_transfers
-from comet_mpc.offline.ot.tables import give_words, read_words, table_traffic
+from comet_research.look_up import Column, Table, look_up
+from comet_research.look_up import transfers as table_transfer
+from comet_research.look_up.transfers import give_words, read_words, table_traffic
 from support.two_parties import as_parties, both, outcome, run_two_parties
 
 RNG = np.random.default_rng(6)
