@@ -79,7 +79,10 @@ def test_one_command_makes_a_model_that_can_be_served(tmp_path: Path, kind: str,
     command = ("adopt", model, out, "--data", data, "--epochs", 2, *(["--plain"] if plain else []))
     output = comet(*command)
     assert "passes take " in output
-    steps = ("adopt: starting", "loading PyTorch", "reading ", "proving the", "measuring how fast", "passes take")
+    steps = (
+        "adopt: starting", "loading PyTorch", "reading ", "asking the original", "measuring how fast", "passes take",
+        "fitting to the teacher", "fine-tuning", "calibrating", "proving the ranges", "evaluating", "comet serve",
+    )  # fmt: skip
     places = [output.index(step) for step in steps]
     assert places == sorted(places)  # what is being done is said before it is, and how long before it begins
     assert f"comet serve {out}" in output

@@ -15,9 +15,9 @@ SPEED = Speed(update=0.03, forward=0.01, step=0.5)
 
 
 def test_every_part_of_the_work_counts_as_often_as_it_is_done() -> None:
-    updates, evaluations = 3 * (1000 * 0.03 + 10 * 0.5), 3 * (200 * 0.01 + 2.0)
-    fit, after = 100 * 2 * 0.01 + 50 * 0.01, 500 * 0.01 + 2 * 2.0
-    assert seconds_of(AMOUNT, SPEED, certify=2.0) == pytest.approx(fit + updates + evaluations + after)
+    updates, evaluations = 3 * (1000 * 0.03 + 10 * 0.5), 3 * 200 * 0.01
+    fit, after = 100 * 2 * 0.01 + 50 * 0.01, 500 * 0.01 + 2.0
+    assert seconds_of(AMOUNT, SPEED, proof=2.0) == pytest.approx(fit + updates + evaluations + after)
 
 
 def test_the_first_update_warms_up_and_does_not_count() -> None:

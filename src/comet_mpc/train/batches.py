@@ -156,13 +156,13 @@ def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = 
     return out
 
 
-def moved_by_rounding(model: UnifiedModel, data: Encoded) -> Reals:
+def moved_by_rounding(model: UnifiedModel, data: Encoded, *, tick: Tick = silent) -> Reals:
     """How far every answer moves, at most, when the neurons round as the parties do, in the model's present mode."""
-    exact = predict(model, data)
+    exact = predict(model, data, tick=tick)
     model.rounds = True
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # noise to measure with, of a result that should be the same every time
-        moved = np.abs(predict(model, data) - exact)
+        moved = np.abs(predict(model, data, tick=tick) - exact)
     model.rounds = False
     return np.asarray(moved.reshape(len(data), -1).max(axis=1))
 

@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 
+from comet_mpc.models.certify import certify
+from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.tasks import Task
-from comet_mpc.train.batches import Encoded
-from comet_mpc.train.loop import CALIBRATION_ROWS, Recipe, update_loss
+from comet_mpc.train.batches import Encoded, first_rows
+from comet_mpc.train.calibration import calibration_rows, rounds_neurons
+from comet_mpc.train.loop import Recipe, update_loss
 from comet_mpc.train.model import UnifiedModel
 from comet_mpc.train.warm_start import can_fit
 
@@ -48,7 +52,7 @@ class Amount:
     evaluations: int
     """In all."""
     judged: int
-    """At every evaluation: the rows that choose, and those that calibrate."""
+    """At every evaluation: the rows that choose."""
     after: int
     """Once, in the end: calibration of the best checkpoint, and its scores."""
     fitted: int = 0
@@ -57,12 +61,12 @@ class Amount:
     """Of the fit beside running both models, in tokens' worth of one forward pass."""
 
 
-def seconds_of(amount: Amount, speed: Speed, certify: float = 0.0) -> float:
-    """certify: seconds for proving the ranges once, which happens at every evaluation and twice in the end"""
+def seconds_of(amount: Amount, speed: Speed, proof: float = 0.0) -> float:
+    """proof: of the ranges, once, in the end"""
     fit = amount.fitted * 2 * speed.forward + amount.fit_work * speed.forward
     updates = amount.epochs * (amount.epoch * speed.update + amount.batches * speed.step)
-    evaluations = amount.evaluations * (amount.judged * speed.forward + certify)
-    return fit + updates + evaluations + amount.after * speed.forward + 2 * certify
+    evaluations = amount.evaluations * amount.judged * speed.forward
+    return fit + updates + evaluations + amount.after * speed.forward + proof
 
 
 def per_token(work: Sequence[tuple[int, Callable[[], object]]], clock: Clock = time.monotonic) -> float:
@@ -85,14 +89,12 @@ def estimated_seconds(
     teacher: UnifiedModel | None,
     *,
     scored: Encoded | None = None,
-    certify: float = 0.0,
     clock: Clock = time.monotonic,
 ) -> float:
     """About how long `finetune` will take here, from a few updates of which nothing is kept. Takes seconds.
 
-    dev      rows that choose the best checkpoint
-    scored   rows that it is scored on in the end
-    certify  seconds for proving the ranges of this model once
+    dev     rows that choose the best checkpoint
+    scored  rows that it is scored on in the end
     """
     batches = train.shuffled(recipe.batch, np.random.default_rng(recipe.seed))
     order = sorted(batches, key=lambda rows: _padded(train, rows))
@@ -114,18 +116,25 @@ def estimated_seconds(
     forwards = per_token([(_padded(train, rows), partial(forward, rows)) for rows in chosen], clock)
     model.train()
     speed = Speed(updates, forwards, _step(model, clock))
-    return seconds_of(_amount(model, train, dev, recipe, teacher, batches, scored), speed, certify)
+    proof = proof_seconds(model.config, model.tensors(), clock) if model.config.certifiable else 0.0
+    return seconds_of(_amount(model, train, dev, recipe, teacher, batches, scored), speed, proof)
+
+
+def proof_seconds(config: CometConfig, tensors: Tensors, clock: Clock = time.monotonic) -> float:
+    """For proving the ranges of a model in the certified form: its first layer is proved, the others take as long."""
+    first = msgspec.structs.replace(config, encoder=msgspec.structs.replace(config.encoder, layers=1))
+    began = clock()
+    certify(first, tensors)
+    return config.encoder.layers * (clock() - began)
 
 
 def _padded(data: Encoded, rows: Sequence[int]) -> int:
     return len(rows) * max(len(data.ids[row]) for row in rows)
 
 
-def _tokens(data: Encoded, rows: int | None = None) -> int:
-    """Of rows that are evaluated, shortest first, or of the first so many in their order."""
+def _tokens(data: Encoded) -> int:
+    """Of rows that are evaluated, shortest first."""
     order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
-    if rows is not None:
-        order = list(range(min(rows, len(data))))
     return sum(_padded(data, order[at : at + _EVALUATED]) for at in range(0, len(order), _EVALUATED))
 
 
@@ -138,7 +147,9 @@ def _amount(
     batches: list[list[int]],
     scored: Encoded | None,
 ) -> Amount:
-    calibration = _tokens(train, CALIBRATION_ROWS) if model.config.certifiable else 0
+    config = model.config
+    smu = "smu" in (config.activation.kind, config.attention.kind)
+    calibration = _tokens(first_rows(train, calibration_rows(config))) if smu else 0
     fitted = min(recipe.fit_tokens, sum(map(len, train.ids)))
     fits = teacher is not None and recipe.fit and can_fit(model, teacher)
     return Amount(
@@ -146,8 +157,8 @@ def _amount(
         batches=len(batches),
         epochs=recipe.epochs,
         evaluations=max(1, math.ceil(recipe.epochs * recipe.evaluations)),
-        judged=_tokens(dev) + calibration,
-        after=2 * calibration + (_tokens(scored) if scored is not None else 0),
+        judged=_tokens(dev),
+        after=(3 if rounds_neurons(config) else 1) * calibration + (_tokens(scored) if scored is not None else 0),
         fitted=fitted if fits else 0,
         fit_work=_fit_work(model, fitted) if fits else 0.0,
     )
