@@ -12,10 +12,11 @@ import typer
 
 from comet_mpc import train
 from comet_mpc.cli.tables import in_words, record
+from comet_mpc.engine.share import Reals
 from comet_mpc.models.forms import Form
 from comet_mpc.models.tasks import TASKS, find_task
 from comet_mpc.progress import Shown, Watcher
-from comet_mpc.train.batches import inputs_seen, quantiles
+from comet_mpc.train.batches import Encoded, Samples, predict, quantiles, sample
 from comet_mpc.train.model import UnifiedModel
 from comet_mpc.train.reading import Model, read_model
 from comet_mpc.train.tuning import Lesson, rows_held_out
@@ -209,3 +210,24 @@ def distributions(model: Path, glue: Path, task: str, rows: int, name: str) -> l
              "site": site, "what": what, "quantiles": shown[site], "curve": curve}
         )  # fmt: skip
     return found
+
+
+def inputs_seen(model: UnifiedModel, data: Encoded, *, most: int = 100_000) -> dict[str, Reals]:
+    """What activations and LayerNorms get, in any form of model, by site: a sample per batch, its extremes included."""
+    seen: Samples = {}
+
+    def watch(part: Any, site: str, *, made: bool = False) -> Any:
+        return part.register_forward_hook(
+            lambda _, given, result: sample(seen, site, result if made else given[0], most)
+        )
+
+    layers: Any = model.layers
+    hooks = [watch(layer.up, f"layers.{i}.activation", made=True) for i, layer in enumerate(layers)]
+    for name in ("attention_norm", "output_norm"):
+        hooks += [watch(getattr(layer, name), f"layers.{i}.{name}") for i, layer in enumerate(layers)]
+    try:
+        predict(model, data)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {site: np.concatenate(parts) for site, parts in seen.items()}

@@ -20,8 +20,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from comet_mpc.units import about
-
 _SOON = 10.0
 """Seconds, or per cent: earlier than both, an estimate of the time left is of no use."""
 _EARLY = 0.01
@@ -120,25 +118,6 @@ def bar(
             progress.update(task, completed=done, total=total or None, count=count, note=note, visible=going)
 
         yield tick
-
-
-def foretold(tick: Tick, say: Callable[[str], None]) -> Tick:
-    """A tick that also says once how long all of it takes, when the first of many equal steps is done; what came
-    before the steps, since this was called, is counted."""
-    made, pace, said = time.monotonic(), Pace(), False
-    before = 0.0
-
-    def told(done: int, total: int, note: str = "") -> None:
-        nonlocal said, before
-        spent = pace.spent(done)
-        if not spent:
-            before = time.monotonic() - made
-        if done and not said:
-            said = True
-            say(f"this takes {about(before + spent * total / done)}")
-        tick(done, total, note)
-
-    return told
 
 
 class _TimeLeft(TimeRemainingColumn):

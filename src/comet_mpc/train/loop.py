@@ -75,23 +75,15 @@ class Recipe:
 
 
 @dataclass
-class _Progress:
-    step: int = 0
-    best: float = -math.inf
-    history: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class Course:
-    """How a run of training went."""
+    """How a run of training went, so far."""
 
-    best: float
+    best: float = -math.inf
     """The best score on the rows that choose a checkpoint."""
-    history: list[dict[str, float]]
+    history: list[dict[str, float]] = field(default_factory=list)
     """The scores of every evaluation."""
-    seconds: float
-    steps: int
+    seconds: float = 0.0
+    steps: int = 0
     """Updates."""
 
 
@@ -208,7 +200,7 @@ class _Run:
     settings: dict[str, Any]
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Of an experiment. Its checkpoint has no intervals, so that nothing serves it."""
-    progress: _Progress = field(default_factory=_Progress)
+    progress: Course = field(default_factory=Course)
 
     def __post_init__(self) -> None:
         self.optimiser = _optimiser(self.model, self.recipe)
@@ -246,7 +238,7 @@ class _Run:
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["random"])
-        self.progress = _Progress(**json.loads(state["progress"]))
+        self.progress = Course(**json.loads(state["progress"]))
         return True
 
     def fits(self) -> bool:
@@ -268,7 +260,7 @@ class _Run:
 
     def update(self, rows: list[int]) -> float:
         """One step of the optimiser; the loss before it."""
-        recipe, step = self.recipe, self.progress.step
+        recipe, step = self.recipe, self.progress.steps
         for group in self.optimiser.param_groups:
             group["lr"] = _rate(recipe, step, self.steps) * group["factor"]
         batch = self.train.batch(rows, self.model)
@@ -280,13 +272,13 @@ class _Run:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._check_finite("gradient's norm", norm.item())
         self.optimiser.step()
-        self.progress.step += 1
+        self.progress.steps += 1
         return loss.item()
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             raise NotFinite(
-                f"the {what} is {value} at step {self.progress.step}: stopped. {self.out} keeps the best checkpoint "
+                f"the {what} is {value} at step {self.progress.steps}: stopped. {self.out} keeps the best checkpoint "
                 "so far, if there is one; train again in another directory, with a smaller rate"
             )
 
@@ -304,7 +296,7 @@ class _Run:
         model.use(mode, self.rules)
         main = next(iter(scores.values()))
         self._check_finite(f"{self.task.metric} of the rows that judge", main)
-        progress.history.append({"epoch": round(progress.step / self.per_epoch, 2), **scores})
+        progress.history.append({"epoch": round(progress.steps / self.per_epoch, 2), **scores})
         if main > progress.best:
             progress.best = main
             sites = {} if self.rules or certifiable else model.config.sites
@@ -324,11 +316,10 @@ class _Run:
             torch.save(state, file)
 
     def finish(self) -> Course:
-        progress = self.progress
-        result = Course(progress.best, progress.history, round(progress.seconds, 1), self.steps)
-        self._note(result)
+        self.progress.seconds = round(self.progress.seconds, 1)
+        self._note(self.progress)
         (self.out / "state.pt").unlink(missing_ok=True)
-        return result
+        return self.progress
 
 
 def train_rows(
@@ -361,7 +352,7 @@ def train_rows(
         watcher.say(f"{out} holds this run, finished after {before.steps} steps, best {before.best:.2f}: nothing to do")
         return before
     if run.resume():
-        watcher.say(f"resumed at step {run.progress.step} of {run.steps}")
+        watcher.say(f"resumed at step {run.progress.steps} of {run.steps}")
     elif run.fits():
         with watcher.stage("fitting to the teacher: layers") as tick:
             run.fit(tick)
@@ -373,18 +364,18 @@ def train_rows(
 def _updates(run: _Run, watcher: Watcher, tick: Tick) -> None:
     """All that are left of a run."""
     recipe, progress = run.recipe, run.progress
-    began, done, running = time.monotonic() - progress.seconds, progress.step, 0.0
-    tick(progress.step, run.steps, "")
+    began, done, running = time.monotonic() - progress.seconds, progress.steps, 0.0
+    tick(progress.steps, run.steps, "")
     run.model.train()
-    while progress.step < run.steps:
-        epoch, at = divmod(progress.step, run.per_epoch)
+    while progress.steps < run.steps:
+        epoch, at = divmod(progress.steps, run.per_epoch)
         batches = run.train.shuffled(recipe.batch, np.random.default_rng([recipe.seed, epoch]))
-        for rows in batches[at : at + run.steps - progress.step]:
-            running += (run.update(rows) - running) / min(progress.step - done, 50)
+        for rows in batches[at : at + run.steps - progress.steps]:
+            running += (run.update(rows) - running) / min(progress.steps - done, 50)
             progress.seconds = time.monotonic() - began
-            tick(progress.step, run.steps, f"loss {running:.3f}")
-            if progress.step % run.every == 0 or progress.step == run.steps:
+            tick(progress.steps, run.steps, f"loss {running:.3f}")
+            if progress.steps % run.every == 0 or progress.steps == run.steps:
                 scores = run.evaluate()
-                epochs = progress.step / run.per_epoch
+                epochs = progress.steps / run.per_epoch
                 shown = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
                 watcher.say(f"epoch {epochs:.2f}: {shown}")

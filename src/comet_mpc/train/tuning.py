@@ -113,7 +113,7 @@ class Lesson:
         """About how long `learn` takes here."""
         with watcher.stage("measuring how fast this machine trains"):
             net = UnifiedModel.from_tensors(start.config, start.tensors)
-            return estimated_seconds(net, self.task, self.train, self.judge, recipe, teacher, scored=self.dev)
+            return estimated_seconds(net, self.task, self.train, self.judge, self.dev, recipe, teacher)
 
     def learn(
         self, start: Model, out: Path, recipe: Recipe, teacher: UnifiedModel | None, tokenizer: bytes, watcher: Watcher

@@ -16,8 +16,10 @@ from comet_mpc.models.forms import Form
 from comet_mpc.models.heads import Kind, usual_head
 from comet_mpc.models.hugging_face import servable_tokenizer, tokenizer_json
 from comet_mpc.models.tasks import find_task
-from comet_mpc.progress import Watcher, foretold
+from comet_mpc.progress import Watcher
+from comet_mpc.train.estimate import proof_seconds
 from comet_mpc.train.reading import Model, read_model
+from comet_mpc.units import about
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,10 @@ def _with_head(source: Path | str, head: Kind | None, usual: Kind | None, labell
 
 
 def _proved(config: CometConfig, tensors: Tensors, watcher: Watcher) -> CometConfig:
-    """With certified ranges. Says how long that takes after the first layer."""
+    """With certified ranges. Says first how long that takes."""
     with watcher.stage("proving the ranges: layers") as tick:
-        return certify(config, tensors, told=foretold(tick, lambda line: watcher.say(f"proving the ranges: {line}")))
+        watcher.say(f"proving the ranges: this takes {about(proof_seconds(config, tensors))}")
+        return certify(config, tensors, told=tick)
 
 
 def _kept(name: str, before: Tensors, after: Tensors) -> bool:
