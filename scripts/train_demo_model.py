@@ -47,22 +47,19 @@ from comet_mpc.models.fold import in_form
 from comet_mpc.models.hugging_face import load_hugging_face, tokenizer_json
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.tasks import find_task
-from comet_mpc.progress import bar
-from comet_mpc.train import (
+from comet_mpc.progress import Shown, bar
+from comet_mpc.train.batches import (
     Encoded,
-    Mode,
-    Recipe,
-    UnifiedModel,
     encode,
-    finetune,
     first_rows,
     hold_out,
-    load_model,
     make_tokenizer,
     observe,
     predict,
     quantiles,
 )
+from comet_mpc.train.loop import Course, Recipe, train_rows
+from comet_mpc.train.model import Mode, UnifiedModel
 
 TASK = find_task("SST-2")
 MODES: tuple[Mode, ...] = ("exact", "steps", "served")
@@ -75,17 +72,20 @@ def teacher(arguments: argparse.Namespace, dev: Encoded, train: Encoded) -> Path
         config, tensors, activation=config.activation, attention=config.attention, pooler="tanh", labels=TASK.labels
     )
     recipe = Recipe(epochs=arguments.teacher_epochs, rate=1e-4, seed=arguments.seed, evaluations=2)
-    with bar("teacher") as tick:
-        rows = first_rows(train, arguments.teacher_rows)
-        finetune(config, tensors, TASK, rows, dev, out, recipe, tokenizer=tokenizer_json(arguments.minilm), tick=tick)
+    rows, words = first_rows(train, arguments.teacher_rows), tokenizer_json(arguments.minilm)
+    train_rows(config, tensors, TASK, rows, dev, out, recipe, tokenizer=words, watcher=Shown())
     return out
+
+
+def load_model(where: Path) -> UnifiedModel:
+    return UnifiedModel.from_tensors(*load_checkpoint(where)).use("exact")
 
 
 def teacher_logits(arguments: argparse.Namespace, where: Path, train: Encoded) -> np.ndarray:
     path = arguments.work / "teacher_logits.npy"
     if not path.exists():
         with bar("teacher's logits") as tick:
-            logits = predict(load_model(where).use("exact"), train, tick=tick)
+            logits = predict(load_model(where), train, tick=tick)
         with atomic_write(path) as file:
             np.save(file, logits.astype(np.float32))
     found: np.ndarray = np.load(path)
@@ -146,7 +146,7 @@ def score(model: UnifiedModel, data: Encoded) -> dict[str, float]:
     return TASK.score(predict(model, data), data.labels)
 
 
-def trained(arguments: argparse.Namespace, where: Path, train: Encoded) -> tuple[Path, dict[str, Any]]:
+def trained(arguments: argparse.Namespace, where: Path, train: Encoded) -> tuple[Path, Course]:
     """The student's checkpoint in WORK_DIR, and how its training went."""
     train, judge = hold_out(train, min(1000, len(train) // 10))
     config, tensors = student(arguments, where)
@@ -156,8 +156,7 @@ def trained(arguments: argparse.Namespace, where: Path, train: Encoded) -> tuple
         token_dropout=arguments.token_dropout, shape_rate=1.0,
     )  # fmt: skip
     folder: Path = arguments.work / arguments.name
-    with bar("student") as tick:
-        return folder, finetune(config, tensors, TASK, train, judge, folder, recipe, tick=tick)
+    return folder, train_rows(config, tensors, TASK, train, judge, folder, recipe, watcher=Shown())
 
 
 def packed(folder: Path, out: Path, words: bytes, train: Encoded, dev: Encoded) -> dict[str, Any]:
@@ -224,7 +223,7 @@ def main() -> None:
         f"served {result['scores']['served']['accuracy']:.2f} % on SST-2 dev"
     )
     result |= {
-        "seconds": found["seconds"], "history": found["history"], "teacher": score(load_model(where).use("exact"), dev),
+        "seconds": found.seconds, "history": found.history, "teacher": score(load_model(where), dev),
         "teacher_rows": arguments.teacher_rows, "rows": len(train), "seed": arguments.seed,
         "command": " ".join(["scripts/train_demo_model.py", *("DIR" if "/" in a else a for a in sys.argv[1:])]),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in ("torch", "numpy", "tokenizers")}},

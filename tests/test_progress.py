@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comet_mpc import progress
-from comet_mpc.progress import Pace, bar, doing, foretold, silent
+from comet_mpc.progress import Pace, Shown, Watcher, bar, doing
 from comet_mpc.units import about, counted, human_bytes
 
 
@@ -122,14 +122,18 @@ def test_an_estimate_is_no_more_exact_than_it_can_be() -> None:
     ]  # fmt: skip
 
 
-def test_the_first_of_many_steps_tells_how_long_all_of_them_take(clock: Clock) -> None:
-    lines: list[str] = []
-    told = foretold(silent, lines.append)
-    clock.now += 120.0  # what is done before the first step
-    for done in range(13):
-        told(done, 12)
-        clock.now += 50.0 if done else 60.0  # the first is a little slower
-    assert lines == ["this takes about 14 min"]  # 12 min 10 s in the end
+def test_a_watcher_shows_stages_before_they_begin_and_lines(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = Shown()
+    with watcher.stage("fine-tuning") as tick:
+        assert capsys.readouterr().err == "fine-tuning\n"
+        watcher.say("epoch [1]")
+        tick(0, 4)
+        clock.now += 12.0
+        tick(1, 4)
+    assert capsys.readouterr().err == "epoch [1]\nfine-tuning 1/4, 0:00:12, 0:00:36 left\n"
+    with Watcher().stage("nobody is told") as tick:
+        tick(1, 2)
+    assert capsys.readouterr().err == ""
 
 
 def test_one_is_not_several() -> None:

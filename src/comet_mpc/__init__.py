@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from comet_mpc.offline.sources import DealerSource, PairSource
     from comet_mpc.service.client import Client
     from comet_mpc.service.clients.asynchronous import AsyncClient
+    from comet_mpc.service.clients.encoder import PrivateEncoder
+    from comet_mpc.service.clients.frames import classify_frame
     from comet_mpc.service.deployment import ServiceLimits
     from comet_mpc.service.hosting.server import Server
     from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tag, Tagging
@@ -56,6 +58,7 @@ __all__ = [
     "Plan",
     "Polynomial",
     "Prediction",
+    "PrivateEncoder",
     "PublicModel",
     "ServedModel",
     "Server",
@@ -67,6 +70,7 @@ __all__ = [
     "TlsIdentity",
     "Weight",
     "__version__",
+    "classify_frame",
     "decode",
     "plan_program",
     "run_twin",
@@ -76,6 +80,8 @@ __all__ += errors.__all__
 
 _HOMES = {
     "service.clients.asynchronous": ("AsyncClient",),
+    "service.clients.encoder": ("PrivateEncoder",),
+    "service.clients.frames": ("classify_frame",),
     "service.client": ("Client",),
     "service.prediction": ("Answer", "Cost", "Embedding", "Prediction", "Tag", "Tagging"),
     "service.hosting.server": ("Server",),

@@ -13,15 +13,12 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
-    SpinnerColumn,
     Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
-
-from comet_mpc.units import about
 
 _SOON = 10.0
 """Seconds, or per cent: earlier than both, an estimate of the time left is of no use."""
@@ -39,17 +36,31 @@ def silent(done: int, total: int, note: str = "") -> None:
     """A Tick that tells nobody."""
 
 
+class Watcher:
+    """Is told what a long function does. This one keeps it to itself: use `Shown`, or a subclass of your own."""
+
+    def say(self, line: str) -> None:
+        """Something that people want to know, such as how long the rest will take."""
+
+    def stage(self, what: str) -> contextlib.AbstractContextManager[Tick]:
+        """Something that takes long begins. The Tick is told how far it is, if anybody knows."""
+        return contextlib.nullcontext(silent)
+
+
+class Shown(Watcher):
+    """Shows all of it on standard error."""
+
+    def say(self, line: str) -> None:
+        _plain(line)
+
+    def stage(self, what: str) -> contextlib.AbstractContextManager[Tick]:
+        return bar(what, begun=True)
+
+
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Says on standard error what is being done, before it is: a live line with a clock on a terminal, else a plain
-    line. For what takes long and cannot say how far it is, such as importing torch."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        _plain(what)
-        yield
-        return
-    with _live(console, SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
-        progress.add_task(what, total=None)
+    """Says what is being done, before it is. For what cannot say how far it is, such as importing torch."""
+    with bar(what, begun=True):
         yield
 
 
@@ -71,15 +82,19 @@ def bar(
     every: float = 10.0,
     shown: Callable[[int], str] | None = str,
     say: Callable[[str], None] | None = None,
+    begun: bool = False,
 ) -> Iterator[Tick]:
     """On standard error, since results go to standard output. It may run full and begin again.
 
     every  seconds from line to line, where there is no terminal
     shown  how an amount is written, such as `human_bytes`; None: in per cent, since its unit means nothing to people
     say    is given the lines instead, on a terminal too: for a program that writes a log
+    begun  whether to say what begins, before anybody knows how much it is
     """
     console = Console(stderr=True)
     if say is not None or not console.is_terminal:
+        if begun:
+            (say or _plain)(what)
         yield _lines(what, every, shown, say or _plain)
         return
     columns = (
@@ -91,7 +106,7 @@ def bar(
         _TimeLeft(),
     )
     with _live(console, *columns) as progress:
-        task = progress.add_task(what, total=None, visible=False, count="", note="")
+        task = progress.add_task(what, total=None, visible=begun, count="", note="")
         last = 0
 
         def tick(done: int, total: int, note: str = "") -> None:
@@ -103,25 +118,6 @@ def bar(
             progress.update(task, completed=done, total=total or None, count=count, note=note, visible=going)
 
         yield tick
-
-
-def foretold(tick: Tick, say: Callable[[str], None]) -> Tick:
-    """A tick that also says once how long all of it takes, when the first of many equal steps is done; what came
-    before the steps, since this was called, is counted."""
-    made, pace, said = time.monotonic(), Pace(), False
-    before = 0.0
-
-    def told(done: int, total: int, note: str = "") -> None:
-        nonlocal said, before
-        spent = pace.spent(done)
-        if not spent:
-            before = time.monotonic() - made
-        if done and not said:
-            said = True
-            say(f"this takes {about(before + spent * total / done)}")
-        tick(done, total, note)
-
-    return told
 
 
 class _TimeLeft(TimeRemainingColumn):

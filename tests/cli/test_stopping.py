@@ -93,9 +93,9 @@ def test_a_command_that_is_stopped_ends_with_130_and_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("command", "at", "said"),
     [
-        ("unify", "train.load_any", "Nothing was written. Run the same command again."),
-        ("finetune", "train.with_torch", "Run the same command to resume"),
-        ("adopt", "adopt.with_torch", "Run the same command to resume"),
+        ("unify", "train.doing", "Nothing was written. Run the same command again."),
+        ("finetune", "train.doing", "Run the same command to resume"),
+        ("adopt", "adopt.doing", "Run the same command to resume"),
     ],
 )
 def test_training_that_is_stopped_says_what_is_kept(

@@ -81,7 +81,8 @@ def test_randomness_is_prepared_and_it_is_well(client: httpx.Client) -> None:
 def test_it_describes_itself(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
-        *("/healthz", "/readyz", "/v1/model", "/v1/classify", "/v1/tag", "/v1/embed", "/v1/prepare")
+        *("/healthz", "/readyz", "/v1/model", "/v1/models", "/v1/prepare"),
+        *("/v1/classify", "/v1/tag", "/v1/embed", "/v1/embeddings"),
     }
     assert {"Answers", "Tags", "Vectors", "Prediction", "Cost", "Problem"} <= described["components"]["schemas"].keys()
     classify = described["paths"]["/v1/classify"]["post"]
@@ -146,7 +147,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
 def test_a_request_that_makes_no_sense_is_named(client: httpx.Client, body: dict[str, Any]) -> None:
     reply = client.post("/v1/classify", json=body)
     assert reply.status_code in (400, 422)
-    assert reply.json().keys() == {"error", "message"}
+    assert reply.json()["error"].keys() == {"type", "message"}
 
 
 def test_a_server_that_is_gone_or_has_a_new_model_is_told(tmp_path: Path, keys: Path, tiny_checkpoint: Path) -> None:
@@ -160,11 +161,11 @@ def test_a_server_that_is_gone_or_has_a_new_model_is_told(tmp_path: Path, keys: 
             assert asking.post("/v1/classify", json={"texts": [TEXT]}).status_code == 200
             first.close()
             gone = asking.post("/v1/classify", json={"texts": [TEXT]})
-            assert (gone.status_code, gone.json()["error"][:4]) == (502, "Peer")
+            assert (gone.status_code, gone.json()["error"]["type"][:4]) == (502, "Peer")
             stack.enter_context(server_process(keys, other, None, tmp_path / "state", workers=2, port=server.port))
             answers = [asking.post("/v1/classify", json={"texts": [TEXT]}) for _ in range(2)]
-            assert [(one.status_code, one.json()["error"]) for one in answers] == [(502, "ModelChanged")] * 2
-            assert f"--accept-model {ServedModel.load(other).fingerprint}" in answers[0].json()["message"]
+            assert [(one.status_code, one.json()["error"]["type"]) for one in answers] == [(502, "ModelChanged")] * 2
+            assert f"--accept-model {ServedModel.load(other).fingerprint}" in answers[0].json()["error"]["message"]
 
 
 def test_models_of_tokens_and_of_embeddings_answer(tmp_path: Path, keys: Path) -> None:

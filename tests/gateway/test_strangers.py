@@ -81,7 +81,7 @@ def test_without_the_token_there_is_no_answer(gateway: Gateway, path: str) -> No
             headers = {"authorization": value} if value else {}
             method = "GET" if path.endswith("model") else "POST"
             refused = asking.request(method, path, headers=JSON | headers, content=b"{}" if method == "POST" else None)
-            assert (refused.status_code, refused.json()["error"]) == (401, "NoToken"), value
+            assert (refused.status_code, refused.json()["error"]["type"]) == (401, "NoToken"), value
             assert refused.headers["www-authenticate"] == "Bearer"
 
 
@@ -92,7 +92,7 @@ def test_the_token_lets_in_and_the_page_and_health_need_none(gateway: Gateway, c
         assert httpx.get(f"{gateway.url[:-1]}{path}").status_code == 200
     unready = httpx.get(f"{gateway.url}readyz")
     assert unready.status_code == 503
-    assert unready.json().keys() == {"error", "message"}
+    assert unready.json()["error"].keys() == {"type", "message"}
 
 
 def test_the_token_is_for_its_owner_and_survives_a_restart(gateway: Gateway, tmp_path: Path) -> None:
@@ -297,6 +297,6 @@ def test_every_error_has_the_same_shape_and_no_text(gateway: Gateway, client: ht
     assert b"content-type: application/json" in head_lines
     for content in (*(one.content for one in found), body):
         problem = httpx.Response(400, content=content).json()
-        assert problem.keys() == {"error", "message"}
+        assert problem["error"].keys() == {"type", "message"}
         assert all(problem.values())
         assert secret not in content.decode()

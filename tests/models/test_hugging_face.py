@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.errors import CheckpointError, ConfigurationError, needs_extra
 from comet_mpc.models.checkpoint import load_checkpoint, tensor_shapes
 from comet_mpc.models.heads import Head
-from comet_mpc.models.hugging_face import _USUAL, _foreign_name, _labels, fetch, load_hugging_face, need, tokenizer_json
+from comet_mpc.models.hugging_face import _USUAL, _foreign_name, _labels, fetch, load_hugging_face, tokenizer_json
 from support.small_models import UNMODIFIED, small_model
 from support.toy_model import toy_tokenizer
 from support.waiting import PATIENCE
@@ -146,7 +146,7 @@ def test_a_classifier_of_three_labels_answers_as_in_transformers(tmp_path: Path,
     model = theirs(family + kind, num_labels=3)
     model.save_pretrained(tmp_path)
     torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
-    from comet_mpc.train import UnifiedModel
+    from comet_mpc.train.model import UnifiedModel
 
     config, tensors, absent = load_hugging_face(tmp_path)
     assert not absent
@@ -284,7 +284,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path: Path, places: object)
 @pytest.mark.train
 def test_pickled_weights_hold_numbers_only(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
-    from comet_mpc.train import read_pickled
+    from comet_mpc.train.pickled import read_pickled
 
     directory = write(tmp_path)
     wanted = load_hugging_face(directory)[1]
@@ -370,5 +370,8 @@ def test_what_is_no_directory_and_no_name(tmp_path: Path) -> None:
 
 
 def test_an_absent_package_is_named_with_its_extra() -> None:
-    with pytest.raises(ConfigurationError, match=r"needs no_such_package.*comet-mpc\[train\]"):
-        need("no_such_package")
+    with (
+        pytest.raises(ConfigurationError, match=r"needs no_such_package.*comet-mpc\[train\]"),
+        needs_extra("train"),
+    ):
+        import no_such_package  # type: ignore[import-not-found]  # noqa: F401

@@ -88,7 +88,7 @@ def test_every_row_of_every_table_by_one_recipe(accuracy: Any, world: tuple[Path
     shutil.rmtree(base / "unmodified")
     shutil.rmtree(base / lost)
     (results / f"toy-sst-2-seed1-{lost}.json").unlink()
-    assert "comet finetune" in run(accuracy, "table", "2", *where)
+    assert f"seed1, {lost}: accuracy" in run(accuracy, "table", "2", *where)
     text = "\n".join(grid.markdown() for grid in accuracy_grids(read_results(results)))
     for table in ACCURACY_TABLES.values():
         assert all(f"| {row.name} | toy | - | - | - | {records[row.stage]['scores']['accuracy']:.2f} |" in text

@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="training needs the extra [train]")
 
-from comet_mpc.train.estimate import Amount, Speed, per_token, seconds_of  # noqa: E402
+from comet_mpc.train.batches import Encoded  # noqa: E402
+from comet_mpc.train.estimate import Speed, Work, per_token, work_of  # noqa: E402
+from comet_mpc.train.loop import Recipe  # noqa: E402
+from comet_mpc.train.model import UnifiedModel  # noqa: E402
+from support.small_models import UNMODIFIED, small_model  # noqa: E402
 
-AMOUNT = Amount(epoch=1000, batches=10, epochs=3.0, evaluations=3, judged=200, after=500, fitted=100, fit_work=50.0)
-SPEED = Speed(update=0.03, forward=0.01, step=0.5)
+RECIPE = Recipe(epochs=2.0, batch=4, fit=False)
 
 
-def test_every_part_of_the_work_counts_as_often_as_it_is_done() -> None:
-    updates, evaluations = 3 * (1000 * 0.03 + 10 * 0.5), 3 * (200 * 0.01 + 2.0)
-    fit, after = 100 * 2 * 0.01 + 50 * 0.01, 500 * 0.01 + 2 * 2.0
-    assert seconds_of(AMOUNT, SPEED, certify=2.0) == pytest.approx(fit + updates + evaluations + after)
+def rows(count: int, length: int) -> Encoded:
+    ids = [[5] * length for _ in range(count)]
+    return Encoded(ids, [[0] * length for _ in ids], np.zeros(count, np.float32), 0)
+
+
+def test_every_part_of_the_work_counts() -> None:
+    work, speed = Work(trained=1000.0, updates=10.0, evaluated=200.0), Speed(update=0.03, forward=0.01, step=0.5)
+    assert work.seconds(speed) == pytest.approx(1000 * 0.03 + 10 * 0.5 + 200 * 0.01)
+
+
+def test_every_token_counts_as_often_as_it_is_used() -> None:
+    model = UnifiedModel.from_tensors(*small_model(UNMODIFIED))
+    train, judge, dev = rows(20, 6), rows(3, 5), rows(7, 4)
+    found = work_of(model, train, judge, dev, RECIPE, None)
+    assert found == Work(trained=2 * 20 * 6, updates=2 * 5, evaluated=2 * 3 * 5 + 7 * 4)
+    often = work_of(model, train, judge, dev, replace(RECIPE, evaluations=3), None)
+    assert often.evaluated - found.evaluated == 4 * 3 * 5
+
+
+def test_a_form_with_ranges_is_calibrated_once_and_one_with_a_teacher_is_fitted() -> None:
+    model, teacher = (UnifiedModel.from_tensors(*small_model(*form)) for form in ((), (UNMODIFIED,)))
+    train, judge, dev = rows(20, 6), rows(3, 5), rows(7, 4)
+    found = work_of(model, train, judge, dev, RECIPE, teacher)
+    assert found.evaluated == 2 * 3 * 5 + 7 * 4 + 20 * 6
+    fitted = work_of(model, train, judge, dev, replace(RECIPE, fit=True), teacher)
+    assert fitted.evaluated > found.evaluated + 2 * 20 * 6
+    assert (fitted.trained, fitted.updates) == (found.trained, found.updates)
 
 
 def test_the_first_update_warms_up_and_does_not_count() -> None:

@@ -24,4 +24,4 @@ except ConfigurationError as error:
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
-    assert result.stdout == "training needs torch, which is not installed: pip install 'comet-mpc[train]'\n"
+    assert result.stdout == "this needs torch, which is not installed: pip install 'comet-mpc[train]'\n"

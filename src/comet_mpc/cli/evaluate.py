@@ -3,73 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import typer
 
-from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_rows, read_task, record, with_torch
+from comet_mpc.cli import training_options as of
 from comet_mpc.cli.options import DEFAULT_SOURCE, Clients, Data, JsonFile, Limit, LinkName, SourceName, TaskName
+from comet_mpc.cli.tables import in_words, record
 from comet_mpc.engine.costs import Network
-from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.errors import ConfigurationError, needs_extra
 from comet_mpc.local.evaluation import evaluate_securely, evaluate_twin
 from comet_mpc.local.service import ON_THIS_MACHINE
-from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import RuleName, checkpoint_digest
-from comet_mpc.models.hugging_face import need, tokenizer_json
+from comet_mpc.models.own_data import read_examples, task_of
 from comet_mpc.models.served import ServedModel
-from comet_mpc.models.tasks import Example, Task
-from comet_mpc.offline.source import Source
+from comet_mpc.models.tasks import Task
 from comet_mpc.offline.sources import find_source
-from comet_mpc.progress import bar, doing
+from comet_mpc.progress import Shown, bar, doing
 from comet_mpc.service.client import Asks
-from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.units import human_bytes, human_seconds
-
-Rule = Literal[RuleName, "newton"]
-Mode = Literal["exact", "steps", "served"]
 
 _BATCH, _GROUP = 4, 16
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A Comet checkpoint, or a Hugging Face classifier.")],
+    model: of.Evaluated,
     data: Data,
     task: TaskName = None,
     limit: Limit = None,
-    mode: Annotated[
-        Mode,
-        typer.Option(help="exact functions, the protocol's steps, or served (steps within the model's ranges)."),
-    ] = "served",
-    rule: Annotated[
-        Rule | None,
-        typer.Option(
-            help="Another rule of activations and scores than the model's: minimax, a polynomial of that degree, or "
-            "newton (Newton steps from one constant)."
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=0, max=16, help="Other steps of activations and scores than the model's.")
-    ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Inside the protocol, between processes on this machine. Needs no torch.")
-    ] = False,
+    mode: of.ModeOption = "served",
+    rule: of.EvaluatedRule = None,
+    steps: of.OtherSteps = None,
+    secure: of.Secure = False,
     source: SourceName = DEFAULT_SOURCE,
     network: LinkName = str(ON_THIS_MACHINE),
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT|auto",
-            help="With --secure: on the nodes of this Ray cluster, a server and a client on each. The model is a path "
-            "on every node.",
-        ),
-    ] = None,
+    cluster: of.Cluster = None,
     clients: Clients = 0,
-    twin: Annotated[
-        bool, typer.Option("--twin", help="In fixed point, as served, but in the clear. Needs no torch.")
-    ] = False,
+    twin: of.Twin = False,
     json: JsonFile = None,
 ) -> None:
     """Measure a model's accuracy on the rows of dev.tsv.
@@ -81,86 +51,67 @@ def evaluate(
         raise ConfigurationError("give --secure or --twin, not both")
     if cluster is not None and (not secure or find_source(source).has_third_party):
         raise ConfigurationError("--cluster goes with --secure and --source pair")
-    asking = need("comet_mpc.cluster.asking", "cluster") if cluster is not None else None
     link = Network.parse(network)
-    with doing(f"reading {model}"):
-        config, tensors = load_any(model)
-    chosen = read_task(task, data, config)
-    if secure or twin:
-        rows = read_examples(config, data, chosen, "dev", limit)
-        with _clients(asking, cluster, clients, model, link) as spread:
-            served = ServedModel.load(model, network=link)
-            _served(served, chosen, rows, find_source(source) if secure else None, json, spread)
-        return
-    if config.encoder.labels and "classifier.weight" not in tensors:
-        raise CheckpointError(f"{model} has no classifier: make one with `comet unify --task` and `comet finetune`")
-    training = with_torch()
-    if config.certified:
-        with bar("proving the ranges: layers") as tick:
-            check_ranges(config, tensors, tick)
-    encoded = read_rows(model, config, data, chosen, "dev", limit)
-    kind, count = rule or config.rule, config.steps if steps is None else steps
-    other = kind != config.rule or (kind == "minimax" and count != config.steps)
-    if other and mode == "exact":
-        raise ConfigurationError("--mode exact takes no steps: leave out --rule and --steps")
-    rules = training.other_rules(config, kind, count) if other else {}
+    if twin:
+        _by_twin(model, data, task, limit, link, json)
+    elif secure:
+        _inside(model, data, task, limit, link, json, source, cluster, clients)
+    else:
+        with doing("loading PyTorch"):
+            from comet_mpc import train
+        found = train.evaluate(model, train.Data(data, task, limit), mode=mode, rule=rule, steps=steps, watcher=Shown())
+        typer.echo(f"{found.task} ({found.rows} rows, {mode}): {in_words(found.scores)}", err=str(json) == "-")
+        record(json, found)
+
+
+def _by_twin(model: Path, data: Path, name: str | None, limit: int | None, network: Network, json: Path | None) -> None:
+    """As it is served, in fixed point, in the clear."""
+    served = _served(model, network)
+    task = task_of(data, served.config, name)
+    examples = read_examples(served.config, data, task, "dev", limit)
     with bar("evaluating") as tick:
-        net = training.UnifiedModel.from_tensors(config, tensors).use(mode, rules)
-        scores = chosen.score(training.predict(net, encoded, tick=tick), encoded.labels)
-    typer.echo(f"{chosen.name} ({len(encoded)} rows, {mode}): {in_words(scores)}", err=str(json) == "-")
-    summary = {
-        "task": chosen.name, "metric": chosen.metric, "rows": len(encoded), "mode": mode, "rule": kind, "steps": count,
-        "scores": scores, "checkpoint": checkpoint_digest(config, tensors, tokenizer_json(model)),
-    }  # fmt: skip
-    record(json, summary)
+        report = evaluate_twin(served, examples, task=task, progress=tick)
+    show_comparison(task, report, "in fixed point", str(json) == "-")
+    _record(json, served, task, report)
 
 
-@contextlib.contextmanager
-def _clients(asking: Any, cluster: str | None, count: int, model: Path, network: Network) -> Iterator[Asks | None]:
-    """On the nodes of a cluster, each with a server of its own; None without a cluster.
-
-    asking: the module for it
-    """
-    if cluster is None:
-        yield None
-        return
-    blueprint = Blueprint(models={"model": str(model)}, keys="", network=str(network), untrained=True, workers=2)
-    order = msgspec.json.encode(blueprint.everywhere())
-    with asking.spread_clients(
-        cluster, count, ServedModel.load(model, network=network), asking.SelfServed, order, {"batch": _BATCH}
-    ) as spread:
-        yield spread
-
-
-def _served(
-    served: ServedModel,
-    task: Task,
-    examples: list[Example],
-    source: Source | None,
-    json: Path | None,
-    clients: Asks | None,
-) -> None:
-    """The model as it is served: inside the protocol, or without a source of randomness by the twin."""
-    hidden = str(json) == "-"
-    with bar("evaluating") as tick:
-        if source is None:
-            report = evaluate_twin(served, examples, task=task, progress=tick)
-        else:
-            report = evaluate_securely(
-                served,
-                examples,
-                task=task,
-                client=clients,
-                source=source,
-                batch=_BATCH,
-                group=_GROUP if clients is None else 2 * len(examples),  # all of them, also of pairs
-                progress=tick,
-            )
-    show_comparison(task, report, f"inside the protocol ({source})" if source else "in fixed point", hidden)
-    if source is not None:
-        show_costs(
-            report, report["examples"], f"{human_seconds(report['online_seconds'] / report['examples'])}", hidden
+def _inside(
+    model: Path, data: Path, name: str | None, limit: int | None, network: Network, json: Path | None, source: str,
+    cluster: str | None, count: int,
+) -> None:  # fmt: skip
+    """Inside the protocol: by a server and a client on this machine, or by many on a cluster."""
+    with contextlib.ExitStack() as stack:
+        if cluster is not None:
+            with needs_extra("cluster"):  # said before anything is read
+                from comet_mpc.cluster.asking import self_served_clients
+        served = _served(model, network)
+        task = task_of(data, served.config, name)
+        examples = read_examples(served.config, data, task, "dev", limit)
+        clients: Asks | None = None
+        if cluster is not None:
+            clients = stack.enter_context(self_served_clients(cluster, count, model, served, network, _BATCH))
+        report = evaluate_securely(
+            served,
+            examples,
+            task=task,
+            client=clients,
+            source=find_source(source),
+            batch=_BATCH,
+            group=_GROUP if clients is None else 2 * len(examples),  # all of them, also of pairs
+            progress=stack.enter_context(bar("evaluating")),
         )
+    hidden = str(json) == "-"
+    show_comparison(task, report, f"inside the protocol ({find_source(source)})", hidden)
+    show_costs(report, report["examples"], human_seconds(report["online_seconds"] / report["examples"]), hidden)
+    _record(json, served, task, report)
+
+
+def _served(model: Path, network: Network) -> ServedModel:
+    with bar(f"loading {model}: layers", begun=True) as tick:
+        return ServedModel.load(model, network=network, told=tick)
+
+
+def _record(json: Path | None, served: ServedModel, task: Task, report: dict[str, Any]) -> None:
     kind = {"record": served.config.head.kind} if served.config.head.kind != "label" else {}
     record(json, {"task": task.name, **kind, **report})
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 STOPPED = 130
 AGAIN = "Run the command again to start over."
 RESUME = "Run the same command to resume: what is in its directory is kept."
-RESUMABLE = "If it is stopped, run the same command to resume."
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,16 @@ def write_json(path: Path | None, value: Any) -> None:
         return
     with atomic_write(path) as file:
         file.write(text + b"\n")
+
+
+def record(path: Path | None, result: object, program: str = "comet") -> None:
+    """Writes a result, a mapping or an object with fields, with the command and the versions that it depends on."""
+    write_json(path, msgspec.to_builtins(result) | origin(program))
+
+
+def in_words(scores: Mapping[str, float]) -> str:
+    """Metrics as people read them."""
+    return ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
 
 
 def origin(program: str = "comet") -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from comet_mpc.cluster import ray_cluster
 from comet_mpc.cluster.host import Host
+from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ImpossibleAnswer, NodeLost, PeerClosed, PeerError, PeerTimeout, ServerBusy
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import TextRun
@@ -166,3 +167,14 @@ def spread_clients(
         clients = Spread(lambda: ray_cluster.spread(kind, whom, given), wanted, runs)
         with contextlib.closing(clients):
             yield clients
+
+
+@contextlib.contextmanager
+def self_served_clients(
+    cluster: str, count: int, directory: Path, served: PublicModel, network: Network, batch: int
+) -> Iterator[Spread]:
+    """Clients of one model on the nodes of a cluster, each with a server of its own. directory: of it, on every node"""
+    blueprint = Blueprint(models={"model": str(directory)}, keys="", network=str(network), untrained=True, workers=2)
+    order = msgspec.json.encode(blueprint.everywhere())
+    with spread_clients(cluster, count, served, SelfServed, order, {"batch": batch}) as clients:
+        yield clients

@@ -5,6 +5,7 @@ GET  /v1/model       what is public of the server's model, and where the randomn
 POST /v1/classify    labels or scores for texts, what they cost, and what the server saw
 POST /v1/tag         the same with a label for every word, from a model of tokens
 POST /v1/embed       the same with a vector for every text, from a model of embeddings
+POST /v1/embeddings  the vectors alone, in the shape of OpenAI's API (`openai`); GET /v1/models names the model
 POST /v1/prepare     randomness for queries to come
 GET  /healthz        200 while the gateway runs; it does not ask the server
 GET  /readyz         200 if the server answers, else 503 and the reason
@@ -32,7 +33,7 @@ from starlette.responses import Response
 
 from comet_mpc import __version__
 from comet_mpc.errors import CometError, PeerClosed, PeerError, ProtocolMismatch
-from comet_mpc.gateway import problems
+from comet_mpc.gateway import openai, problems
 from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
 from comet_mpc.gateway.problems import Problem
@@ -269,6 +270,19 @@ def _add_requests(app: FastAPI, desk: _Desk, server: str) -> None:
     async def embed(asked: Texts) -> Vectors:
         async with desk.client() as client:
             return Vectors(answers=await client.embed(asked.texts), **desk.shown(asked.texts))
+
+    @v1.post("/embeddings")
+    async def embeddings(asked: openai.Asked) -> openai.Listed:
+        texts = asked.texts()
+        async with desk.client() as client:
+            public = await client.connect()
+            asked.check_dimensions(public.config.encoder.hidden)
+            return openai.listed(asked, await client.embed(texts), public.fingerprint)
+
+    @v1.get("/models")
+    async def models() -> openai.Models:
+        async with desk.client() as client:
+            return openai.Models(data=[openai.OneModel(id=(await client.connect()).fingerprint)])
 
     @v1.post("/prepare")
     async def prepare(size: Size) -> Prepared:

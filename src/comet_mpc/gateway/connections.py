@@ -11,14 +11,12 @@ uvicorn has a deadline between two requests and none within one. So here
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import asdict
 from typing import cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from comet_mpc.gateway.problems import Problem
+from comet_mpc.gateway import problems
 
 REQUEST_SECONDS = 10.0
 MOST_CONNECTIONS = 100
@@ -98,7 +96,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, error: str, message: str) -> None:
         """Without the application, which may not have been asked yet."""
-        body = json.dumps(asdict(Problem(error, message))).encode()
+        body = problems.answer(status, error, message).body
         head = f"HTTP/1.1 {status} {error}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + bytes(body))
         self.transport.close()

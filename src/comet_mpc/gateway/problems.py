@@ -1,4 +1,7 @@
-"""Why there is no answer: every error of the gateway has the same shape, whoever refuses the request."""
+"""Why there is no answer: every error of the gateway has the same shape, whoever refuses the request.
+
+It is the shape of OpenAI's API, so that programs made for that show the message.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +42,22 @@ STATUSES = (400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 422, 429, 500, 502
 
 
 @dataclass
-class Problem:
-    """Why there is no answer: the name of an error, and what to do. It never contains a text."""
+class Reason:
+    """The name of an error, and what to do. It never contains a text."""
 
-    error: str
+    type: str
     message: str
 
 
+@dataclass
+class Problem:
+    """Why there is no answer."""
+
+    error: Reason
+
+
 def answer(status: int, error: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(asdict(Problem(error, message)), status, headers)
+    return JSONResponse(asdict(Problem(Reason(error, message))), status, headers)
 
 
 def add_to(app: FastAPI) -> None:

@@ -249,6 +249,7 @@ def calibrated(
     *,
     margin: float = 2.0,
     precision: int = PRECISION,
+    told: Told = _silent,
 ) -> CometConfig:
     """Intervals after a look at data. `seen`: five quantiles of t by site (`Site.seen`), a layer's own or universal.
 
@@ -265,7 +266,7 @@ def calibrated(
     config = msgspec.structs.replace(config, row_steps=0)  # rules of today, whatever the checkpoint had
     names, shrink = norm_sites(config), shrink_factor(config.encoder.hidden) ** 3
     lows = {name: quantiles[0] / (1.5 * shrink) for name, quantiles in seen.items() if name in names}
-    sites = dict(certify(config, tensors, lows, precision).sites)
+    sites = dict(certify(config, tensors, lows, precision, told).sites)
     for name, q in seen.items():
         key = name if name in sites else name.rsplit(".", 1)[1]
         old = sites[key].seen or q

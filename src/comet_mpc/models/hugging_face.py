@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from comet_mpc.errors import CheckpointError, ConfigurationError
+from comet_mpc.errors import CheckpointError, ConfigurationError, needs_extra
 from comet_mpc.models.checkpoint import (
     ActivationChoice,
     AttentionChoice,
@@ -111,18 +110,6 @@ _OTHERS = (
 )
 
 
-def need(name: str, extra: str = "train") -> Any:
-    """A package of an extra, imported when it is needed: it may be absent."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("comet_mpc"):
-            raise
-        raise ConfigurationError(
-            f"this needs {error.name}, which is not installed: pip install 'comet-mpc[{extra}]'"
-        ) from error
-
-
 def fetch(name: str) -> Path:
     """A local directory, or the files of a model on the hub: from its cache, else downloaded."""
     path = Path(name)
@@ -130,7 +117,8 @@ def fetch(name: str) -> Path:
         return path
     if path.exists() or path.is_absolute() or name.count("/") > 1:
         raise CheckpointError(f"{name} is not a directory with a checkpoint")
-    hub = need("huggingface_hub")
+    with needs_extra("train"):
+        import huggingface_hub as hub
     try:
         found = Path(hub.snapshot_download(name, allow_patterns=[*_OTHERS, _WEIGHTS]))
         for patterns in ([_SHARDS, "model-*.safetensors"], [_PICKLED]):  # not each format that there is
@@ -169,7 +157,9 @@ def tokenizer_json(directory: Path) -> bytes:
     if not any((directory / name).exists() for name in ("vocab.txt", "vocab.json")):
         raise CheckpointError(f"{directory} has no tokenizer: neither tokenizer.json nor vocab.txt nor vocab.json")
     try:
-        made = need("transformers").AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        with needs_extra("train"):
+            from transformers import AutoTokenizer
+        made = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         return bytes(made.backend_tokenizer.to_str().encode())
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{directory}: its files do not make a tokenizer: {error}") from error

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from comet_mpc.errors import TaskDataError, did_you_mean
+from comet_mpc.errors import ConfigurationError, TaskDataError, did_you_mean
 from comet_mpc.files import read_utf8
+from comet_mpc.models.checkpoint import CometConfig
 from comet_mpc.models.heads import Kind
-from comet_mpc.models.tasks import Example, Task
+from comet_mpc.models.tasks import Example, Task, find_task, with_labels
 from comet_mpc.units import counted
 
 _DEV = 5
@@ -58,6 +59,19 @@ def own_task(
         path.resolve().name, len(found) == 2, labels, metric, 128, own=True, kind=kind, plain=not told,
         columns=(*found, *([told] if told else [])),
     )  # fmt: skip
+
+
+def task_of(path: Path, config: CometConfig, name: str | None = None) -> Task:
+    """GLUE's task of that name, or one's own with the model's labels. Embeddings take any pairs and texts."""
+    if not name:
+        return own_task(path, config.encoder.labels, config.head.kind)
+    task = find_task(name)
+    if config.head.kind == "tokens":
+        raise ConfigurationError(f"the model labels tokens, {task.name} labels texts")
+    if config.head.kind == "embedding":
+        task = replace(task, kind="embedding", labels=())
+        return task if task.pairs else replace(task, plain=True, metric="cosine")
+    return task
 
 
 def not_one_column(path: Path, name: str, header: Sequence[str]) -> str:
@@ -133,6 +147,14 @@ def read_split(
         count = min(limit, len(rows))
         rows = [rows[at * len(rows) // count if spread else at] for at in range(count)]
     return [_example(path, number, row, len(header), places, task) for number, row in rows]
+
+
+def read_examples(
+    config: CometConfig, data: Path, task: Task, split: str, limit: int | None = None, *, spread: bool = False
+) -> list[Example]:
+    """The rows of a split, with the indices of their labels in the model's."""
+    rows = read_split(data, task, split, limit, spread=spread)
+    return with_labels(rows, task, config.encoder.labels) if task.kind == "label" and not task.plain else rows
 
 
 def _example(path: Path, number: int, row: list[str], width: int, places: list[int], task: Task) -> Example:

@@ -1,54 +1,39 @@
-"""Fine-tuning through the very steps that are served. The only package that imports torch (extra `[train]`)."""
+"""Converting, training, calibrating and evaluating models. The only package that imports torch (extra `[train]`).
 
-from comet_mpc.errors import ConfigurationError
+    adopt      a trained model in the certified form, trained to answer as before: unify and finetune in one
+    unify      a model in another form: its weights stay, its non-linear functions change
+    finetune   trains a model for a task, through the very steps that are served
+    calibrate  sets the ranges of a model's values from data
+    evaluate   measures a model's accuracy in the clear
 
-try:
-    from comet_mpc.train.batches import (
-        Encoded,
-        answered,
-        encode,
-        first_rows,
-        hold_out,
-        inputs_seen,
-        make_tokenizer,
-        moved_by_rounding,
-        observe,
-        predict,
-        quantiles,
-    )
-    from comet_mpc.train.estimate import estimated_seconds
-    from comet_mpc.train.loop import Recipe, finetune, load_model
-    from comet_mpc.train.model import Mode, UnifiedModel
-    from comet_mpc.train.pickled import read_pickled
-    from comet_mpc.train.plot import draw
-    from comet_mpc.train.steps import other_rules, through_rules
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.startswith("comet_mpc"):
-        raise
-    raise ConfigurationError(
-        f"training needs {error.name}, which is not installed: pip install 'comet-mpc[train]'"
-    ) from error
+Each takes a directory (or a name on the hub) and gives a typed result. `comet` commands of these names call them.
+"""
+
+from comet_mpc.errors import needs_extra
+
+with needs_extra("train"):
+    from comet_mpc.models.forms import Form
+    from comet_mpc.train.adoption import Adoption, adopt, prepare_adoption
+    from comet_mpc.train.calibration import Calibration, calibrate
+    from comet_mpc.train.evaluation import Evaluation, evaluate
+    from comet_mpc.train.loop import Recipe
+    from comet_mpc.train.reading import Data
+    from comet_mpc.train.tuning import Tuned, finetune
+    from comet_mpc.train.unifying import Unified, unify
 
 __all__ = [
-    "Encoded",
-    "Mode",
+    "Adoption",
+    "Calibration",
+    "Data",
+    "Evaluation",
+    "Form",
     "Recipe",
-    "UnifiedModel",
-    "answered",
-    "draw",
-    "encode",
-    "estimated_seconds",
+    "Tuned",
+    "Unified",
+    "adopt",
+    "calibrate",
+    "evaluate",
     "finetune",
-    "first_rows",
-    "hold_out",
-    "inputs_seen",
-    "load_model",
-    "make_tokenizer",
-    "moved_by_rounding",
-    "observe",
-    "other_rules",
-    "predict",
-    "quantiles",
-    "read_pickled",
-    "through_rules",
+    "prepare_adoption",
+    "unify",
 ]

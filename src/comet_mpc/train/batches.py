@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -156,21 +155,22 @@ def predict(model: UnifiedModel, data: Encoded, *, size: int = 64, tick: Tick = 
     return out
 
 
-def moved_by_rounding(model: UnifiedModel, data: Encoded) -> Reals:
+def moved_by_rounding(model: UnifiedModel, data: Encoded, *, tick: Tick = silent) -> Reals:
     """How far every answer moves, at most, when the neurons round as the parties do, in the model's present mode."""
-    exact = predict(model, data)
+    exact = predict(model, data, tick=tick)
     model.rounds = True
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # noise to measure with, of a result that should be the same every time
-        moved = np.abs(predict(model, data) - exact)
+        moved = np.abs(predict(model, data, tick=tick) - exact)
     model.rounds = False
     return np.asarray(moved.reshape(len(data), -1).max(axis=1))
 
 
-_Samples = dict[str, list[Reals]]
+Samples = dict[str, list[Reals]]
 
 
-def _sample(seen: _Samples, site: str, values: Tensor, most: int) -> None:
+def sample(seen: Samples, site: str, values: Tensor, most: int) -> None:
+    """Some of a batch's values, the extremes always among them."""
     flat = values.detach().double().numpy().reshape(-1)
     kept = flat[:: max(1, len(flat) // most)]
     seen.setdefault(site, []).append(np.concatenate([kept, [flat.min(), flat.max()]]))
@@ -178,31 +178,10 @@ def _sample(seen: _Samples, site: str, values: Tensor, most: int) -> None:
 
 def observe(model: UnifiedModel, data: Encoded, *, most: int = 20_000, tick: Tick = silent) -> dict[str, Reals]:
     """What every inverse square root is taken of, site by site: a sample per batch, its extremes always included."""
-    seen: _Samples = {}
-    model.probe = lambda site, t: _sample(seen, site, t, most)
+    seen: Samples = {}
+    model.probe = lambda site, t: sample(seen, site, t, most)
     predict(model, data, tick=tick)
     model.probe = None
-    return {site: np.concatenate(parts) for site, parts in seen.items()}
-
-
-def inputs_seen(model: UnifiedModel, data: Encoded, *, most: int = 100_000) -> dict[str, Reals]:
-    """What activations and LayerNorms get, in any form of model, by site: a sample per batch, its extremes included."""
-    seen: _Samples = {}
-
-    def watch(part: Any, site: str, *, made: bool = False) -> Any:
-        return part.register_forward_hook(
-            lambda _, given, result: _sample(seen, site, result if made else given[0], most)
-        )
-
-    layers: Any = model.layers
-    hooks = [watch(layer.up, f"layers.{i}.activation", made=True) for i, layer in enumerate(layers)]
-    for name in ("attention_norm", "output_norm"):
-        hooks += [watch(getattr(layer, name), f"layers.{i}.{name}") for i, layer in enumerate(layers)]
-    try:
-        predict(model, data)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {site: np.concatenate(parts) for site, parts in seen.items()}
 
 

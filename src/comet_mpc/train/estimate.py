@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 
+from comet_mpc.models.certify import certify, universal_rules
+from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.tasks import Task
-from comet_mpc.train.batches import Encoded
-from comet_mpc.train.loop import CALIBRATION_ROWS, Recipe, update_loss
+from comet_mpc.train.batches import Encoded, first_rows
+from comet_mpc.train.calibration import calibration_rows, rounds_neurons
+from comet_mpc.train.loop import Recipe, update_loss
 from comet_mpc.train.model import UnifiedModel
 from comet_mpc.train.warm_start import can_fit
 
@@ -38,65 +42,32 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Amount:
-    """What there is to do, in tokens with paddings, but for the counts."""
+class Work:
+    """What there is to do. Tokens are counted with paddings."""
 
-    epoch: int
-    batches: int
-    """Of an epoch."""
-    epochs: float
-    evaluations: int
-    """In all."""
-    judged: int
-    """At every evaluation: the rows that choose, and those that calibrate."""
-    after: int
-    """Once, in the end: calibration of the best checkpoint, and its scores."""
-    fitted: int = 0
-    """Tokens that layers are fitted to at first."""
-    fit_work: float = 0.0
-    """Of the fit beside running both models, in tokens' worth of one forward pass."""
+    trained: float
+    """Tokens of all updates."""
+    updates: float
+    evaluated: float
+    """Tokens that are only evaluated. Least squares count as tokens that take as long."""
 
-
-def seconds_of(amount: Amount, speed: Speed, certify: float = 0.0) -> float:
-    """certify: seconds for proving the ranges once, which happens at every evaluation and twice in the end"""
-    fit = amount.fitted * 2 * speed.forward + amount.fit_work * speed.forward
-    updates = amount.epochs * (amount.epoch * speed.update + amount.batches * speed.step)
-    evaluations = amount.evaluations * (amount.judged * speed.forward + certify)
-    return fit + updates + evaluations + amount.after * speed.forward + 2 * certify
-
-
-def per_token(work: Sequence[tuple[int, Callable[[], object]]], clock: Clock = time.monotonic) -> float:
-    """Seconds for a token. The first one warms up, and does not count."""
-    tokens, seconds = 0, 0.0
-    for place, (count, run) in enumerate(work):
-        began = clock()
-        run()
-        if place:
-            tokens, seconds = tokens + count, seconds + clock() - began
-    return seconds / max(1, tokens)
+    def seconds(self, speed: Speed) -> float:
+        return self.trained * speed.update + self.updates * speed.step + self.evaluated * speed.forward
 
 
 def estimated_seconds(
     model: UnifiedModel,
     task: Task,
     train: Encoded,
+    judge: Encoded,
     dev: Encoded,
     recipe: Recipe,
     teacher: UnifiedModel | None,
-    *,
-    scored: Encoded | None = None,
-    certify: float = 0.0,
     clock: Clock = time.monotonic,
 ) -> float:
-    """About how long `finetune` will take here, from a few updates of which nothing is kept. Takes seconds.
-
-    dev      rows that choose the best checkpoint
-    scored   rows that it is scored on in the end
-    certify  seconds for proving the ranges of this model once
-    """
-    batches = train.shuffled(recipe.batch, np.random.default_rng(recipe.seed))
-    order = sorted(batches, key=lambda rows: _padded(train, rows))
-    chosen = [order[len(order) * part // 8] for part in (1, 2, 4, 6)]
+    """About how long `finetune` will take here, from a few updates of which nothing is kept. Takes seconds."""
+    batches = sorted(train.shuffled(recipe.batch, np.random.default_rng(recipe.seed)), key=partial(_padded, train))
+    chosen = [batches[len(batches) * part // 8] for part in (1, 2, 4, 6)]
     model.use(recipe.mode).train()
     if teacher is not None:
         teacher.eval().use("exact")
@@ -112,50 +83,59 @@ def estimated_seconds(
     model.zero_grad(set_to_none=True)
     model.eval()
     forwards = per_token([(_padded(train, rows), partial(forward, rows)) for rows in chosen], clock)
-    model.train()
     speed = Speed(updates, forwards, _step(model, clock))
-    return seconds_of(_amount(model, train, dev, recipe, teacher, batches, scored), speed, certify)
+    proof = proof_seconds(model.config, model.tensors(), clock) if model.config.certifiable else 0.0
+    return work_of(model, train, judge, dev, recipe, teacher).seconds(speed) + proof
+
+
+def work_of(
+    model: UnifiedModel, train: Encoded, judge: Encoded, dev: Encoded, recipe: Recipe, teacher: UnifiedModel | None
+) -> Work:
+    """Fitting to the teacher, updates, evaluations; in the end calibration and scores."""
+    config = model.config
+    epoch = train.shuffled(recipe.batch, np.random.default_rng(recipe.seed))
+    evaluated = float(max(1, math.ceil(recipe.epochs * recipe.evaluations)) * _tokens(judge) + _tokens(dev))
+    if "smu" in (config.activation.kind, config.attention.kind):
+        evaluated += (3 if rounds_neurons(config) else 1) * _tokens(first_rows(train, calibration_rows(config)))
+    if teacher is not None and recipe.fit and can_fit(model, teacher):
+        fitted = min(recipe.fit_tokens, sum(map(len, train.ids)))
+        evaluated += 2 * fitted + _fit_work(config, fitted)
+    return Work(recipe.epochs * sum(_padded(train, rows) for rows in epoch), recipe.epochs * len(epoch), evaluated)
+
+
+def proof_seconds(config: CometConfig, tensors: Tensors, clock: Clock = time.monotonic) -> float:
+    """For proving the ranges of a model in the certified form: its first layer is proved, the others take as long."""
+    universal_rules(config)  # made once for all layers, and kept
+    first = msgspec.structs.replace(config, encoder=msgspec.structs.replace(config.encoder, layers=1))
+    return config.encoder.layers * per_token([(1, partial(certify, first, tensors))], clock, warm_up=0)
+
+
+def per_token(
+    work: Sequence[tuple[int, Callable[[], object]]], clock: Clock = time.monotonic, warm_up: int = 1
+) -> float:
+    """Seconds for a token. The first ones warm up, and do not count."""
+    tokens, seconds = 0, 0.0
+    for place, (count, run) in enumerate(work):
+        began = clock()
+        run()
+        if place >= warm_up:
+            tokens, seconds = tokens + count, seconds + clock() - began
+    return seconds / max(1, tokens)
 
 
 def _padded(data: Encoded, rows: Sequence[int]) -> int:
     return len(rows) * max(len(data.ids[row]) for row in rows)
 
 
-def _tokens(data: Encoded, rows: int | None = None) -> int:
-    """Of rows that are evaluated, shortest first, or of the first so many in their order."""
+def _tokens(data: Encoded) -> int:
+    """Of rows that are evaluated, shortest first."""
     order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
-    if rows is not None:
-        order = list(range(min(rows, len(data))))
     return sum(_padded(data, order[at : at + _EVALUATED]) for at in range(0, len(order), _EVALUATED))
 
 
-def _amount(
-    model: UnifiedModel,
-    train: Encoded,
-    dev: Encoded,
-    recipe: Recipe,
-    teacher: UnifiedModel | None,
-    batches: list[list[int]],
-    scored: Encoded | None,
-) -> Amount:
-    calibration = _tokens(train, CALIBRATION_ROWS) if model.config.certifiable else 0
-    fitted = min(recipe.fit_tokens, sum(map(len, train.ids)))
-    fits = teacher is not None and recipe.fit and can_fit(model, teacher)
-    return Amount(
-        epoch=sum(_padded(train, rows) for rows in batches),
-        batches=len(batches),
-        epochs=recipe.epochs,
-        evaluations=max(1, math.ceil(recipe.epochs * recipe.evaluations)),
-        judged=_tokens(dev) + calibration,
-        after=2 * calibration + (_tokens(scored) if scored is not None else 0),
-        fitted=fitted if fits else 0,
-        fit_work=_fit_work(model, fitted) if fits else 0.0,
-    )
-
-
-def _fit_work(model: UnifiedModel, tokens: int) -> float:
-    """Of the least squares of all layers: squares of their inputs, in double precision, and one solution."""
-    e = model.config.encoder
+def _fit_work(config: CometConfig, tokens: int) -> float:
+    """Of the least squares of all layers: squares of their inputs, and one solution in double precision."""
+    e = config.encoder
     squares = e.hidden**2 + e.intermediate**2
     cubes = (e.hidden**3 + e.intermediate**3) / 3
     one = 2 * (4 * e.hidden**2 + 2 * e.hidden * e.intermediate)  # of a layer, for a token

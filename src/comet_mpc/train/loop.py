@@ -1,4 +1,4 @@
-"""Fine-tuning of the plain model.
+"""The loop of training.
 
 Training goes through what will be served: activations and scores by the protocol's coefficients (`mode="steps"`), the
 task's loss, optionally a teacher's logits and hidden states, and for forms that are not certified a penalty on
@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,14 @@ from torch import Tensor
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.rule import Rule
-from comet_mpc.models.certify import calibrated
-from comet_mpc.models.checkpoint import (
-    CometConfig,
-    Tensors,
-    checkpoint_digest,
-    load_checkpoint,
-    save_checkpoint,
-)
+from comet_mpc.models.checkpoint import CometConfig, Tensors, checkpoint_digest, save_checkpoint
 from comet_mpc.models.tasks import Task
-from comet_mpc.progress import Tick, silent
-from comet_mpc.train.batches import Batch, Encoded, first_rows, observe, predict, quantiles
+from comet_mpc.progress import Tick, Watcher
+from comet_mpc.train.batches import Batch, Encoded, predict
 from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.steps import through_rules
 from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
-CALIBRATION_ROWS = 128
 _SHAPES = (".thresholds", ".alpha", ".mu")
 
 
@@ -83,11 +75,16 @@ class Recipe:
 
 
 @dataclass
-class _Progress:
-    step: int = 0
+class Course:
+    """How a run of training went, so far."""
+
     best: float = -math.inf
+    """The best score on the rows that choose a checkpoint."""
     history: list[dict[str, float]] = field(default_factory=list)
+    """The scores of every evaluation."""
     seconds: float = 0.0
+    steps: int = 0
+    """Updates."""
 
 
 def _task_loss(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
@@ -203,7 +200,7 @@ class _Run:
     settings: dict[str, Any]
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Of an experiment. Its checkpoint has no intervals, so that nothing serves it."""
-    progress: _Progress = field(default_factory=_Progress)
+    progress: Course = field(default_factory=Course)
 
     def __post_init__(self) -> None:
         self.optimiser = _optimiser(self.model, self.recipe)
@@ -211,7 +208,7 @@ class _Run:
         self.steps = math.ceil(self.per_epoch * self.recipe.epochs)
         self.every = max(1, self.per_epoch // self.recipe.evaluations)
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self) -> Course | None:
         """The result if this very run was finished before. Takes possession of the directory otherwise."""
         path = self.out / "training.json"
         if not path.exists():
@@ -226,12 +223,12 @@ class _Run:
             raise ConfigurationError(
                 f"{self.out} belongs to a run with other settings ({', '.join(other)}): choose another directory"
             )
-        result: dict[str, Any] | None = found["result"]
-        return result
+        return None if found["result"] is None else Course(**found["result"])
 
-    def _note(self, result: dict[str, Any] | None) -> None:
+    def _note(self, result: Course | None) -> None:
+        content = {"settings": self.settings, "result": None if result is None else asdict(result)}
         with atomic_write(self.out / "training.json") as file:
-            file.write(json.dumps({"settings": self.settings, "result": result}, indent=1).encode() + b"\n")
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
 
     def resume(self) -> bool:
         path = self.out / "state.pt"
@@ -241,14 +238,17 @@ class _Run:
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         torch.set_rng_state(state["random"])
-        self.progress = _Progress(**json.loads(state["progress"]))
+        self.progress = Course(**json.loads(state["progress"]))
         return True
 
-    def fit(self) -> bool:
-        """Begins near the teacher, where that is possible."""
+    def fits(self) -> bool:
+        """Whether it can begin near the teacher."""
+        return self.teacher is not None and self.recipe.fit and can_fit(self.model, self.teacher)
+
+    def fit(self, tick: Tick) -> None:
+        """Begins near the teacher."""
         model, teacher = self.model, self.teacher
-        if teacher is None or not self.recipe.fit or not can_fit(model, teacher):
-            return False
+        assert teacher is not None
         batches, tokens = [], 0
         for rows in self.train.shuffled(self.recipe.batch, np.random.default_rng(self.recipe.seed)):
             batch = self.train.batch(rows, model)
@@ -256,12 +256,11 @@ class _Run:
             tokens += int(batch.mask.sum())
             if tokens >= self.recipe.fit_tokens:
                 break
-        fit_to_teacher(model, teacher, batches)
-        return True
+        fit_to_teacher(model, teacher, batches, tick)
 
     def update(self, rows: list[int]) -> float:
         """One step of the optimiser; the loss before it."""
-        recipe, step = self.recipe, self.progress.step
+        recipe, step = self.recipe, self.progress.steps
         for group in self.optimiser.param_groups:
             group["lr"] = _rate(recipe, step, self.steps) * group["factor"]
         batch = self.train.batch(rows, self.model)
@@ -273,43 +272,38 @@ class _Run:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._check_finite("gradient's norm", norm.item())
         self.optimiser.step()
-        self.progress.step += 1
+        self.progress.steps += 1
         return loss.item()
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             raise NotFinite(
-                f"the {what} is {value} at step {self.progress.step}: stopped. {self.out} keeps the best checkpoint "
+                f"the {what} is {value} at step {self.progress.steps}: stopped. {self.out} keeps the best checkpoint "
                 "so far, if there is one; train again in another directory, with a smaller rate"
             )
 
     def evaluate(self) -> dict[str, float]:
-        """Scores as served; keeps the best checkpoint, and what is needed to resume."""
+        """Scores through the steps that are served; keeps the best checkpoint, and what is needed to resume.
+
+        A checkpoint in the certified form gets its ranges when training has ended, in one proof.
+        """
         model, progress, mode = self.model, self.progress, self.recipe.mode
         certifiable = model.config.certifiable
-        config = self._calibrated() if certifiable else model.config
-        rules = {name: site.rule for name, site in config.sites.items()} if certifiable else {}
-        rules |= self.rules
-        logits = predict(model.use("served" if mode != "exact" else mode, rules), self.judge)
+        logits = predict(model.use(mode if certifiable or mode == "exact" else "served", self.rules), self.judge)
         if not certifiable:  # there a text out of range may give anything: that counts as wrong, and training goes on
             logits = np.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)
         scores = self.task.score(logits, self.judge.labels)
         model.use(mode, self.rules)
         main = next(iter(scores.values()))
         self._check_finite(f"{self.task.metric} of the rows that judge", main)
-        progress.history.append({"epoch": round(progress.step / self.per_epoch, 2), **scores})
+        progress.history.append({"epoch": round(progress.steps / self.per_epoch, 2), **scores})
         if main > progress.best:
             progress.best = main
-            sites = {} if self.rules else config.sites
-            config = msgspec.structs.replace(config, scores=scores, sites=sites)
+            sites = {} if self.rules or certifiable else model.config.sites
+            config = msgspec.structs.replace(model.config, scores=scores, sites=sites)
             save_checkpoint(self.out, config, model.tensors(), tokenizer=self.tokenizer or None)
         self._save_state()
         return scores
-
-    def _calibrated(self) -> CometConfig:
-        """With tops proved from the present weights, and low ends from some of the data."""
-        seen = quantiles(observe(self.model.use("exact"), first_rows(self.train, CALIBRATION_ROWS)))
-        return calibrated(self.model.certified_config(), self.model.tensors(), seen)
 
     def _save_state(self) -> None:
         state = {
@@ -321,16 +315,14 @@ class _Run:
         with atomic_write(self.out / "state.pt") as file:
             torch.save(state, file)
 
-    def finish(self) -> dict[str, Any]:
-        progress = self.progress
-        seconds = round(progress.seconds, 1)
-        result = {"best": progress.best, "history": progress.history, "seconds": seconds, "steps": self.steps}
-        self._note(result)
+    def finish(self) -> Course:
+        self.progress.seconds = round(self.progress.seconds, 1)
+        self._note(self.progress)
         (self.out / "state.pt").unlink(missing_ok=True)
-        return result
+        return self.progress
 
 
-def finetune(
+def train_rows(
     config: CometConfig,
     tensors: Tensors,
     task: Task,
@@ -341,14 +333,13 @@ def finetune(
     *,
     teacher: UnifiedModel | None = None,
     tokenizer: bytes = b"",
-    say: Callable[[str], None] = print,
-    tick: Tick = silent,
-) -> dict[str, Any]:
-    """Trains, evaluates on the rows of `judge` as the model is served, and keeps the best checkpoint in `out`.
+    watcher: Watcher | None = None,
+) -> Course:
+    """Trains, evaluates on the rows of `judge`, and keeps the best checkpoint in `out`, without ranges yet.
 
     The same run in the same directory goes on where it was broken off, or, if it was finished, gives its result.
-    Returns the best score, the history and the time taken.
     """
+    watcher = watcher or Watcher()
     torch.manual_seed(recipe.seed)
     rules = through_rules(config, recipe.through)
     model = UnifiedModel.from_tensors(config, tensors, dropout=recipe.dropout).use(recipe.mode, rules)
@@ -358,31 +349,33 @@ def finetune(
     run = _Run(model, task, train, judge, out, recipe, teacher, tokenizer, settings, rules)
     before = run.finished()
     if before is not None:
-        say(f"{out} holds this run, finished after {before['steps']} steps, best {before['best']:.2f}: nothing to do")
+        watcher.say(f"{out} holds this run, finished after {before.steps} steps, best {before.best:.2f}: nothing to do")
         return before
     if run.resume():
-        say(f"resumed at step {run.progress.step} of {run.steps}")
-    elif run.fit():
-        say("fitted to the teacher, layer by layer: training begins from there")
-    progress = run.progress
-    began, done, running = time.monotonic() - progress.seconds, progress.step, 0.0
-    tick(progress.step, run.steps, "")
-    model.train()
-    while progress.step < run.steps:
-        epoch, at = divmod(progress.step, run.per_epoch)
-        batches = train.shuffled(recipe.batch, np.random.default_rng([recipe.seed, epoch]))
-        for rows in batches[at : at + run.steps - progress.step]:
-            running += (run.update(rows) - running) / min(progress.step - done, 50)
-            progress.seconds = time.monotonic() - began
-            tick(progress.step, run.steps, f"loss {running:.3f}")
-            if progress.step % run.every == 0 or progress.step == run.steps:
-                scores = run.evaluate()
-                epochs = progress.step / run.per_epoch
-                say(f"epoch {epochs:.2f}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+        watcher.say(f"resumed at step {run.progress.steps} of {run.steps}")
+    elif run.fits():
+        with watcher.stage("fitting to the teacher: layers") as tick:
+            run.fit(tick)
+    with watcher.stage("fine-tuning: updates") as tick:
+        _updates(run, watcher, tick)
     return run.finish()
 
 
-def load_model(directory: Path) -> UnifiedModel:
-    """A Comet checkpoint as a torch model."""
-    config, tensors = load_checkpoint(directory)
-    return UnifiedModel.from_tensors(config, tensors)
+def _updates(run: _Run, watcher: Watcher, tick: Tick) -> None:
+    """All that are left of a run."""
+    recipe, progress = run.recipe, run.progress
+    began, done, running = time.monotonic() - progress.seconds, progress.steps, 0.0
+    tick(progress.steps, run.steps, "")
+    run.model.train()
+    while progress.steps < run.steps:
+        epoch, at = divmod(progress.steps, run.per_epoch)
+        batches = run.train.shuffled(recipe.batch, np.random.default_rng([recipe.seed, epoch]))
+        for rows in batches[at : at + run.steps - progress.steps]:
+            running += (run.update(rows) - running) / min(progress.steps - done, 50)
+            progress.seconds = time.monotonic() - began
+            tick(progress.steps, run.steps, f"loss {running:.3f}")
+            if progress.steps % run.every == 0 or progress.steps == run.steps:
+                scores = run.evaluate()
+                epochs = progress.steps / run.per_epoch
+                shown = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+                watcher.say(f"epoch {epochs:.2f}: {shown}")

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -235,10 +234,6 @@ class UnifiedModel(nn.Module):
         self.mode, self._rules = mode, known | dict(rules or {})
         self.head_bounds = {}
         return self
-
-    def certified_config(self) -> CometConfig:
-        """The configuration with rules certified from the present weights."""
-        return certify(msgspec.structs.replace(self.config, sites={}), self.tensors())
 
     def rule(self, owner: str, site: str) -> Rule | None:
         """The rule in force at a site: the layer's own, or the universal one; None means the exact function."""

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from comet_mpc.progress import Tick, silent
 from comet_mpc.train.model import UnifiedModel
 
 _RIDGE = 800.0
@@ -66,7 +67,7 @@ class _Stream:
         self.x = self.model.normalise(f"layers.{index}.{part}", getattr(self.model.layers[index], part), total)
 
 
-def fit_to_teacher(model: UnifiedModel, teacher: UnifiedModel, batches: Sequence[Inputs]) -> None:
+def fit_to_teacher(model: UnifiedModel, teacher: UnifiedModel, batches: Sequence[Inputs], tick: Tick = silent) -> None:
     """Changes `attention_output`, `down` and `thresholds` of every layer. Both models evaluate as they are set to."""
     was = model.training
     model.eval()
@@ -75,10 +76,12 @@ def fit_to_teacher(model: UnifiedModel, teacher: UnifiedModel, batches: Sequence
         mine = [_Stream.begin(model, inputs) for inputs in batches]
         theirs = [_Stream.begin(teacher, inputs) for inputs in batches]
         for i in range(len(model.layers)):
+            tick(i, len(model.layers))
             if model.config.attention.cosine:
                 _centre_thresholds(i, mine)
             _fit(i, "attention_output", "attention_norm", _Stream.context, mine, theirs)
             _fit(i, "down", "output_norm", _Stream.activated, mine, theirs)
+    tick(len(model.layers), len(model.layers))
     model.train(was)
 
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
 
 from comet_mpc.functions.root_rule import DEGREES
+from comet_mpc.models.checkpoint import RuleName
+from comet_mpc.models.forms import Form
 from comet_mpc.units import counted
 
 TASK_ORDER = ("RTE", "MRPC", "STS-B", "SST-2", "CoLA")
@@ -21,13 +26,15 @@ Scores = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """One model. stage: its name in the recipe. unify, finetune: what makes it of the unmodified one. paper: its
-    scores there, by model."""
+    """One model. stage: its name in the recipe. form: what it is, made of the unmodified one. exact: trained with exact
+    functions. rule, steps: it is trained through, if not the form's. paper: its scores there, by model."""
 
     name: str
     stage: str
-    unify: tuple[str, ...] = ()
-    finetune: tuple[str, ...] = ()
+    form: Form = field(default_factory=Form)
+    exact: bool = False
+    rule: Literal["minimax", "newton"] | None = None
+    steps: int | None = None
     paper: Mapping[str, Scores] = field(default_factory=dict)
 
 
@@ -50,30 +57,38 @@ _ACTIVATIONS = {"gelu": "GeLU", "smu": "s-GeLU"}
 _ATTENTIONS = {"softmax": "Softmax", "relu": "Softmax*", "smu": "s-Softmax*"}
 
 
-def _form(activation: str, attention: str, bert: Scores, roberta: Scores, *, trainable: bool = False) -> Row:
+def _form(
+    activation: Literal["gelu", "smu"],
+    attention: Literal["softmax", "relu", "smu"],
+    bert: Scores,
+    roberta: Scores,
+    *,
+    trainable: bool = False,
+) -> Row:
     """With exact functions, as in the paper: steps are table 2's."""
-    kinds: tuple[str, ...] = ("--form", "paper", "--activation", activation, "--attention", attention)
-    if activation == "smu" and attention != "softmax":  # all of it is made of 1/sqrt: `comet-lab paper` runs it
-        kinds = (*kinds, "--pooler", "algebraic")
+    private = activation == "smu" and attention != "softmax"  # all of it is made of 1/sqrt: `comet-lab paper` runs it
+    pooler: Literal["algebraic"] | None = "algebraic" if private else None
     return Row(
         f"{_ACTIVATIONS[activation]} + {_ATTENTIONS[attention]}",
         f"paper-{activation}-{attention}" + ("-trainable" if trainable else ""),
-        (*kinds, "--trainable") if trainable else kinds,
-        ("--exact",),
-        _paper(bert, roberta),
+        Form("paper", activation=activation, attention=attention, trainable=trainable or None, pooler=pooler),
+        exact=True,
+        paper=_paper(bert, roberta),
     )
 
 
 def _certified(rule: str, name: str) -> Row:
     """The certified form, trained through what serves. rule: a polynomial's name, or a number of minimax steps."""
-    words = ("--steps", rule) if rule.isdigit() else ("--rule", rule)
-    return Row(name, f"certified-{rule}", words)
+    form = Form(steps=int(rule)) if rule.isdigit() else Form(rule=msgspec.convert(rule, RuleName))
+    return Row(name, f"certified-{rule}", form)
 
 
-def _through(kind: str, steps: int, name: str, paper: Mapping[str, Scores] | None = None) -> Row:
+def _through(
+    kind: Literal["minimax", "newton"], steps: int, name: str, paper: Mapping[str, Scores] | None = None
+) -> Row:
     """The certified form, trained through steps that nothing serves."""
-    words = ("--rule", kind, "--steps", str(steps))
-    return Row(name, f"through-{kind}-{steps}", ("--steps", str(max(2, steps))), words, paper or {})
+    form = Form(steps=max(2, steps))
+    return Row(name, f"through-{kind}-{steps}", form, rule=kind, steps=steps, paper=paper or {})
 
 
 _UNIFIED = ((71.5, 88.6, 88.8, 92.6, 57.9), (74.9, 92.2, 90.1, 90.4, 55.8))

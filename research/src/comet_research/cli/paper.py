@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from comet_mpc.cli.evaluate import show_comparison, show_costs
-from comet_mpc.cli.inputs import in_words, load_any, read_examples, read_task, record
 from comet_mpc.cli.options import Data, JsonFile, Limit, TaskName
+from comet_mpc.cli.tables import in_words, record
+from comet_mpc.models.checkpoint import read_config
+from comet_mpc.models.own_data import read_examples, task_of
 from comet_mpc.progress import bar, doing
 from comet_research.paper import Parties, ResearchRule, evaluate_uncertified
 
@@ -30,8 +32,8 @@ def paper_command(
     Such a model is not certified and cannot be served. Dealer and server are processes on this machine.
     """
     with doing(f"reading {model}"):
-        config, _ = load_any(model)
-    chosen = read_task(task, data, config)
+        config = read_config(model)
+    chosen = task_of(data, config, task)
     examples = read_examples(config, data, chosen, "dev", limit)
     with bar("evaluating") as tick, Parties(model, rule) as parties:
         report = evaluate_uncertified(parties, examples, chosen, progress=tick)

@@ -50,7 +50,7 @@ async function ask(path, body) {
   place("unlock").hidden = reply.status !== 401;
   if (reply.status === 401) throw new Error("The gateway asks for its token.");
   const found = await reply.json();
-  if (!reply.ok) throw new Error(found.message);
+  if (!reply.ok) throw new Error(found.error.message);
   return found;
 }
 

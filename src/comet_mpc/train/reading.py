@@ -1,0 +1,107 @@
+"""The models and the rows that a function of training is given: by directories, names and files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
+from comet_mpc.models.heads import Kind
+from comet_mpc.models.hugging_face import fetch, load_hugging_face, tokenizer_json
+from comet_mpc.models.own_data import own_task, read_examples, task_of
+from comet_mpc.models.tasks import Task
+from comet_mpc.progress import Watcher
+from comet_mpc.train.batches import Encoded, encode, make_tokenizer
+from comet_mpc.train.pickled import read_pickled
+
+
+class Model(NamedTuple):
+    """A model in memory, and the directory that it comes from."""
+
+    directory: Path
+    config: CometConfig
+    tensors: Tensors
+
+    @property
+    def headless(self) -> bool:
+        """An encoder that has learnt no task: it has labels, but nothing that gives them."""
+        return bool(self.config.encoder.labels) and "classifier.weight" not in self.tensors
+
+    def but(self, **changed: object) -> Model:
+        """The same with other values in its configuration."""
+        return self._replace(config=msgspec.structs.replace(self.config, **changed))
+
+
+def read_model(source: Path | str, watcher: Watcher, kind: Kind | None = None) -> Model:
+    """A Comet checkpoint, or a Hugging Face one, unmodified, perhaps without a head.
+
+    source  a directory, or a name on the hub
+    kind    of the head that is wanted, if not the one that the model was made for
+    """
+    if not Path(source).exists():
+        watcher.say(f"looking for {source} on the Hugging Face hub")
+    directory = fetch(str(source))
+    with watcher.stage(f"reading {directory}"):
+        content = directory / "config.json"
+        if content.exists() and b'"comet"' in content.read_bytes():
+            return Model(directory, *load_checkpoint(directory))
+        return Model(directory, *load_hugging_face(directory, read_pickled, kind)[:2])
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows, and which of them to take."""
+
+    path: Path
+    """A .csv, .tsv or .txt file, a directory with train.tsv and dev.tsv, or, with `task`, one of GLUE's tasks."""
+    task: str | None = None
+    """One of GLUE's by its name; None: one's own."""
+    limit: int | None = None
+    """Take only the first so many rows, of those for training where there are both."""
+    spread: bool = False
+    """Take them from all over the file instead."""
+    length: int = 0
+    """Cut texts after so many tokens; 0: as is usual for the model, or for the task."""
+    texts: tuple[str, ...] = ()
+    """Columns of a file with the texts, one or two, if they have unusual names."""
+    answer: str | None = None
+    """The column with the labels or scores."""
+    plain: bool = False
+    """Use no labels, also where there are some."""
+
+    @staticmethod
+    def of(given: Data | Path | str) -> Data:
+        return given if isinstance(given, Data) else Data(Path(given))
+
+    def task_for(self, config: CometConfig) -> Task:
+        """What a model with this configuration is asked for."""
+        if self.task or not (self.texts or self.answer or self.plain):
+            task = task_of(self.path, config, self.task)
+        else:
+            answer = "" if self.plain else self.answer
+            task = own_task(self.path, config.encoder.labels, config.head.kind, texts=self.texts, answer=answer)
+        if not self.plain:
+            return task
+        return replace(task, plain=True, metric="cosine" if task.kind == "embedding" else task.metric)
+
+    def longest(self, config: CometConfig, task: Task) -> int:
+        """Tokens after which texts are cut."""
+        return min(self.length or config.length or task.length, config.encoder.longest)
+
+    def rows(self, model: Model, task: Task, split: str, watcher: Watcher) -> Encoded:
+        """The rows of a split as tokens."""
+        with watcher.stage(f"reading {self.path} ({split})"):
+            examples = read_examples(model.config, self.path, task, split, self.limit, spread=self.spread)
+            longest = self.longest(model.config, task)
+            rows = encode(make_tokenizer(tokenizer_json(model.directory)), examples, longest, task.kind)
+        if rows.truncated:
+            watcher.say(f"{split}: {rows.truncated} of {len(rows)} texts were truncated to {longest} tokens")
+        return rows
+
+    def both(self, model: Model, task: Task, watcher: Watcher) -> tuple[Encoded, Encoded]:
+        """The rows to learn from, and all of those to evaluate with."""
+        whole = replace(self, limit=None)
+        return self.rows(model, task, "train", watcher), whole.rows(model, task, "dev", watcher)

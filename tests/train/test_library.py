@@ -1,0 +1,221 @@
+"""`comet_mpc.train` as a library: adopt, unify, finetune, calibrate, evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
+
+from comet_mpc import train
+from comet_mpc.errors import CheckpointError, ConfigurationError, TaskDataError
+from comet_mpc.models import certify as certifying
+from comet_mpc.models.certify import check_ranges
+from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
+from comet_mpc.models.served import ServedModel
+from comet_mpc.offline.sources import PAIR
+from comet_mpc.train import batches
+from support.toy_model import make_checkpoint, toy_tokenizer
+from support.training import KINDS, original, write_glue, write_rows
+from support.watching import Heard
+
+pytestmark = pytest.mark.train
+
+SHORT = train.Recipe(epochs=1.0, batch=16, dropout=0.0)
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> train.Data:
+    return train.Data(write_glue(tmp_path / "glue"), "SST-2")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "source", labels=("0", "1"))
+
+
+def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        calls.append(function.__name__)
+        return function(*given, **named)
+
+    return call
+
+
+def test_a_model_is_calibrated_once_and_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof is `variance_tops`, whoever asks for it; of the estimate it takes one layer."""
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    prepared = train.prepare_adoption(model, data, train.Recipe(epochs=3.0, batch=16, dropout=0.0))
+    calls: list[str] = []
+    monkeypatch.setattr(certifying, "variance_tops", counted(certifying.variance_tops, calls))
+    monkeypatch.setattr("comet_mpc.train.calibration.observe", counted(batches.observe, calls))
+    heard = Heard()
+    made = prepared.run(tmp_path / "out", heard)
+    assert sorted(calls) == ["observe", "variance_tops"]
+    assert len(heard.lines) == 3  # one for each epoch
+    layers = load_checkpoint(model)[0].encoder.layers
+    assert heard.told("proving the ranges: layers")[-1] == (layers, layers)
+    assert heard.told("fitting to the teacher: layers")[-1] == (layers, layers)
+    assert heard.told("fine-tuning: updates")[-1] == (made.updates, made.updates)
+    served = ServedModel.load(tmp_path / "out")  # proves it again: what is there can be served
+    assert made.fingerprint == served.fingerprint
+    assert made.costs.online_bytes == served.plan(1, made.costs.tokens, PAIR).online_bytes
+    assert (made.rows, made.held_out, made.dev_rows, made.labelled) == (29, 3, 8, True)
+
+
+def test_an_adoption_that_is_run_again_does_nothing_more(tmp_path: Path) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    made, heard = train.adopt(model, data, tmp_path / "out", SHORT), Heard()
+    before = (tmp_path / "out" / "config.json").read_bytes()
+    again = train.adopt(model, data, tmp_path / "out", SHORT, watcher=heard)
+    assert "nothing to do" in heard.lines[-1]
+    assert (again.adopted, again.fingerprint, again.updates) == (made.adopted, made.fingerprint, made.updates)
+    assert (tmp_path / "out" / "config.json").read_bytes() == before
+
+
+def test_embeddings_get_the_rule_that_keeps_them_unless_one_is_named(tmp_path: Path) -> None:
+    model, data = original(tmp_path / "model", "embedding"), write_rows(tmp_path / "mine.csv", "embedding")
+
+    def prepared(**named: Any) -> tuple[str, tuple[str, int]]:
+        heard = Heard()
+        config = train.prepare_adoption(model, data, SHORT, watcher=heard, **named).start.config
+        return "\n".join(heard.lines), (config.rule, config.steps)
+
+    said, rule = prepared()
+    assert "embeddings get 4 steps" in said
+    assert rule == ("minimax", 4)
+    said, rule = prepared(rule="quadratic")
+    assert "embeddings get" not in said
+    assert rule[0] == "quadratic"
+    assert prepared(steps=3)[1] == ("minimax", 3)
+
+
+def test_better_names_for_labels(tmp_path: Path) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    train.adopt(model, data, tmp_path / "out", SHORT, labels=("SPAM", "HAM"))
+    assert load_checkpoint(tmp_path / "out")[0].encoder.labels == ("SPAM", "HAM")
+    with pytest.raises(ConfigurationError, match="3 names for a model with 2 labels"):
+        train.adopt(model, data, tmp_path / "other", labels=("a", "b", "c"))
+
+
+def test_a_model_that_is_adopted_already_is_refused(tmp_path: Path) -> None:
+    model, data = make_checkpoint(tmp_path / "model", **KINDS["label"]), write_rows(tmp_path / "mine.csv", "label")
+    with pytest.raises(ConfigurationError, match="does not have GeLU"):
+        train.adopt(model, data, tmp_path / "out")
+
+
+def test_neurons_are_finer_in_a_model_whose_answers_feel_their_rounding(glue: train.Data, tmp_path: Path) -> None:
+    bits = {}
+    for loud in (1.0, 1000.0):
+        directory = make_checkpoint(tmp_path / f"loud-{loud:g}", labels=("0", "1"), rule="quadratic", row_steps=0)
+        config, tensors = load_checkpoint(directory)
+        tensors["classifier.weight"] *= loud
+        save_checkpoint(directory, config, tensors, tokenizer=toy_tokenizer().to_str().encode())
+        heard = Heard()
+        found = train.calibrate(directory, glue, watcher=heard)
+        config, tensors = load_checkpoint(directory)
+        assert config == found.config
+        check_ranges(config, tensors)
+        rules = config.sites["activation"].root, config.sites["scores"].root
+        assert rules[0] is not None
+        assert rules[1] is not None
+        assert rules[1].fraction_t == 13
+        bits[loud] = rules[0].fraction_t
+        assert ("neurons get 15 fraction bits" in "\n".join(heard.lines)) == (bits[loud] == 15)
+        assert all(len(site.seen) == 5 for site in config.sites.values())
+        assert found.below("scores") == 0.0
+    assert bits == {1.0: 13, 1000.0: 15}
+
+
+def test_a_checkpoint_whose_training_was_stopped_is_calibrated_by_hand(
+    glue: train.Data, source: Path, tmp_path: Path
+) -> None:
+    def interrupt(line: str) -> None:
+        if line.startswith("epoch 1"):
+            raise KeyboardInterrupt
+
+    recipe = train.Recipe(epochs=2.0)
+    train.unify(source, tmp_path / "unified")
+    with pytest.raises(KeyboardInterrupt):
+        train.finetune(tmp_path / "unified", glue, tmp_path / "out", recipe, watcher=Heard(interrupt))
+    with pytest.raises(CheckpointError, match="not in the certified form"):
+        ServedModel.load(tmp_path / "out")
+    train.calibrate(tmp_path / "out", glue)
+    assert ServedModel.load(tmp_path / "out").config.certified
+
+
+@pytest.mark.parametrize("activation", ["gelu", "smu"])
+@pytest.mark.parametrize("attention", ["softmax", "relu", "smu"])
+def test_every_combination_of_the_paper(
+    glue: train.Data, source: Path, tmp_path: Path, activation: Any, attention: Any
+) -> None:
+    form = train.Form("paper", activation=activation, attention=attention, attention_mu=0.1)
+    made = train.unify(source, tmp_path / "out", form)
+    assert (made.config.activation.kind, made.config.attention.kind) == (activation, attention)
+    recipe = train.Recipe(epochs=1.0, mode="exact")
+    tuned = train.finetune(tmp_path / "out", glue, tmp_path / "tuned", recipe)
+    assert (tuned.mode, tuned.updates) == ("exact", 2)
+    if "smu" in (activation, attention):
+        found = train.calibrate(tmp_path / "out", glue)
+        assert not any(site.certified_high for site in found.config.sites.values())
+
+
+def test_a_teacher_alone_is_enough_and_nobody_is_too_little(glue: train.Data, source: Path, tmp_path: Path) -> None:
+    train.unify(source, tmp_path / "plain", train.Form("unmodified"))
+    made = train.unify(tmp_path / "plain", tmp_path / "unified", task="SST-2")
+    assert (made.config.task, made.untrained) == ("SST-2", ())
+    recipe = train.Recipe(epochs=1.0, task_weight=0.0, fit_tokens=64)
+    data = train.Data(glue.path, "SST-2", limit=40, spread=True)
+    with pytest.raises(ConfigurationError, match="nothing to learn from"):
+        train.finetune(tmp_path / "unified", data, tmp_path / "tuned", recipe)
+    found = train.finetune(tmp_path / "unified", data, tmp_path / "tuned", recipe, teacher=tmp_path / "plain")
+    assert (found.label_weight, found.fit_tokens, found.distilled) == (0.0, 64, True)
+    assert (found.rows, found.held_out.rows, found.spread) == (36, 4, True)
+    assert found.teacher_scores is not None
+
+
+def test_only_rows_from_all_over_the_file_reach_its_end(glue: train.Data, source: Path, tmp_path: Path) -> None:
+    rows = glue.path / "SST-2" / "train.tsv"
+    rows.write_text(rows.read_text().removesuffix("\n").rpartition("\n")[0] + "\tone column too many\nfilm good\t1\n")
+    train.unify(source, tmp_path / "plain", train.Form("unmodified"))
+    first, spread = (train.Data(glue.path, "SST-2", limit=40, spread=spread) for spread in (False, True))
+    assert train.finetune(tmp_path / "plain", first, tmp_path / "tuned", SHORT).rows == 36
+    with pytest.raises(TaskDataError, match="row 64: 3 columns"):
+        train.finetune(tmp_path / "plain", spread, tmp_path / "tuned", SHORT)
+
+
+def test_steps_are_tried_where_a_model_has_them(glue: train.Data, source: Path, tmp_path: Path) -> None:
+    train.unify(source, tmp_path / "plain", train.Form("unmodified"))
+    train.unify(source, tmp_path / "unified", train.Form(steps=3))
+    found = train.evaluate(tmp_path / "unified", glue, rule="newton", steps=2)
+    assert (found.rule, found.steps, found.rows) == ("newton", 2, 32)
+    assert 0.0 <= found.scores["accuracy"] <= 100.0
+    with pytest.raises(ConfigurationError, match="takes no steps"):
+        train.evaluate(tmp_path / "unified", glue, mode="exact", steps=2)
+    with pytest.raises(ConfigurationError, match="unmodified"):
+        train.evaluate(tmp_path / "plain", glue, rule="newton")
+    with pytest.raises(ConfigurationError, match="nothing to calibrate"):
+        train.calibrate(tmp_path / "plain", glue)
+
+
+def test_labels_that_do_not_fit_are_refused(glue: train.Data, tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", labels=("spam", "ham"))
+    with pytest.raises(ConfigurationError, match="spam, ham"):
+        train.evaluate(model, glue)
+
+
+def test_learnt_alpha_and_mu_cannot_be_certified(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be certified"):
+        train.Form(trainable=True)
+    with pytest.raises(ConfigurationError, match="tanh has no protocol"):
+        train.Form(pooler="tanh")
+    assert train.unify(source, tmp_path / "out", train.Form("paper", trainable=True)).config.activation.trainable
+
+
+def test_a_text_that_is_too_long_is_cut_and_said(glue: train.Data, tmp_path: Path) -> None:
+    model, heard = make_checkpoint(tmp_path / "model", labels=("0", "1"), positions=6), Heard()
+    train.evaluate(model, glue, watcher=heard)
+    assert heard.lines == ["dev: 32 of 32 texts were truncated to 6 tokens"]
