@@ -77,10 +77,10 @@ def errors(tiling: Tiling, width: int, *, mask: bool = False) -> list[NDArray[np
 
     client, server = as_parties(party)
     before = [client.x @ y.view(np.uint64).T, *(client.x * scale.view(np.uint64) for scale in z)]
-    shift, found = np.uint64(64 - width), []
+    shift, found = np.uint64(64 - width), list[NDArray[np.float64]]()
     for one, other, exact, section in zip(client.shares, server.shares, before, tiling.sections(), strict=True):
         off = ((one + other - exact) << shift).view(np.int64) >> np.int64(64 - width)
-        found.append(off.reshape(rows, -1) * 2.0**-section.scheme.cut)
+        found.append(off.reshape(rows, -1).astype(np.float64) * np.float64(2.0**-section.scheme.cut))
     return found
 
 
@@ -248,7 +248,7 @@ def difference(first: Residues, second: Residues, scheme: Scheme) -> NDArray[np.
         _native.lattice_backward(basis(scheme.primes), np.ascontiguousarray(c0).reshape(-1), out, "")
         ordered.append(out[:DEGREE].astype(np.int64))
     off = np.mod(ordered[1] - ordered[0], prime)
-    return np.where(off > prime // 2, off - prime, off)
+    return np.asarray(np.where(off > prime // 2, off - prime, off), np.int64)
 
 
 def test_the_scale_of_words_is_that_of_the_client_and_the_server() -> None:
