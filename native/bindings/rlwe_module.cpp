@@ -101,6 +101,16 @@ void py_phase(const Basis &basis, span<const u8> in, span<const u32> secret, spa
     phase(basis, in, secret, positions, bits, fractions(out), isa);
 }
 
+bool py_pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, unsigned bits, unsigned dropped,
+                  span<const u64> largest, span<u8> out, Isa isa) {
+    return pack_rest(basis, w, base, {bits, dropped}, fractions(largest)[0], out, isa);
+}
+
+void py_unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, unsigned bits, unsigned dropped,
+                    span<u32> c0, Isa isa) {
+    unpack_rest(basis, in, base, {bits, dropped}, c0, isa);
+}
+
 void py_round_power(span<const u64> numbers, unsigned width, span<u64> out) {
     round_power(fractions(numbers), width, out);
 }
@@ -130,8 +140,9 @@ void bind_rlwe(nb::module_ &m) {
     m.def("lattice_transform_plain", &transform_plain, Release());
     m.def("lattice_encrypt", &py_encrypt, Release());
     m.def("lattice_blind", &py_blind, Release());
-    m.def("lattice_pack_rest", &pack_rest, "basis"_a, "w"_a, "base"_a, "bits"_a, "out"_a, isa, Release());
-    m.def("lattice_unpack_rest", &unpack_rest, Release());
+    m.def("lattice_pack_rest", &py_pack_rest, "basis"_a, "w"_a, "base"_a, "bits"_a, "dropped"_a, "largest"_a, "out"_a,
+          isa, Release());
+    m.def("lattice_unpack_rest", &py_unpack_rest, Release());
     m.def("lattice_multiply_short", &py_multiply_short, Release());
     m.def("lattice_turn_all", &py_turn_all, Release());
     m.def("lattice_turned_places", &py_turned_places, Release());

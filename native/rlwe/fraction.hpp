@@ -31,6 +31,12 @@ struct Fraction {
         return out;
     }
 
+    bool operator<(const Fraction &other) const {
+        for (size_t w = 3; w-- > 0;)
+            if (words[w] != other.words[w]) return words[w] < other.words[w];
+        return false;
+    }
+
     /// By 0..191 places.
     Fraction shifted_left(unsigned places) const {
         Fraction out;

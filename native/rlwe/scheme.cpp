@@ -15,10 +15,10 @@ public:
         cut_bits(in, bits, degree, pieces_);
     }
 
-    /// out = number + start mod p.
-    void residues(const Prime &p, u32 start, span<u32> out, Isa isa) const {
+    /// out = number·2^shift + start mod p.
+    void residues(const Prime &p, unsigned shift, u32 start, span<u32> out, Isa isa) const {
         std::vector<u32> factors;
-        for (size_t k = 0; k < size_; ++k) factors.push_back(p.lifted(p.power(2, k * piece_bits)));
+        for (size_t k = 0; k < size_; ++k) factors.push_back(p.lifted(p.power(2, k * piece_bits + shift)));
         combine(p, pieces_.data(), degree, factors, start, out, isa);
     }
 
@@ -77,23 +77,35 @@ void blind(const Basis &basis, span<const i8, degree> errors, span<const u32> c1
     wide_sum(basis.fraction(), w, fractions, isa);
 }
 
-void pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, unsigned bits, span<u8> out, Isa isa) {
-    std::vector<u32> rest(basis.size() * degree);
+bool pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, Rest rest, const Fraction &largest,
+               span<u8> out, Isa isa) {
+    std::vector<u32> difference(basis.size() * degree);
     std::vector<Fraction> numbers(degree);
     for (size_t i = 0; i < basis.size(); ++i)
-        sum(basis[i], polynomial(w, i), Sign::minus, polynomial(base, i), polynomial(rest, i), isa);
+        sum(basis[i], polynomial(w, i), Sign::minus, polynomial(base, i), polynomial(difference, i), isa);
+    const Fraction middle = Fraction{{1, 0, 0}}.shifted_left(rest.bits - 1);
     WideSum how = basis.centred();
-    how.start = pieces(Fraction{{1, 0, 0}}.shifted_left(bits - 1));
-    wide_sum(how, rest, numbers, isa);
-    write_numbers(numbers, bits, out);
+    how.start = pieces(middle);
+    wide_sum(how, difference, numbers, isa);
+    Fraction lowest = middle, highest = middle;
+    lowest.add(largest.negated(), 1);
+    highest.add(largest, 1);
+    bool within = true;
+    for (Fraction &number : numbers) {
+        within &= !(number < lowest) && !(highest < number);
+        number = number.shifted_right(rest.dropped);
+    }
+    write_numbers(numbers, rest.bits - rest.dropped, out);
+    return within;
 }
 
-void unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, unsigned bits, span<u32> c0, Isa isa) {
-    const Numbers numbers(in, bits);
+void unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, Rest rest, span<u32> c0, Isa isa) {
+    const Numbers numbers(in, rest.bits - rest.dropped);
     std::vector<u32> ordered(degree);
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
-        numbers.residues(p, p.minus(0, p.power(2, bits - 1)), ordered, isa);
+        const u32 middle = rest.dropped != 0 ? p.power(2, rest.dropped - 1) : 0;
+        numbers.residues(p, rest.dropped, p.minus(middle, p.power(2, rest.bits - 1)), ordered, isa);
         sum(p, ordered, Sign::plus, polynomial(base, i), ordered, isa);
         forward(p, polynomial(ordered, 0), polynomial(c0, i), isa);
     }
@@ -136,7 +148,7 @@ void phase(const Basis &basis, span<const u8> in, span<const u32> secret, span<c
     std::vector<u32> ordered(degree), transformed(degree), products(basis.size() * used);
     for (size_t i = 0; i < basis.size(); ++i) {
         const Prime &p = basis[i];
-        numbers.residues(p, 0, ordered, isa);
+        numbers.residues(p, 0, 0, ordered, isa);
         forward(p, polynomial(ordered, 0), polynomial(transformed, 0), isa);
         product(p, transformed, polynomial(secret, i), transformed, isa);
         backward(p, polynomial(transformed, 0), polynomial(ordered, 0), isa);

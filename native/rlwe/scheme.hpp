@@ -19,12 +19,20 @@ void encrypt(const Basis &basis, span<const u32> scaled, span<const i8, degree> 
 void blind(const Basis &basis, span<const i8, degree> errors, span<const u32> c1, span<const u32> secret, span<u32> w,
            span<Fraction> fractions, Isa isa);
 
-/// w - base, which lies within ±2^(bits-1), as numbers of `bits` bits: what is sent of w if the receiver knows another
-/// number to put it on.
-void pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, unsigned bits, span<u8> out, Isa isa);
+/// How a rest is sent: it lies within ±2^(bits-1), and its lowest `dropped` bits are not sent.
+struct Rest {
+    unsigned bits;
+    unsigned dropped;
+};
+
+/// rest = w - base as numbers of bits - dropped bits: what is sent of w if the receiver knows another number to put it
+/// on. Whether every |rest| <= largest.
+bool pack_rest(const Basis &basis, span<const u32> w, span<const u32> base, Rest rest, const Fraction &largest,
+               span<u8> out, Isa isa);
 
 /// c0 = base + rest: what `pack_rest` packed, put on a number that both sides know; transformed. Any string is valid.
-void unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, unsigned bits, span<u32> c0, Isa isa);
+/// Of 2^dropped rests that look the same it takes the one in the middle.
+void unpack_rest(const Basis &basis, span<const u8> in, span<const u32> base, Rest rest, span<u32> c0, Isa isa);
 
 /// Fresh randomness that makes a response independent of how it was computed; `used` is the number of positions.
 struct Blinding {

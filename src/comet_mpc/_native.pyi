@@ -148,8 +148,20 @@ def lattice_encrypt(
 def lattice_blind(
     basis: Basis, errors: Small, c1: Residues, secret: Residues, w: Residues, fractions: Words, isa: str, /
 ) -> None: ...
-def lattice_pack_rest(basis: Basis, w: Residues, base: Residues, bits: int, out: Bytes, /, isa: str = "") -> None: ...
-def lattice_unpack_rest(basis: Basis, data: Bytes, base: Residues, bits: int, c0: Residues, isa: str, /) -> None: ...
+def lattice_pack_rest(
+    basis: Basis,
+    w: Residues,
+    base: Residues,
+    bits: int,
+    dropped: int,
+    largest: Words,
+    out: Bytes,
+    /,
+    isa: str = "",
+) -> bool: ...
+def lattice_unpack_rest(
+    basis: Basis, data: Bytes, base: Residues, bits: int, dropped: int, c0: Residues, isa: str, /
+) -> None: ...
 def lattice_multiply_short(
     basis: Basis,
     x: Residues,

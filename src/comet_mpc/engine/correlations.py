@@ -33,6 +33,8 @@ Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=32)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=WORD)]
 Modulus = Annotated[int, msgspec.Meta(ge=0, le=(1 << MOST_BITS) - 1)]
 Power = Annotated[int, msgspec.Meta(ge=0, le=64)]
+Cut = Annotated[int, msgspec.Meta(ge=0, le=WORD)]
+"""Bits that a product is truncated by later: it may be off by half a unit of what is left. 0: it is exact."""
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 # Seconds on one core of about 3 GHz with AVX2 (`research/benchmarks/kernels.py` prints this machine's rates).
@@ -247,7 +249,7 @@ class SquareSums(Correlation, frozen=True):
         return Facts(count, count * _MONOMIAL, ((self.rows, ring),), (Reference(self.mask, Mask, count),))
 
 
-class MatrixProduct(Correlation, frozen=True):
+class MatrixProduct(Correlation, frozen=True, omit_defaults=True):
     """A·B for two masks, batched: (batch, m, k)·(batch, k, n), or (batch, n, k) if transposed."""
 
     index_fields: ClassVar[tuple[str, ...]] = ("left", "right")
@@ -260,6 +262,7 @@ class MatrixProduct(Correlation, frozen=True):
     n: Size
     transposed: bool
     width: Width
+    cut: Cut = 0
 
     @property
     def facts(self) -> Facts:
@@ -282,12 +285,13 @@ class WeightCorrelation(Correlation, frozen=True):
     rows: Size
 
 
-class WeightProduct(WeightCorrelation, frozen=True):
+class WeightProduct(WeightCorrelation, frozen=True, omit_defaults=True):
     """a·Bᵀ for a client's mask a of (rows, inputs) and the mask B of the server's weight, (outputs, inputs)."""
 
     inputs: Size
     outputs: Size
     width: Width
+    cut: Cut = 0
 
     @property
     def facts(self) -> Facts:
@@ -301,11 +305,12 @@ class WeightProduct(WeightCorrelation, frozen=True):
         )
 
 
-class WeightScale(WeightCorrelation, frozen=True):
+class WeightScale(WeightCorrelation, frozen=True, omit_defaults=True):
     """a ⊙ b for a client's mask a of (rows, size) and the mask b of a vector of the server's, (size,)."""
 
     size: Size
     width: Width
+    cut: Cut = 0
 
     @property
     def facts(self) -> Facts:

@@ -338,22 +338,39 @@ class Session(ABC):
         """Σ x² along the last axis, that axis kept with length 1. Local."""
         return self.compute(SquareSum(x, bound))
 
-    def matmul(self, x: Opened, y: Opened, *, transposed: bool = False, bound: float | None = None) -> Share:
-        """x·y, or x·yᵀ if transposed, over the last two axes; equal batch axes. Local."""
-        return self.compute(MatMul(x, y, transposed, bound))
+    def matmul(
+        self,
+        x: Opened,
+        y: Opened,
+        *,
+        transposed: bool = False,
+        bound: float | None = None,
+        precision: int | None = None,
+    ) -> Share:
+        """x·y, or x·yᵀ if transposed, over the last two axes; equal batch axes. Local.
 
-    def linear(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
-        """x·Wᵀ with the server's matrix. Local."""
-        return self._weighed(x, weight, 2, bound)
+        precision  fraction bits that matter of the result, which will be truncated to as many, or to as many of a
+                   multiple. Where the source makes products that are near (`Abilities.near`), it is then off by at most
+                   2^-(precision + 1), and whatever would not cut that away is refused. Without it, it is exact.
+        """
+        return self.compute(MatMul(x, y, transposed, bound, self._cut(x.fraction + y.fraction, precision)))
 
-    def scale(self, x: Given, weight: Weight, bound: float | None = None) -> Share:
-        """x ⊙ w with a vector of the server's along the last axis. Local."""
-        return self._weighed(x, weight, 1, bound)
+    def linear(self, x: Given, weight: Weight, bound: float | None = None, *, precision: int | None = None) -> Share:
+        """x·Wᵀ with the server's matrix. Local. precision: as in `matmul`"""
+        return self._weighed(x, weight, 2, bound, precision)
 
-    def _weighed(self, x: Given, weight: Weight, axes: int, bound: float | None) -> Share:
+    def scale(self, x: Given, weight: Weight, bound: float | None = None, *, precision: int | None = None) -> Share:
+        """x ⊙ w with a vector of the server's along the last axis. Local. precision: as in `matmul`"""
+        return self._weighed(x, weight, 1, bound, precision)
+
+    def _weighed(self, x: Given, weight: Weight, axes: int, bound: float | None, precision: int | None) -> Share:
         if len(weight.shape) != axes:
             raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}: it must have {axes} axes")
-        return self.compute(Weigh(x, weight, bound))
+        return self.compute(Weigh(x, weight, bound, self._cut(x.fraction + weight.fraction, precision)))
+
+    def _cut(self, fraction: int, precision: int | None) -> int:
+        """Bits that do not matter of a product with so many fraction bits."""
+        return max(0, fraction - precision) if self._abilities.near and precision is not None else 0
 
     def mean(self, x: Share, axis: int = -1) -> Share:
         """The mean along an axis, with one truncation that also absorbs the division. One round."""

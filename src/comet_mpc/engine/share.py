@@ -74,6 +74,8 @@ class Share:
     bound   |value| <= bound for every input whatsoever; the program's author answers for it, sums and
             products of bounds are kept here, and the plaintext twin checks it on every value it sees.
     values  this party's words, or None in a plan, where only the shape is known. Never printed.
+    error   by how much the parties' value may be off the twin's, beside the bound. Encrypted products have it, sums and
+            multiples keep it, and only a truncation that makes it small may follow (`ops.operation.Registry.check`).
     """
 
     shape: tuple[int, ...]
@@ -83,6 +85,7 @@ class Share:
     values: Words | None = field(default=None, repr=False)
     modulus: int = 0
     """Of an odd ring; 0 for Z_2^width."""
+    error: float = 0.0
 
     def __post_init__(self) -> None:
         if self.values is not None and self.values.shape != self.shape:
@@ -132,7 +135,7 @@ class Share:
             raise ShapeError(f"shapes do not fit: {self.shape} and {other.shape}") from error
         ring = self._ring_with(other)
         values = None if self.values is None or other.values is None else operation(ring, self.values, other.values)
-        return Share(shape, self.fraction, bound, ring.width, values, ring.modulus)
+        return Share(shape, self.fraction, bound, ring.width, values, ring.modulus, self.error + other.error)
 
     def _ring_with(self, other: Share) -> Ring:
         """The ring of what is made of two shares: the narrower one, or the odd one that both are in."""
@@ -152,7 +155,7 @@ class Share:
     def times(self, integer: int) -> Share:
         """The product with a public integer."""
         values = None if self.values is None else self.ring.times(self.values, integer)
-        return replace(self, bound=self.bound * abs(integer), values=values)
+        return replace(self, bound=self.bound * abs(integer), values=values, error=self.error * abs(integer))
 
     def lift(self, fraction: int) -> Share:
         """The same value with more fraction bits: exact, a local product with a power of two.
@@ -168,7 +171,8 @@ class Share:
 
     def times_power(self, exponent: int) -> Share:
         """The product with 2^exponent: the same words, read with other fraction bits."""
-        return replace(self, fraction=self.fraction - exponent, bound=self.bound * 2.0**exponent)
+        factor = 2.0**exponent
+        return replace(self, fraction=self.fraction - exponent, bound=self.bound * factor, error=self.error * factor)
 
     def _view(self, shape: tuple[int, ...], operation: Callable[[Words], Words]) -> Share:
         return replace(self, shape=shape, values=None if self.values is None else operation(self.values))
@@ -196,7 +200,7 @@ class Share:
         else:
             del shape[axis]
         summed = self._view(tuple(shape), lambda values: self.ring.sum(values, axis, keep=keep))
-        return replace(summed, bound=self.bound * size)
+        return replace(summed, bound=self.bound * size, error=self.error * size)
 
 
 def concatenate(shares: Sequence[Share], axis: int) -> Share:
@@ -213,5 +217,5 @@ def concatenate(shares: Sequence[Share], axis: int) -> Share:
     if len(arrays) not in (0, len(shares)):
         raise ShapeError("planned shares and real ones were mixed")
     values = np.concatenate(arrays, axis=axis) if arrays else None
-    bound = max(share.bound for share in shares)
-    return Share(shape, first.fraction, bound, min(share.width for share in shares), values, first.modulus)
+    bound, off = max(share.bound for share in shares), max(share.error for share in shares)
+    return Share(shape, first.fraction, bound, min(share.width for share in shares), values, first.modulus, off)

@@ -172,6 +172,16 @@ def plain_attention(
     return np.asarray(r @ v / scale * root**2)
 
 
+def argument_bits(form: AttentionForm, size: int) -> int:
+    """Fraction bits that matter of q, k and v, in heads of that size."""
+    return max(_query_bits(form.norms, size), _VALUE) if form.norms is not None else _VALUE
+
+
+def _query_bits(rule: InverseRule, size: int) -> int:
+    """Enough bits for a coordinate of the shortest row that the rule is made for."""
+    return math.ceil(0.5 * math.log2(size / rule.low)) + _QUERY
+
+
 def attention(
     session: Session,
     q: Share,
@@ -219,7 +229,9 @@ def attention(
                 raise ScaleError(f"{session.here}: a padding mask of zeros and ones has no fraction bits")
             column = mask.reshape(*mask.shape[:-1], 1, n, 1).lift(_VALUE).narrow(pair)
             columns = concatenate([columns, concatenate([column] * q.shape[-3], axis=-3)], axis=-1)
-        product = session.matmul(*session.open(r, columns), bound=n * _R_TOP * columns.bound)
+        # a unit of the denominator's finest opening is 2^-24: it is off by no more than a sixteenth
+        precision = _NUMERATOR + 1 - math.ceil(math.log2(n))
+        product = session.matmul(*session.open(r, columns), bound=n * _R_TOP * columns.bound, precision=precision)
         total = product[..., -1:] if mask is not None else r.sum(keep=True)
         weighed = product[..., : v.shape[-1]].bounded(n * _R_TOP * v.bound)
         return _divide(session, weighed, total.bounded(n * _R_TOP), n, v.bound, form, fraction, width)
@@ -235,7 +247,7 @@ def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share
         width = ring_width(2 * bits + SPARE, bound)
         rows = session.truncate_to(rows, bits, min(width, rows.width))
         opened = session.open(rows[0], rows[1])
-        product = session.matmul(*opened, transposed=True, bound=bound)
+        product = session.matmul(*opened, transposed=True, bound=bound, precision=_SCORE)
         return product.times(round(2**SPARE / math.sqrt(d))).times_power(-SPARE).bounded(bound / math.sqrt(d))
 
 
@@ -246,8 +258,7 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         raise RuleError("cosine attention needs a rule for the norms")
     with session.part("scores"):
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
-        # enough bits for a coordinate of the shortest row that the rule is made for
-        bits = min(rows.fraction, math.ceil(0.5 * math.log2(q.shape[-1] / rule.low)) + _QUERY)
+        bits = min(rows.fraction, _query_bits(rule, q.shape[-1]))
         limit = rule.overshoot + 2.0**-8
         ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
         if not ring.modulus:
@@ -260,7 +271,8 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
         unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
         halves = session.open(unit[0], unit[1])
-        return session.matmul(halves[0], halves[1], transposed=True, bound=top)
+        # scores are halved before they are cut
+        return session.matmul(halves[0], halves[1], transposed=True, bound=top, precision=_SCORE - 1)
 
 
 def _power(session: Session, activated: Share, form: AttentionForm, fraction: int, width: int) -> Share:

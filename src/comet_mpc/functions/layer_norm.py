@@ -18,6 +18,8 @@ V, Y = variables("v y")
 
 _FRACTION_V = 12
 _FRACTION_Y = 14
+SUMMANDS = _FRACTION_V + 1
+"""Fraction bits that matter of what is added up and then normalised: v is off by at most twice as much as x."""
 
 
 def shrink_factor(size: int) -> float:

@@ -19,9 +19,9 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.parts import Block
 from comet_mpc.engine.share import SERVER, Share
 from comet_mpc.functions.activation import smu
-from comet_mpc.functions.attention import AttentionForm, attention
-from comet_mpc.functions.layer_norm import layer_norm, padding_bits
-from comet_mpc.functions.rule import InverseRule, Rule, Smu
+from comet_mpc.functions.attention import AttentionForm, argument_bits, attention
+from comet_mpc.functions.layer_norm import SUMMANDS, layer_norm, padding_bits
+from comet_mpc.functions.rule import FRACTION_X, InverseRule, Rule, Smu
 from comet_mpc.models.heads import ROWS, linear
 
 WEIGHTS = 14
@@ -115,8 +115,9 @@ class Attention(Part):
         form, weights = rules.attention, frame.weights
         with session.part("linear"):
             given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width))
-            qkv = linear(session, given, weights, prefix + "qkv", max(rules.query_bound, rules.value_bound))
-            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half)
+            top, precision = max(rules.query_bound, rules.value_bound), argument_bits(form, d // self.heads)
+            qkv = linear(session, given, weights, prefix + "qkv", top, precision)
+            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half, precision=SUMMANDS)
         q, k, v = (self._split(qkv[..., i * d : (i + 1) * d]) for i in range(3))
         context = attention(
             session,
@@ -131,7 +132,7 @@ class Attention(Part):
         )
         with session.part("linear"):
             given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
-            return linear(session, given, weights, prefix + "output", half).lift(ROWS + WEIGHTS) + skip
+            return linear(session, given, weights, prefix + "output", half, SUMMANDS).lift(ROWS + WEIGHTS) + skip
 
     def _split(self, share: Share) -> Share:
         """(batch, tokens, heads·d) -> (batch, heads, tokens, d)."""
@@ -160,16 +161,16 @@ class FeedForward(Part):
 
     def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
         session, weights, half = frame.session, frame.weights, frame.residual_bound / 2
+        fraction = max(_ACTIVE, rules.activation_rule.precision)
         with session.part("linear"):
             given = session.give(rows)
-            up = linear(session, given, weights, prefix + "up", rules.neuron_bound)
-            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half)
-        fraction = max(_ACTIVE, rules.activation_rule.precision)
+            up = linear(session, given, weights, prefix + "up", rules.neuron_bound, max(fraction, FRACTION_X))
+            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half, precision=SUMMANDS)
         ring = frame.narrower(fraction, prefix + "down.weight")
         active = smu(session, up, rules.activation, rules.activation_rule, fraction=fraction, width=ring)
         with session.part("linear"):
             given = session.give(active)
-            return linear(session, given, weights, prefix + "down", half).lift(ROWS + WEIGHTS) + skip
+            return linear(session, given, weights, prefix + "down", half, SUMMANDS).lift(ROWS + WEIGHTS) + skip
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu, tanh_like
-from comet_mpc.functions.layer_norm import root_mean_square
+from comet_mpc.functions.layer_norm import SUMMANDS, root_mean_square
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
 
 Kind = Literal["label", "tokens", "embedding"]
@@ -33,6 +33,8 @@ ROWS = 18
 """Fraction bits of what is given to the server."""
 _AVERAGED = 14  # fraction bits of rows of which a mean is taken
 _AVERAGES = 20  # and of its weights
+_POOLED = 12  # of what a pooler's tanh is taken of
+_BESIDE_ANSWERS = 4  # bits that matter of an answer's last product, beside those that are told
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,9 +82,12 @@ def input_averages(session: Session, mask: Reals | None, shape: tuple[int, int])
     return session.private(CLIENT, shape, _AVERAGES, 1.0, values)
 
 
-def linear(session: Session, rows: Given, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
-    """W·x + b with the server's weight and bias; `bound` is certified by the caller."""
-    return _shifted(session, session.linear(rows, weights[name + ".weight"], bound=bound), weights, name, bound)
+def linear(
+    session: Session, rows: Given, weights: Mapping[str, Weight], name: str, bound: float, precision: int
+) -> Share:
+    """W·x + b with the server's weight and bias; `bound` is certified by the caller. precision: see `Session.matmul`"""
+    product = session.linear(rows, weights[name + ".weight"], bound=bound, precision=precision)
+    return _shifted(session, product, weights, name, bound)
 
 
 def _shifted(session: Session, product: Share, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
@@ -101,13 +106,17 @@ def respond(
     weights: Mapping[str, Weight],
     averages: Share | None,
     ring: int,
+    answer_bits: int,
 ) -> Share:
     """The answers from the normalised rows (batch, tokens, hidden) of the last LayerNorm, in a ring of `ring` bits.
 
+    answer_bits: fraction bits of them that will be told (`coarsened`)
+
     (batch, labels), (batch, tokens, labels) or (batch, hidden). A mean opens the rows. Reveals nothing.
     """
+    precision = answer_bits + _BESIDE_ANSWERS
     if head.kind == "tokens":
-        return linear(session, session.give(rows.narrow(ring)), weights, "classifier", rules.bound)
+        return linear(session, session.give(rows.narrow(ring)), weights, "classifier", rules.bound, precision)
     if head.pooling == "first":
         state = rows[:, 0].narrow(ring)
     elif averages is None:
@@ -115,10 +124,10 @@ def respond(
     else:
         state = _mean(session, rows, averages, ring)
     if head.kind == "embedding":
-        return _embedding(session, state, rules, weights, ring)
+        return _embedding(session, state, rules, weights, ring, precision)
     if pooler != "none":
         state = _pooled(session, state, rules, weights, ring)
-    return linear(session, session.give(state), weights, "classifier", rules.bound)
+    return linear(session, session.give(state), weights, "classifier", rules.bound, precision)
 
 
 def _mean(session: Session, rows: Share, averages: Share, ring: int) -> Share:
@@ -134,19 +143,23 @@ def _mean(session: Session, rows: Share, averages: Share, ring: int) -> Share:
 def _pooled(session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int) -> Share:
     if rules.activation is not None:
         form, rule = rules.activation
-        pooled = linear(session, session.give(state), weights, "pooler", 1.0 + 2.0**-8)
+        pooled = linear(session, session.give(state), weights, "pooler", 1.0 + 2.0**-8, ROWS)
         return smu(session, pooled, form, rule, fraction=ROWS, width=ring)
     if rules.pooler is None:
         raise ShapeError(f"{session.here}: a pooler needs its rule")
-    pooled = linear(session, session.give(state), weights, "pooler", math.sqrt(rules.pooler.high - 1.0))
-    return tanh_like(session, session.truncate_to(pooled, 12), rules.pooler, fraction=ROWS).narrow(ring)
+    top = math.sqrt(rules.pooler.high - 1.0)
+    pooled = linear(session, session.give(state), weights, "pooler", top, _POOLED)
+    return tanh_like(session, session.truncate_to(pooled, _POOLED), rules.pooler, fraction=ROWS).narrow(ring)
 
 
-def _embedding(session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int) -> Share:
+def _embedding(
+    session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int, precision: int
+) -> Share:
     """γ⊙n + β, perhaps scaled to a mean square of 1."""
     size = state.shape[-1]
     top = rules.bound if rules.length is None else math.sqrt(size * rules.length.high) * 2.0**1.5
-    scaled = session.scale(session.give(state), weights["embedding.gamma"], bound=top)
+    precision = precision if rules.length is None else SUMMANDS
+    scaled = session.scale(session.give(state), weights["embedding.gamma"], bound=top, precision=precision)
     vector = _shifted(session, scaled, weights, "embedding", top)
     if rules.length is None:
         return vector

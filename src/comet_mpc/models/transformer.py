@@ -30,7 +30,7 @@ from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import certified_form
-from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
+from comet_mpc.functions.layer_norm import SUMMANDS, layer_norm, layer_norm_rule, padding_bits
 from comet_mpc.functions.rule import InverseRule, Smu
 from comet_mpc.models.blocks import SLACK, WEIGHTS, Attention, FeedForward, Frame, LayerRules, PostNormBlock
 from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, respond
@@ -211,7 +211,8 @@ def embed_privately(
     with session.part("embeddings"):
         table, places = weights["embeddings.weight"], weights["embeddings.positions"]
         keep = padding_bits(session, mask, rules.embeddings)
-        summed = session.linear(session.give(symbols.narrow(_SYMBOL_RING)), table, bound=_EMBEDDING_BOUND)
+        given = session.give(symbols.narrow(_SYMBOL_RING))
+        summed = session.linear(given, table, bound=_EMBEDDING_BOUND, precision=SUMMANDS)
         tokens = symbols.shape[1]
         values = None if places.values is None else places.values[:tokens] * 2.0**-places.fraction
         size = (tokens, shape.hidden)
@@ -257,5 +258,5 @@ def forward(
         with session.part(block.name):
             rows = block.run(frame, rows, own, last=block is blocks[-1])
     with session.part("head"):
-        answers = respond(session, rows, shape.head, shape.pooler, rules.head, weights, averages, frame.ring)
-        return coarsened(session, answers, rules.answer_bits)
+        how, bits = (shape.head, shape.pooler, rules.head), rules.answer_bits
+        return coarsened(session, respond(session, rows, *how, weights, averages, frame.ring, bits), bits)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.share import WORD, Share, Words, word_bytes
-from comet_mpc.errors import ShapeError
+from comet_mpc.errors import RangeError, ShapeError
 
 MOST_ENTRIES = 256
 _CHUNK = 1 << 17  # entries that are hidden at once: what stays in a cache
@@ -90,6 +90,8 @@ def digit_sum(share: Share, digit: int, bits: int) -> Share:
 
     It is at most 2^(bits+1) - 2, so it is exact in its ring of bits + 1. In a twin it is the value's own digit.
     """
+    if share.error:
+        raise RangeError("a product that is only near its value has no digits: truncate it first")
     if share.modulus or share.width < bits * (digit + 1):
         raise ShapeError(f"a ring of {share.width} bits has no digit {digit} of {bits} bits")
     shift, mask = np.uint64(bits * digit), np.uint64(2**bits - 1)

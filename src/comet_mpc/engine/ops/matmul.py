@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import Correlation, MatrixProduct
-from comet_mpc.engine.ops.operation import Drawn, Step, expect
+from comet_mpc.engine.ops.operation import Drawn, Step, expect, product_error
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.engine.tensors import Opened
 from comet_mpc.errors import ShapeError
@@ -21,6 +21,8 @@ class MatMul(Step):
     y: Opened
     transposed: bool
     bound: float | None = None
+    cut: int = 0
+    """Bits that the result will be truncated by, if it may be off by half a unit of what is left."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,12 +42,14 @@ class MatMul(Step):
 
     def demand(self) -> tuple[Correlation, ...]:
         x, y, (*batch, m, n) = self.x, self.y, self.shape
-        return (MatrixProduct(x.mask, y.mask, math.prod(batch), m, x.shape[-1], n, self.transposed, self.width),)
+        size = math.prod(batch), m, x.shape[-1], n
+        return (MatrixProduct(x.mask, y.mask, *size, self.transposed, self.width, self.cut),)
 
     def result(self, words: Words | None) -> Share:
         x, y = self.x, self.y
         bound = x.shape[-1] * x.bound * y.bound if self.bound is None else self.bound
-        return Share(self.shape, x.fraction + y.fraction, bound, self.width, words)
+        fraction = x.fraction + y.fraction
+        return Share(self.shape, fraction, bound, self.width, words, error=product_error(self.cut, fraction))
 
     def in_the_clear(self) -> Words:
         return kernels.matmul(self.x.words(), self.y.words(), transpose_right=self.transposed)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, Words
-from comet_mpc.errors import ConfigurationError, ShapeError
+from comet_mpc.errors import ConfigurationError, RangeError, ShapeError
 
 Made = TypeVar("Made")
 Made_co = TypeVar("Made_co", covariant=True)
@@ -40,10 +40,12 @@ class Abilities:
 
     fused  masks of openings that truncate on the way in Z_2^w, so that both share a round
     odd    masks and their monomials modulo odd numbers, in which element-wise work is cheaper for two parties alone
+    near   products of matrices that are as exact as what is cut from them later lets them be (`product_error`)
     """
 
     fused: bool = True
     odd: bool = False
+    near: bool = False
 
 
 FUSED = Abilities()
@@ -89,6 +91,9 @@ class Operation:
 @dataclass(frozen=True, eq=False)
 class Request(Operation, ABC, Generic[Made_co]):
     """An operation on a share that communicates."""
+
+    cuts: ClassVar[bool] = False
+    """Whether it truncates: then it may take a share that is off (`Share.error`), and says by how much at most."""
 
     share: Share
 
@@ -155,7 +160,18 @@ class Registry:
         kind = type(operation)
         if self._operations.get(kind.__name__) is not kind:
             raise ShapeError(f"{part}: {kind.__name__} is not a registered operation")
+        if isinstance(operation, Request) and operation.share.error and not operation.cuts:
+            raise RangeError(
+                f"{part}: {kind.__name__} of a product that is only near its value: truncate it first, or ask for the "
+                "product without a precision"
+            )
         operation.check(part)
+
+
+def product_error(cut: int, fraction: int) -> float:
+    """By how much a product with so many fraction bits is off at most that will be truncated by `cut` bits: half a unit
+    of what is left. 0: not at all. A source with `Abilities.near` keeps to it."""
+    return 2.0 ** (cut - 1 - fraction) if cut else 0.0
 
 
 def expect(drawn: Drawn | None, count: int) -> tuple[Words, ...]:

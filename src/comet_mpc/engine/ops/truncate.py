@@ -20,6 +20,8 @@ Made_co = TypeVar("Made_co", covariant=True)
 class Shifted(Request[Made_co]):
     """A share divided by 2^shift, into the ring of `width` bits, or `modulus`."""
 
+    cuts = True
+
     shift: int
     width: int = WORD
     modulus: int = 0
@@ -32,9 +34,15 @@ class Shifted(Request[Made_co]):
         share = self.share
         if not 0 <= self.shift <= share.width - 2:
             raise RangeError(f"{part}: cannot truncate by {self.shift} bits in a ring of {share.width}")
-        if not Ring(self.width, self.modulus).holds(share.bound * 2.0 ** (share.fraction - self.shift)):
+        if share.error * 2.0**self.fraction > 1.0:
+            raise RangeError(
+                f"{part}: a product that was asked for with fewer bits than the {self.fraction} that are left of it "
+                "here would be off by more than a unit: ask for it with a higher precision"
+            )
+        largest = share.bound + share.error
+        if not Ring(self.width, self.modulus).holds(largest * 2.0 ** (share.fraction - self.shift)):
             raise RangeError(f"{part}: the truncated value does not fit into a ring of {self.width} bits")
-        if not share.ring.holds(share.bound * 2.0**share.fraction + (2.0**self.shift if share.modulus else 0.0)):
+        if not share.ring.holds(largest * 2.0**share.fraction + (2.0**self.shift if share.modulus else 0.0)):
             raise RangeError(
                 f"{part}: a value up to {share.bound:g} with {share.fraction} fraction bits may reach "
                 f"2^{share.width - 2}, where a truncation in a ring of {share.width} bits is no longer exact"
@@ -47,10 +55,10 @@ class Shifted(Request[Made_co]):
 
     @property
     def bound(self) -> float:
-        """Of the result: it grows by the unit in the last place by which it may be off."""
+        """Of the result: it grows by the unit in the last place by which it may be off, and by the share's error."""
         share = self.share
         unit = 2.0 ** (self.shift - share.fraction) * (1.125 if share.modulus else 1.0) if self.shift else 0.0
-        return share.bound + unit
+        return share.bound + unit + share.error
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 
 from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import Correlation, WeightProduct, WeightScale
-from comet_mpc.engine.ops.operation import Drawn, Step, expect
+from comet_mpc.engine.ops.operation import Drawn, Step, expect, product_error
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.engine.tensors import Given, Weight
 from comet_mpc.errors import ShapeError
@@ -22,6 +22,8 @@ class Weigh(Step):
     x: Given
     weight: Weight
     bound: float | None = None
+    cut: int = 0
+    """Bits that the result will be truncated by, if it may be off by half a unit of what is left."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,14 +39,15 @@ class Weigh(Step):
         x, weight = self.x, self.weight
         rows = math.prod(x.shape[:-1])
         if len(weight.shape) == 1:
-            return (WeightScale(x.mask, weight.name, rows, x.shape[-1], x.width),)
+            return (WeightScale(x.mask, weight.name, rows, x.shape[-1], x.width, self.cut),)
         outputs, inputs = weight.shape
-        return (WeightProduct(x.mask, weight.name, rows, inputs, outputs, x.width),)
+        return (WeightProduct(x.mask, weight.name, rows, inputs, outputs, x.width, self.cut),)
 
     def result(self, words: Words | None) -> Share:
         x, weight = self.x, self.weight
         bound = weight.gain * x.bound if self.bound is None else self.bound
-        return Share(self.shape, x.fraction + weight.fraction, bound, x.width, words)
+        fraction = x.fraction + weight.fraction
+        return Share(self.shape, fraction, bound, x.width, words, error=product_error(self.cut, fraction))
 
     def in_the_clear(self) -> Words:
         """The weight with what the server knows of x, which in the clear is all of it."""

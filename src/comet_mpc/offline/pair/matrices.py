@@ -27,6 +27,7 @@ from comet_mpc.offline.pair.stages import BATCH, PairPreparer, Stage, Unprepared
 from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH, Workbench
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import MatrixJob, run_products, run_traffic
+from comet_mpc.offline.rlwe.scheme import LEAST_CUT
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, centred, choose_tiling
 
 
@@ -200,20 +201,34 @@ def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterat
                     length=WEIGHT_LENGTH,
                     diagonals=len(scales),
                     free=all(free),
+                    cuts=_cuts(entry.cut, *(_cut_of(program, scale) for scale in scales)),
                 )
                 every = tuple(riding.get(other, ()) for other in indices)
                 yield Products(indices, masks, 1, tiling, width, all(free), every)
-            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width):
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width, cut=cut):
+                cuts = _cuts(cut - 1)  # two products are added up
                 for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
                     free_one = _free(program, mask, width, met)
-                    length = math.sqrt(k * 4.0**width / 12)  # the server's factor is a mask: uniform
-                    tiling = choose_tiling(*(*shape, width, width, packing), length=length, free=free_one)
+                    # the server's factor is a mask: uniform. An error's bound holds for every mask, a mean over all.
+                    length = math.sqrt(k * 4.0**width / (4 if any(cuts) else 12))
+                    tiling = choose_tiling(*(*shape, width, width, packing), length=length, free=free_one, cuts=cuts)
                     yield Products((index,), (mask,), batch, tiling, width, free_one)
 
 
 def _nowhere(entry: WeightProduct) -> WeightProduct:
     """What products that can be prepared together have in common."""
     return msgspec.structs.replace(entry, mask=0)
+
+
+def _cuts(*cuts: int) -> tuple[int, ...]:
+    """What `choose_tiling` takes: a product that is hardly cut is made exact."""
+    return tuple(cut if cut >= LEAST_CUT else 0 for cut in cuts)
+
+
+def _cut_of(program: Sequence[Correlation], index: int) -> int:
+    entry = program[index]
+    assert isinstance(entry, WeightScale)
+    return entry.cut
 
 
 def _mask_of(program: Sequence[Correlation], index: int) -> int:

@@ -5,20 +5,23 @@ client alone makes pk0. A large one, such as q/4, would write r into the server'
 the answer of a query would tell it. With pk0 as proved here the server's share depends on r through C1 alone:
 docs/explanation/security.md has the argument.
 
-How (Fiat-Shamir with aborts: Lyubashevsky 2009; challenges that are monomials: Benhamouda et al. 2014). Ten times, with
-y_s uniform within ±(2^19 - 1), y_e within ±(2^23 - 1), and all exponents d = 0 … 2N-1 from one hash of everything:
+How (Fiat-Shamir with aborts: Lyubashevsky 2009; challenges that are monomials: Benhamouda et al. 2014). 28 times, with
+y_s uniform within ±(2^19 - 1), y_e within ±(2^23 - 1), and all d, one of the 32 multiples of N/16 below 2N each, from
+one hash of everything:
 
     w = y_e - pk1·y_s,   z_s = y_s + X^d·s,   z_e = y_e + X^d·e;   checked: w = z_e - pk1·z_s - X^d·pk0.
 
-If a z lies so near the end of its range that this tells something, all is done again; in seven of ten cases none does.
+If a z lies so near the end of its range that this tells something, all is done again; in one of three cases none does.
 So z is uniform in a range that does not depend on s and e: the proof tells nothing about them, with SHA-256 as a random
-oracle. Whoever can answer two exponents of one w has (X^d - X^d')·pk0 = Δz_e - pk1·Δz_s. 2/(X^d - X^d') has no
-coefficient but 0 and ±1, so
+oracle. Whoever can answer two exponents of one w has (X^d - X^d')·pk0 = Δz_e - pk1·Δz_s. With Y = X^(N/16), Y^16 = -1,
+f = 2/(X^d - X^d') is a polynomial in Y with no coefficient but 0 and ±1, of which there are 16, and at every root of
+X^N + 1 it is at most 1/sin(π/32) < 10.3 in size. So with s'' = f·Δz_s and e'' = f·Δz_e
 
-    2·pk0 = e'' - pk1·s'',   |s''| < 2^33, |e''| < 2^37.
+    2·pk0 = e'' - pk1·s'',   |s''| < 2^24, |e''| < 2^28,   ‖s''‖ < 10.3·2^20·√N, ‖e''‖ < 10.3·2^24·√N.
 
-Without such e'' and s'' a try passes with probability (2N)^-10 = 2^-140. A key with s'' = 0 is refused as well: its
-2·pk0 would be short.
+Without such e'' and s'' a try passes with probability 32^-28 = 2^-140. A key with s'' = 0 is refused as well: its
+2·pk0 would be short. (All 2N exponents would need ten times only, and show numbers that are 2^9 times larger: products
+that are cut, `Scheme.cut`, would take a prime more.)
 """
 
 from __future__ import annotations
@@ -33,13 +36,15 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.errors import PeerError, WrongSize
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Small, Stream, basis
 
-_TIMES = 10
+_TIMES = 28
+_STEP = DEGREE // 16
+"""Exponents are multiples of it."""
 _SECRET, _ERROR = Ring(20), Ring(24)
 """What z_s and z_e are packed as."""
 _LARGEST_ERROR = 21
 _DIGEST = hashlib.sha256().digest_size
-_EXPONENT_BITS = (2 * DEGREE - 1).bit_length()
-_SHORT = 37
+_EXPONENT_BITS = (2 * DEGREE // _STEP - 1).bit_length()
+_SHORT = 28
 _PRIMES = np.array(PRIMES)[:, None]
 
 PROOF_BYTES = _DIGEST + _TIMES * (_SECRET.wire_bytes(DEGREE) + _ERROR.wire_bytes(DEGREE))
@@ -147,15 +152,15 @@ def _digest(bound: bytes, pk0: Residues, commitments: list[Residues]) -> bytes:
 
 def _exponents(digest: bytes) -> list[int]:
     number = int.from_bytes(digest, "little")
-    return [number >> (_EXPONENT_BITS * i) & (2 * DEGREE - 1) for i in range(_TIMES)]
+    return [_STEP * (number >> (_EXPONENT_BITS * i) & (2**_EXPONENT_BITS - 1)) for i in range(_TIMES)]
 
 
 def _is_short(pk0: Residues) -> bool:
-    """Whether every coefficient of 2·pk0 mod q lies within ±2^37."""
+    """Whether every coefficient of 2·pk0 mod q lies within ±2^28."""
     ordered = np.empty_like(pk0)
     _native.lattice_backward(basis(PRIMES), pk0, ordered, "")
     doubled = np.mod(2 * ordered.reshape(-1, DEGREE).astype(np.int64), _PRIMES)
-    first, second = PRIMES[:2]  # a number within ±2^37 is known by its residues modulo two primes
+    first, second = PRIMES[:2]  # a number within ±2^28 is known by its residues modulo two primes
     value = doubled[0] + first * ((doubled[1] - doubled[0]) * pow(first, -1, second) % second)
     value = np.where(value > first * second // 2, value - first * second, value)
     return int(np.abs(value).max()) < 2**_SHORT and np.array_equal(np.mod(value, _PRIMES), doubled)

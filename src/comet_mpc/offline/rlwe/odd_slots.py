@@ -19,7 +19,7 @@ from comet_mpc.engine.ring import Ring, slot_primes
 from comet_mpc.engine.seeds import SEED_BYTES, expand
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import WrongSize
-from comet_mpc.offline.rlwe.defined import BESIDE, pack_rest, unpack_rest
+from comet_mpc.offline.rlwe.defined import BESIDE, pack_rest, unpack_rest, until_even
 from comet_mpc.offline.rlwe.products import Homomorphic, Job
 from comet_mpc.offline.rlwe.public_key import respond
 from comet_mpc.offline.rlwe.scheme import DEGREE, Bytes, Residues, Scheme, public_polynomial, unpack
@@ -83,9 +83,14 @@ class OddJob(Job):
         """Server: its factors, slot by slot."""
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        sent, plan = self.drawn_seed(), self.plan
-        seed = engine.public_seed(sent)
-        made = engine.parallel(lambda index: _define(engine, plan, seed, index), range(plan.defined))
+        plan = self.plan
+
+        def defined() -> tuple[bytes, bytes, list[tuple[Words, Bytes]]]:
+            sent = self.drawn_seed()
+            seed = engine.public_seed(sent)
+            return sent, seed, engine.parallel(lambda index: _define(engine, plan, seed, index), range(plan.defined))
+
+        sent, seed, made = until_even(defined)
         others = self.chosen([words for words, _ in made])
 
         def encrypted(place: int) -> Bytes:

@@ -101,10 +101,10 @@ def packed_scheme(scheme: Scheme, norm: float, levels: int, variance: float = 0.
     variance: of noise that products have on top.
     """
     for limbs in range(1, scheme.limbs):
-        fewer = Scheme(limbs, scheme.plain_bits)
+        fewer = Scheme(limbs, scheme.plain_bits, scheme.cut)
         scale = 2.0 ** (fewer.log_q - scheme.log_q)
         on_top = packing_noise(limbs, levels) + scale**2 * variance
-        if choose_scheme(scheme.plain_bits, scale * norm, on_top).limbs <= limbs:
+        if choose_scheme(scheme.plain_bits, scale * norm, on_top, scheme.cut).limbs <= limbs:
             return fewer
     return scheme
 

@@ -7,6 +7,7 @@ uploaded (`scheme` says why); the server sees ciphertexts only.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -19,7 +20,7 @@ from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
-from comet_mpc.offline.rlwe.defined import define_words, read_defined
+from comet_mpc.offline.rlwe.defined import define_words, read_defined, until_even
 from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, multiply_turned, packing_keys
 from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond, upload_seed
 from comet_mpc.offline.rlwe.scheme import (
@@ -69,7 +70,7 @@ class Job(ABC):
 class Homomorphic:
     """One party's side of a connection: keys, threads, and the conversation.
 
-    Set-up: seeds, and a public key with its proof, 666 kB.
+    Set-up: seeds, and a public key with its proof, 1.5 MB.
     """
 
     def __init__(self, channel: Channel, party: int, *, threads: int | None = None) -> None:
@@ -249,23 +250,30 @@ class MatrixJob(Job):
         return self.shares[0]
 
     def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
-        sent, tiling, width = self.drawn_seed(), self.tiling, self.width
-        seed = engine.public_seed(sent)
-        row_blocks, input_blocks, _ = tiling.blocks
+        tiling, width = self.tiling, self.width
         if tiling.defines:
-
-            def defined(index: int) -> tuple[Words, Bytes]:
-                return define_words(engine.secret, tiling.scheme, width, seed, index)
-
-            made = engine.parallel(defined, range(row_blocks * input_blocks))
-            self.x = tiling.unpack_left(np.stack([words for words, _ in made])) & np.uint64(2**width - 1)
-            return [sent, *(rest for _, rest in made)]
+            return until_even(lambda: self._defined(engine))
+        sent = self.drawn_seed()
+        seed = engine.public_seed(sent)
         polynomials = tiling.pack_left(self.x).reshape(-1, DEGREE)
 
         def one(index: int) -> Bytes:
             return engine.secret.encrypt_words(tiling.scheme, polynomials[index], width, seed, index)
 
         return [sent, *engine.parallel(one, range(len(polynomials)))]
+
+    def _defined(self, engine: Homomorphic) -> list[Bytes | bytes]:
+        """An upload that defines x."""
+        sent, tiling, width = self.drawn_seed(), self.tiling, self.width
+        seed = engine.public_seed(sent)
+        row_blocks, input_blocks, _ = tiling.blocks
+
+        def one(index: int) -> tuple[Words, Bytes]:
+            return define_words(engine.secret, tiling.scheme, width, seed, index)
+
+        made = engine.parallel(one, range(row_blocks * input_blocks))
+        self.x = tiling.unpack_left(np.stack([words for words, _ in made])) & np.uint64(2**width - 1)
+        return [sent, *(rest for _, rest in made)]
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         assert self._right is not None
@@ -330,7 +338,8 @@ class MatrixJob(Job):
 
     def _respond(self, engine: Homomorphic, ciphertext: Residues, number: int, part: int, r: int, g: int) -> Bytes:
         positions = self.tiling.sections()[number].positions(r, g)
-        sent, kept = respond(self.tiling.answer_scheme, ciphertext, engine.public, positions, engine.stream)
+        scheme = self.tiling.sections()[number].answer_scheme
+        sent, kept = respond(scheme, ciphertext, engine.public, positions, engine.stream)
         self._add(number, part, r, g, round_words(kept, self.width))
         return sent
 
@@ -341,17 +350,13 @@ class MatrixJob(Job):
             self.shares[number][section.place(r, g)] += shifted
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
-        scheme = self.tiling.answer_scheme
-        responses = np.frombuffer(data, np.uint8).reshape(-1, scheme.response_bytes)
-        answers = [
-            (number, part, g, r)
-            for number, section in enumerate(self.tiling.sections())
-            for part in range(self.tiling.parts)
-            for g, r in section.answers()
-        ]
-        for (number, part, g, r), response in zip(answers, responses, strict=True):
-            phases = engine.secret.phase(scheme, response, self.tiling.sections()[number].positions(r, g))
-            self._add(number, part, r, g, round_words(phases, self.width))
+        received, start = np.frombuffer(data, np.uint8), 0
+        for number, section in enumerate(self.tiling.sections()):
+            scheme = section.answer_scheme
+            for part, (g, r) in itertools.product(range(self.tiling.parts), section.answers()):
+                response = received[start : (start := start + scheme.response_bytes)]
+                phases = engine.secret.phase(scheme, response, section.positions(r, g))
+                self._add(number, part, r, g, round_words(phases, self.width))
 
 
 def check_bits(y: Integers, bits: int) -> None:

@@ -2,7 +2,7 @@
 
 A ciphertext of m mod T under the ternary secret s is (c0, c1) with c0 + c1·s = round(q·m/T) + e mod q, polynomials
 modulo X^8192 + 1. The modulus T is 2^w (words as coefficients) or a product of primes (numbers in 8,192 slots).
-Every product with a plaintext y turns m into m·y mod T exactly, and e into e·y.
+Every product with a plaintext y turns m into m·y mod T, and e into e·y.
 
 Parameters. N = 8192, q a product of at most 7 primes of 30 bits, so log2 q <= 210. Secrets uniform in {-1, 0, 1},
 errors centred binomial of standard deviation 3.24. For 128 bits of classical security at N = 8192 and a ternary secret
@@ -13,13 +13,23 @@ The product is shared, not decrypted. Of the product's ciphertext the server kee
     C0 + C1·s = (q/T)·m + e mod q,   server: round(C0·T/q),   client: round(C1·s·T/q),   together m mod T,
 
 unless C0·T/q is so near the middle between two integers that e tips it over. C0 is uniform to everybody but the server,
-so that happens with probability E|e|·T/q. q is chosen such that this, and the same for the rounding of C1 to
-`response_bits`, is below 2^-69 each for every coefficient: less than once in 2^40 queries of 2^28 coefficients.
+so that happens with probability E|e|·T/q. For an *exact* product q is chosen such that this, and the same for the
+rounding of C1 to `response_bits`, is below 2^-69 each for every coefficient: less than once in 2^40 queries of 2^28
+coefficients.
+
+*Products that are cut.* Where the product is truncated by `cut` = d bits later, it need not be exact. It is off by at
+most half a unit of what is left, 2^(d-1), of which 1 is for the shares' roundings, 2^(d-3) for the rounding of C1 to
+`response_bits`, and the rest for e·T/q and for the low bits of uploads that are not sent (`dropped`). Each of
+the two is a sum of independent terms (centred binomials, uniform roundings) whose tails are below those of a normal
+variable of the same deviation σ. So it exceeds 10·σ with a probability below 2·exp(-50) < 2^-71, and 10·σ is what there
+is room for (`Scheme.room`): less than one coefficient in 2^40 queries of 2^28 is further off, and then by a little.
 
 What a response tells the client: nothing, whatever it has uploaded.
 - Before C0 and C1 are used, both get twice a fresh encryption of zero under the public key (`public_key`). Under RLWE
   C1 is then uniform and independent of all that the server has computed.
 - Nothing that depends on C0 is ever sent, so nothing of its noise needs to be hidden, however many outputs there are.
+  What becomes of C0 after the cut must not depend on the encryption of zero either: q·2^cut/T is at least 2^53.85
+  (`HIDING_BITS`), which docs/explanation/security.md derives.
 - A client that uploads something else than encryptions gives the server another share, an additive error of its
   own making. It reaches nobody but through the result of the query, like any error that it could make online.
 
@@ -61,6 +71,15 @@ MAX_LOG_Q = 214
 ERROR_VARIANCE = 21 / 2
 FAILURE_BITS = 69
 """Each of the two ways in which an output can be wrong has a probability below 2^-69."""
+SPREAD = 10.0
+"""Deviations that an error of a product that is cut exceeds with a probability below 2·exp(-50) < 2^-71."""
+LEAST_CUT = 4
+"""Bits. A product that is cut by fewer is exact."""
+HIDING_BITS = 53.85
+"""log2(q·2^cut/T) at least. Then fewer than one response in ten has a coefficient where the randomness that hides it
+could tip the cut, under the worst public key that a client can prove (`key_proof`, docs/explanation/security.md)."""
+_LEAST_REST = 26
+"""log2(q/T) at least, so that uploads are rarely drawn again (`defined`)."""
 _MEAN = math.sqrt(2 / math.pi)
 """Of the size of a normal variable of deviation 1."""
 
@@ -82,6 +101,10 @@ class Scheme:
 
     limbs: int
     plain_bits: float
+    cut: int = 0
+    """Bits that products are truncated by later: they may be off by 2^(cut-1). 0: they are exact."""
+    dropped: int = 0
+    """Lowest bits of a rest (`defined`) that are not sent."""
 
     @property
     def primes(self) -> tuple[int, ...]:
@@ -95,7 +118,21 @@ class Scheme:
     def response_bits(self) -> int:
         """Bits that are sent of a coefficient of C1. The client multiplies what is cut off by s, N terms of ±1 or 0."""
         deviation = math.sqrt(DEGREE * (2 / 3) / 12)
+        if self.cut:
+            return math.ceil(self.plain_bits - self.cut + 3 + math.log2(SPREAD * deviation))
         return math.ceil(self.plain_bits + FAILURE_BITS + math.log2(_MEAN * deviation))
+
+    @property
+    def room(self) -> float:
+        """The largest deviation that the noise e of a product may have."""
+        step = float(2.0 ** (self.log_q - self.plain_bits))
+        return step * (0.375 * 2.0**self.cut - 1.0) / SPREAD if self.cut else step / (2.0**FAILURE_BITS * _MEAN)
+
+    @property
+    def hides(self) -> bool:
+        """Whether the modulus is so large that what the cut leaves of C0 does not depend on how it was hidden."""
+        gap = self.log_q - self.plain_bits
+        return not self.cut or (gap + self.cut >= HIDING_BITS and gap >= _LEAST_REST)
 
     @property
     def upload_bytes(self) -> int:
@@ -108,9 +145,16 @@ class Scheme:
         return math.ceil(self.log_q - self.plain_bits + 2.0**-16)
 
     @property
+    def largest_rest(self) -> int:
+        """Up to this size a rest comes with every message exactly once (`defined`): floor(q/2T) - 1, or a hair less."""
+        exact = float(self.plain_bits).is_integer()
+        steps: int = 2 ** int(self.plain_bits) if exact else math.ceil(2.0**self.plain_bits * (1.0 + 2.0**-40))
+        return math.prod(self.primes) // (2 * steps) - 1
+
+    @property
     def rest_bytes(self) -> int:
         """Of one ciphertext that defines its message (`defined`)."""
-        return self.rest_bits * DEGREE // 8
+        return (self.rest_bits - self.dropped) * DEGREE // 8
 
     @property
     def response_bytes(self) -> int:
@@ -118,21 +162,25 @@ class Scheme:
         return self.response_bits * DEGREE // 8
 
 
-def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0) -> Scheme:
+def noise_variance(norm: float, variance: float = 0.0) -> float:
+    """Of e in a product with plaintexts of length `norm`, hidden by an encryption of zero. variance: on top"""
+    fresh = 4 * ERROR_VARIANCE * (DEGREE * (2 / 3) * 2 + 1)
+    return (ERROR_VARIANCE + 1.0) * norm**2 + variance + fresh
+
+
+def choose_scheme(plain_bits: float, norm: float, variance: float = 0.0, cut: int = 0) -> Scheme:
     """The smallest q for messages mod T <= 2^plain_bits and plaintexts of length `norm` (all that enter one output).
 
-    variance: of noise that comes on top.
+    variance: of noise that comes on top; cut: bits that products are truncated by later
     """
-    fresh = 4 * ERROR_VARIANCE * (DEGREE * (2 / 3) * 2 + 1)
-    noise = math.sqrt((ERROR_VARIANCE + 1.0) * norm**2 + variance + fresh)
-    needed = plain_bits + FAILURE_BITS + math.log2(_MEAN * noise)
+    noise = math.sqrt(noise_variance(norm, variance))
     for limbs in range(1, len(PRIMES) + 1):
-        scheme = Scheme(limbs, plain_bits)
-        if scheme.log_q >= needed:
+        scheme = Scheme(limbs, plain_bits, cut)
+        if scheme.hides and noise <= scheme.room:
             return scheme
     raise RangeError(
-        f"numbers of {plain_bits:.0f} bits times plaintexts of length 2^{math.log2(max(norm, 1)):.0f} need a modulus "
-        f"of {needed:.0f} bits; {len(PRIMES)} primes have {30 * len(PRIMES)}"
+        f"numbers of {plain_bits:.0f} bits times plaintexts of length 2^{math.log2(max(norm, 1)):.0f} need a larger "
+        f"modulus than {len(PRIMES)} primes have, {30 * len(PRIMES)} bits"
     )
 
 

@@ -36,7 +36,7 @@ from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.offline.rlwe.packing import MAX_LEVELS, Packing, most_turns, packed_scheme, packing_noise, turning_noise
-from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme
+from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme, noise_variance
 
 Integers = NDArray[np.int64]
 
@@ -80,13 +80,14 @@ class Tiling:
     """So many of the levels are done on the uploads, before they are multiplied."""
     turned_limbs: int = 0
     """Primes of the modulus that turned uploads are multiplied in, at most one more than the scheme's."""
+    cuts: tuple[int, ...] = ()
+    """Bits that the product, and every scaling, is truncated by later, if none of them has to be exact."""
 
     def sections(self) -> list[Tiling]:
         """The product, and every scaling as a product of its own, in the order of their answers."""
-        if not self.diagonals:
-            return [self]
-        alone = replace(self, diagonals=0)
-        return [alone] + self.diagonals * [replace(alone, outputs=self.inputs, diagonal=True)]
+        cuts = self.cuts or (self.scheme.cut,) * (1 + self.diagonals)
+        alone = [replace(self, diagonals=0, cuts=(), scheme=replace(self.scheme, cut=cut)) for cut in cuts]
+        return [alone[0], *(replace(each, outputs=self.inputs, diagonal=True) for each in alone[1:])]
 
     @property
     def answer_scheme(self) -> Scheme:
@@ -128,8 +129,9 @@ class Tiling:
 
     @property
     def response_bytes(self) -> int:
-        answers = sum(math.prod(section.groups) for section in self.sections())
-        return self.parts * answers * self.scheme.response_bytes
+        return sum(
+            self.parts * math.prod(section.groups) * section.scheme.response_bytes for section in self.sections()
+        )
 
     @property
     def seconds(self) -> float:
@@ -259,6 +261,7 @@ def choose_tiling(
     length: float | None = None,
     diagonals: int = 0,
     free: bool = False,
+    cuts: tuple[int, ...] = (),
 ) -> Tiling:
     """The cheapest blocks for words mod 2^width times integers |y| <= 2^(bits-1), by bytes and server time.
 
@@ -266,29 +269,32 @@ def choose_tiling(
     length     of a row of y, at most: Σ y² <= length²; without it all of a row may be as large as an entry
     diagonals  how many vectors scale the same factor of the client's
     free       whether the client's factor may be what its ciphertexts say
+    cuts       bits that the product and every scaling are truncated by later; if one of them is 0, all are exact
     """
     if min(rows, inputs, outputs) < 1:
         raise ShapeError(f"an empty product: ({rows}, {inputs})·({outputs}, {inputs})ᵀ")
     options: list[Tiling] = []
+    cut = min(cuts, default=0)
     for stride in (2**k for k in range(1, 14)):
         plain = {min(2**k, inputs) for k in range(stride.bit_length())}
         packs = range(1, min(MAX_LEVELS, stride.bit_length() - 1) + 1) if packing else ()
         blocks = [*((size, 0) for size in plain), *((2**level, level) for level in packs)]
-        for (block_inputs, levels), parts in itertools.product(blocks, (1, 2)):
+        for (block_inputs, levels), parts in itertools.product(blocks, (1,) if cut else (1, 2)):
             part_bits = -(-bits // parts)
             largest = 2.0 ** (part_bits - 1) + (parts > 1)  # a part above another may get its carry
             row = min(largest * math.sqrt(inputs), math.inf if length is None else length)
             norm = row * math.sqrt(stride // block_inputs)  # of all that meets in one output
             try:
-                scheme = choose_scheme(width, norm, packing_noise(len(PRIMES), levels))
+                scheme = choose_scheme(width, norm, packing_noise(len(PRIMES), levels), cut)
             except RangeError:
                 continue
             if levels and scheme.limbs == len(PRIMES):
                 continue
-            cut = (parts, part_bits, diagonals, free and stride == block_inputs)
+            how = (parts, part_bits, diagonals, free and stride == block_inputs)
             fewer = packed_scheme(scheme, norm, levels).limbs if levels else None
-            tiling = Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *cut, packed_limbs=fewer)
-            options.append(tiling)
+            tiling = Tiling(rows, inputs, outputs, stride, block_inputs, scheme, levels, *how, packed_limbs=fewer)
+            tiling = replace(tiling, cuts=cuts if cut else ())
+            options.append(_shortened(tiling, norm))
             if packing >= Packing.TURNS:
                 options += _turned(tiling, norm)
     if not options:
@@ -310,16 +316,30 @@ def _turned(plain: Tiling, norm: float) -> Iterator[Tiling]:
             scale = math.prod(PRIMES[scheme.limbs : limbs])
             variance = turning_noise(limbs, levels, norm) / scale**2
             try:
-                fits = choose_scheme(scheme.plain_bits, norm, packing_noise(len(PRIMES), levels) + variance)
+                on_top = packing_noise(len(PRIMES), levels) + variance
+                fits = choose_scheme(scheme.plain_bits, norm, on_top, scheme.cut)
             except RangeError:
                 continue
             if fits.limbs > scheme.limbs:
                 continue
             fewer = packed_scheme(scheme, norm, levels, variance).limbs
             made = replace(plain, turns=turns, turned_limbs=limbs, packed_limbs=fewer)
+            made = _shortened(made, norm, variance)
             if made.turned_bytes <= _MOST_TURNED:
                 yield made
             break
+
+
+def _shortened(tiling: Tiling, norm: float, variance: float = 0.0) -> Tiling:
+    """The same without the low bits of rests for whose loss responses have room. variance: of turned uploads"""
+    packed, scheme = tiling.answer_scheme, tiling.scheme
+    if not (tiling.defines and scheme.cut):
+        return tiling
+    scale = 2.0 ** (packed.log_q - scheme.log_q)
+    noise = noise_variance(scale * norm, scale**2 * variance + packing_noise(packed.limbs, tiling.levels))
+    spare = 12 * (packed.room**2 - noise) / (scale * norm) ** 2  # what is lost has the variance 4^dropped/12
+    dropped = min(math.floor(math.log2(max(spare, 1.0)) / 2), scheme.rest_bits - 2)
+    return replace(tiling, scheme=replace(scheme, dropped=dropped))
 
 
 def centred(words: Words, width: int) -> Integers:
