@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from comet_mpc.functions.row_rule import row_rule
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
-V, Y = variables("v y")
+V, W, Y = variables("v w y")
 
 _FRACTION_V = 12
 _FRACTION_Y = 14
@@ -66,9 +67,33 @@ def layer_norm(
     `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row quantities. Reveals nothing.
     """
     with session.part("layer_norm"):
-        bits = math.ceil(math.log2(x.shape[-1]))
-        centred = (x.times(x.shape[-1]) - x.sum(keep=True)).times_power(-bits)
-        return _over_root(session, centred, rule, epsilon, fraction, width, keep)
+        return _over_root(session, _centred(x), rule, epsilon, fraction, width, keep)
+
+
+def mean_of_layer_norm(
+    session: Session,
+    x: Share,
+    rule: InverseRule,
+    averages: Share,
+    *,
+    epsilon: float = 1e-12,
+    fraction: int = 12,
+    width: int = WORD,
+) -> Share:
+    """Σ_t w_t·n_t over the tokens t, n the normalised rows (batch, tokens, size) and w the `averages` (batch, tokens).
+
+    From Σ_t (w_t·y_t)·v_t, so neither n nor a product of every element is needed: one row a text comes out, (batch,
+    size), and what is done with every row ends with the opening of v. w is at least 0 and adds up to 1, but for its
+    rounding. Rounds and openings as `layer_norm`, and one round for w·y. Reveals nothing.
+    """
+    with session.part("layer_norm"):
+        return _mean_over_root(session, _centred(x), rule, averages, epsilon, fraction, width)
+
+
+def _centred(x: Share) -> Share:
+    """v = (size·x - Σx)/2^k."""
+    size = x.shape[-1]
+    return (x.times(size) - x.sum(keep=True)).times_power(-math.ceil(math.log2(size)))
 
 
 def root_mean_square(
@@ -78,6 +103,48 @@ def root_mean_square(
     with session.part("length"):
         bits = math.ceil(math.log2(x.shape[-1]))
         return _over_root(session, x.times(x.shape[-1]).times_power(-bits), rule, epsilon, fraction, width)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What v / sqrt(t) is computed with, t = shrink·mean(v²) + ε·shrink³, for rows of `size` numbers."""
+
+    size: int
+    rule: InverseRule
+
+    @property
+    def total(self) -> float:
+        """Σ v², for every input."""
+        return self.rule.high * 2.0 ** math.ceil(math.log2(self.size))
+
+    @property
+    def limit(self) -> float:
+        """A coordinate of n."""
+        return (self.rule.overshoot + 2.0**-8) * math.sqrt(self.size)
+
+    @property
+    def constant(self) -> float:
+        """n = v·sqrt(shrink)/sqrt(t), of which the rule's gain is in y."""
+        return math.sqrt(shrink_factor(self.size)) / self.rule.gain
+
+    @property
+    def fraction(self) -> int:
+        """Fraction bits of n before it is truncated."""
+        return _FRACTION_V + _FRACTION_Y + (0 if self.constant == 1.0 else SPARE)
+
+    def ring(self, session: Session, limit: float, fraction: int) -> Ring:
+        """For v², and for a product of v that has this bound and these fraction bits."""
+        return session.ring(0, max(self.total * 4.0**_FRACTION_V, limit * 2.0**fraction))
+
+    def inverse(
+        self, session: Session, v: Share, ring: Ring, epsilon: float, keep: Opened | None = None
+    ) -> tuple[Opened, Share]:
+        """v, opened in that ring, and 1/sqrt(t)."""
+        bits, shrink = math.ceil(math.log2(self.size)), shrink_factor(self.size)
+        opened = session.open(session.truncate_to(v.bounded(math.sqrt(self.total)), _FRACTION_V, ring))
+        squares = session.square_sum(opened, bound=self.total).times_power(-bits)
+        t = session.add_constant(squares, epsilon * shrink**3).bounded(self.rule.high)
+        return opened, inverse_sqrt(session, t, self.rule, keep=keep)
 
 
 def _over_root(
@@ -90,23 +157,43 @@ def _over_root(
     keep: Opened | None = None,
 ) -> Share:
     """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
-    size = v.shape[-1]
-    bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
-    total = rule.high * 2.0**bits  # Σ v², for every input
-    limit = (rule.overshoot + 2.0**-8) * math.sqrt(size)
-    constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
-    spare = 0 if constant == 1.0 else SPARE
-    whole = _FRACTION_V + _FRACTION_Y + spare
-    ring = session.ring(0, max(total * 4.0**_FRACTION_V, limit * 2.0**whole))
-    if not ring.modulus and (free := width + whole - fraction) <= WORD:
+    sizes = _Sizes(v.shape[-1], rule)
+    ring = sizes.ring(session, sizes.limit, sizes.fraction)
+    if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
         ring = Ring(max(ring.width, free))  # so that the last truncation is free
-    opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, ring))
-    squares = session.square_sum(opened, bound=total).times_power(-bits)
-    t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
-    inverse = inverse_sqrt(session, t, rule, keep=keep)
+    opened, inverse = sizes.inverse(session, v, ring, epsilon, keep)
     y = session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)
-    result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
+    result = session.evaluate(sizes.constant * V * Y, {"v": opened, "y": y}, fraction=sizes.fraction, bound=sizes.limit)
     return session.truncate_to(result, fraction, width)
+
+
+def _mean_over_root(
+    session: Session, v: Share, rule: InverseRule, averages: Share, epsilon: float, fraction: int, width: int
+) -> Share:
+    """Σ_t w_t·v_t / sqrt(t_t), times sqrt(shrink): a matrix product, or in an odd ring element by element."""
+    batch, tokens, size = v.shape
+    sizes = _Sizes(size, rule)
+    limit = sizes.limit * (1.0 + tokens * 2.0**-averages.fraction)
+    whole = sizes.fraction + averages.fraction
+    ring = sizes.ring(session, limit, whole)
+    row_ring = ring if ring.modulus else Ring(WORD)
+    column = averages.reshape(batch, tokens, 1)
+    if ring.modulus:
+        deferred = session.defer(Truncate(column, 0, ring.width, ring.modulus), Open)
+    else:
+        deferred = session.defer(Open(column))
+    opened, inverse = sizes.inverse(session, v, ring, epsilon)
+    y, w = session.reopen(inverse, _FRACTION_Y, row_ring), deferred.result()
+    weighed = session.evaluate(
+        sizes.constant * W * Y, {"w": w, "y": y}, fraction=whole - _FRACTION_V, bound=y.bound * averages.bound
+    )
+    if ring.modulus:
+        products = session.product(opened, session.open(weighed), bound=sizes.limit)
+        mean = products.sum(axis=-2).bounded(limit)
+    else:
+        row = session.open(weighed.narrow(ring.width).reshape(batch, 1, tokens))
+        mean = session.matmul(row, opened, bound=limit).reshape(batch, size)
+    return session.truncate_to(mean, fraction, width)
 
 
 def plain_layer_norm(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:

@@ -18,11 +18,12 @@ import numpy.typing as npt
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.parts import Block
 from comet_mpc.engine.share import SERVER, Share
+from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu
 from comet_mpc.functions.attention import AttentionForm, attention
-from comet_mpc.functions.layer_norm import layer_norm, padding_bits
+from comet_mpc.functions.layer_norm import layer_norm, mean_of_layer_norm, padding_bits
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
-from comet_mpc.models.heads import ROWS, linear
+from comet_mpc.models.heads import ROWS, Reads, linear
 
 WEIGHTS = 14
 """Fraction bits of the matrices whose products are added up."""
@@ -59,6 +60,7 @@ class Frame:
     mask            of padding, (batch, tokens): 1 for a token
     ring            of normalised rows and of what they are multiplied into: bits
     residual_bound  |x| before a LayerNorm
+    averages        the weights of a mean over a text's tokens, (batch, tokens), if it is read
     """
 
     session: Session
@@ -67,6 +69,7 @@ class Frame:
     ring: int
     residual_bound: float
     epsilon: float
+    averages: Share | None = None
 
     def narrower(self, fraction: int, weight: str) -> int:
         """The ring of x with `fraction` bits, if W·x is lifted to the scale of the rows before it is added to them."""
@@ -87,16 +90,21 @@ class Part(ABC):
 
     @abstractmethod
     def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
-        """The sum, (batch, tokens, hidden). prefix: of its weights' names"""
+        """The sum, (batch, tokens, hidden), of one token if the part says so. prefix: of its weights' names"""
 
 
 @dataclass(frozen=True)
 class Attention(Part):
-    """Attention between all tokens. buckets: of relative positions, each with its own bias; 0 for none"""
+    """Attention between all tokens.
+
+    buckets  of relative positions, each with its own bias; 0 for none
+    first    only the first token of a text looks at the others: one row comes out, (batch, 1, hidden)
+    """
 
     hidden: int
     heads: int
     buckets: int
+    first: bool = False
     skip: str = "first"
     least_ring: int = 55
 
@@ -112,7 +120,8 @@ class Attention(Part):
 
     def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
         session, mask, d, half = frame.session, frame.mask, self.hidden, frame.residual_bound / 2
-        form, weights = rules.attention, frame.weights
+        form, weights, (batch, tokens, _) = rules.attention, frame.weights, rows.shape
+        asking = 1 if self.first else tokens
         with session.part("linear"):
             given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width))
             qkv = linear(session, given, weights, prefix + "qkv", max(rules.query_bound, rules.value_bound))
@@ -120,27 +129,27 @@ class Attention(Part):
         q, k, v = (self._split(qkv[..., i * d : (i + 1) * d]) for i in range(3))
         context = attention(
             session,
-            q.bounded(rules.query_bound),
+            q[:, :, :asking].bounded(rules.query_bound),
             k.bounded(rules.query_bound),
             v.bounded(rules.value_bound),
             form,
-            thresholds=self._thresholds(session, weights[prefix + "threshold"], rows.shape[1], form.threshold_bound),
+            thresholds=self._thresholds(session, weights[prefix + "threshold"], asking, tokens, form.threshold_bound),
             mask=mask,
             fraction=_CONTEXT,
             width=frame.narrower(_CONTEXT, prefix + "output.weight"),
         )
         with session.part("linear"):
-            given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
-            return linear(session, given, weights, prefix + "output", half).lift(ROWS + WEIGHTS) + skip
+            given = session.give(context.transpose(0, 2, 1, 3).reshape(batch, asking, d))
+            return linear(session, given, weights, prefix + "output", half).lift(ROWS + WEIGHTS) + skip[:, :asking]
 
     def _split(self, share: Share) -> Share:
         """(batch, tokens, heads·d) -> (batch, heads, tokens, d)."""
         batch, tokens, size = share.shape
         return share.reshape(batch, tokens, self.heads, size // self.heads).transpose(0, 2, 1, 3)
 
-    def _thresholds(self, session: Session, weight: Weight, tokens: int, bound: float) -> Share:
+    def _thresholds(self, session: Session, weight: Weight, asking: int, tokens: int, bound: float) -> Share:
         """What every head takes off its scores, relative positions included: the server's, nothing is sent."""
-        pairs = position_buckets(tokens, self.buckets)
+        pairs = position_buckets(tokens, self.buckets)[:asking]
         values = None if weight.values is None else (weight.values * 2.0**-weight.fraction)[:, pairs]
         return session.private(SERVER, (self.heads, *pairs.shape), 24, bound, values)
 
@@ -177,10 +186,13 @@ class PostNormBlock:
     """x -> LayerNorm(part(x)), part by part: a layer of an encoder such as BERT.
 
     β of every LayerNorm is in the biases that follow it: of the next linear layer, and of the sum it skips to.
+
+    reads  what is made of its rows; None: another block reads them
     """
 
     name: Block
     parts: tuple[Part, ...]
+    reads: Reads | None = None
 
     @property
     def prefix(self) -> str:
@@ -193,22 +205,31 @@ class PostNormBlock:
         hidden = next(iter(sizes.values()))[-1]
         return sizes | {f"{self.prefix}{part.skip}.gamma": (hidden,) for part in self.parts}
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, *, last: bool) -> Share:
-        """The normalised rows (batch, tokens, hidden) after the block, from those before it.
+    def run(self, frame: Frame, rows: Share, rules: LayerRules) -> Share:
+        """The normalised rows (batch, tokens, hidden) after the block, from those before it; if they are the first
+        tokens' or means, (batch, hidden).
 
-        Rows of padding must be zero, where the mask is; so are those that come out, unless it is the last block, whose
-        rows meet no attention any more.
+        Rows of padding must be zero, where the mask is; so are those that come out for another block. A head does not
+        look at them.
         """
         session, first = frame.session, self.parts[0]
         rows = rows.narrow(max(frame.ring, first.least_ring))
-        bits = None if last else padding_bits(session, frame.mask, rules.variances[-1])
-        following = [*(part.least_ring for part in self.parts[1:]), 0 if last else first.least_ring]
+        bits = padding_bits(session, frame.mask, rules.variances[-1]) if self.reads is None else None
+        following = [*(part.least_ring for part in self.parts[1:]), 0 if self.reads else first.least_ring]
         for part, least, rule in zip(self.parts, following, rules.variances, strict=True):
-            summed = part.run(frame, rows, rules, self.prefix)
+            summed, width = part.run(frame, rows, rules, self.prefix), max(frame.ring, least)
+            if self.reads == "mean" and part is self.parts[-1]:
+                return self._mean(frame, summed, rule, width)
             keep = bits.result() if bits is not None and part is self.parts[-1] else None
-            width = max(frame.ring, least)
             rows = layer_norm(session, summed, rule, epsilon=frame.epsilon, fraction=ROWS, width=width, keep=keep)
-        return rows
+        return rows[:, 0] if self.reads == "first" else rows
+
+    def _mean(self, frame: Frame, summed: Share, rule: InverseRule, width: int) -> Share:
+        if frame.averages is None:
+            raise ShapeError(f"{frame.session.here}: a mean over a text's tokens needs its weights")
+        return mean_of_layer_norm(
+            frame.session, summed, rule, frame.averages, epsilon=frame.epsilon, fraction=ROWS, width=width
+        )
 
 
 def position_buckets(tokens: int, buckets: int) -> npt.NDArray[np.int64]:

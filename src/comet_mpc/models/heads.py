@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from comet_mpc.engine import Given, Session, Weight
-from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, ring_width
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu, tanh_like
 from comet_mpc.functions.layer_norm import root_mean_square
@@ -26,13 +26,15 @@ from comet_mpc.functions.rule import InverseRule, Rule, Smu
 
 Kind = Literal["label", "tokens", "embedding"]
 
+Reads = Literal["all", "first", "mean"]
+"""What is made of a text's rows: all of them as they are, the first alone, or a mean."""
+
 Pooler = Literal["tanh", "algebraic", "relu", "smu", "none"]
 """The layer between a text's state and its classifier: W·x + b, then tanh, x/sqrt(1 + x²), ReLU or smu; or no layer."""
 
 ROWS = 18
 """Fraction bits of what is given to the server."""
-_AVERAGED = 14  # fraction bits of rows of which a mean is taken
-_AVERAGES = 20  # and of its weights
+_AVERAGES = 20  # fraction bits of a mean's weights
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,6 +45,11 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A text's state: that of its first token, or the mean of all its tokens'."""
     unit: bool = False
     """An embedding is scaled to length 1. Inside the protocol to √d, so that its digits are worth those of a logit."""
+
+    @property
+    def reads(self) -> Reads:
+        """What it wants of the last layer."""
+        return "all" if self.kind == "tokens" else self.pooling
 
 
 def usual_head(kind: Kind) -> Head:
@@ -94,41 +101,23 @@ def _shifted(session: Session, product: Share, weights: Mapping[str, Weight], na
 
 def respond(
     session: Session,
-    rows: Share,
+    states: Share,
     head: Head,
     pooler: Pooler,
     rules: HeadRules,
     weights: Mapping[str, Weight],
-    averages: Share | None,
     ring: int,
 ) -> Share:
-    """The answers from the normalised rows (batch, tokens, hidden) of the last LayerNorm, in a ring of `ring` bits.
+    """The answers from what the head reads (`Head.reads`) of the last LayerNorm's rows, in a ring of `ring` bits.
 
-    (batch, labels), (batch, tokens, labels) or (batch, hidden). A mean opens the rows. Reveals nothing.
+    (batch, labels), (batch, tokens, labels) or (batch, hidden). Reveals nothing.
     """
-    if head.kind == "tokens":
-        return linear(session, session.give(rows.narrow(ring)), weights, "classifier", rules.bound)
-    if head.pooling == "first":
-        state = rows[:, 0].narrow(ring)
-    elif averages is None:
-        raise ShapeError(f"{session.here}: a mean over a text's tokens needs its weights")
-    else:
-        state = _mean(session, rows, averages, ring)
+    state = states.narrow(ring)
     if head.kind == "embedding":
         return _embedding(session, state, rules, weights, ring)
-    if pooler != "none":
+    if pooler != "none" and head.kind != "tokens":
         state = _pooled(session, state, rules, weights, ring)
     return linear(session, session.give(state), weights, "classifier", rules.bound)
-
-
-def _mean(session: Session, rows: Share, averages: Share, ring: int) -> Share:
-    """Σ w·n, (batch, hidden). w adds up to 1, but for its rounding."""
-    batch, tokens, hidden = rows.shape
-    bound = rows.bound * (1.0 + tokens * 2.0**-_AVERAGES) + 2.0**-_AVERAGED
-    width = ring_width(_AVERAGED + _AVERAGES, bound)
-    opened = session.open(session.truncate_to(rows, _AVERAGED, width), averages.reshape(batch, 1, tokens).narrow(width))
-    mean = session.matmul(opened[1], opened[0], bound=bound).reshape(batch, hidden)
-    return session.truncate_to(mean, ROWS, ring)
 
 
 def _pooled(session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int) -> Share:

@@ -8,6 +8,9 @@ A layer, in terms of the normalised rows n of the LayerNorm before it (its γ an
     x       = W2·smu(W1·n + b1) + b2 + (γ⊙n + β)      row j of W1 divided by its bound B_j, column j of W2 multiplied
     n       = layer_norm(x)
 
+The last layer computes no row that its head does not read. If that is the first token's, only k and v are made of all
+rows; if it is a mean, the last LayerNorm gives the mean of its rows, and not the rows.
+
 m is the padding mask, and rows of padding are zero. n has mean 0, so a matrix whose rows have the mean b/d makes
 W·n + b·m of n + m: v's rows of padding are zero too, as attention wants them, and nothing is paid for it (`fold`).
 
@@ -33,7 +36,7 @@ from comet_mpc.functions.attention import certified_form
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
 from comet_mpc.functions.rule import InverseRule, Smu
 from comet_mpc.models.blocks import SLACK, WEIGHTS, Attention, FeedForward, Frame, LayerRules, PostNormBlock
-from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, respond
+from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, Reads, coarsened, head_weights, respond
 
 Reals = npt.NDArray[np.float64]
 
@@ -120,10 +123,19 @@ def certified_rules(
     return EncoderRules(layers=(layer,) * shape.layers, head=head)
 
 
+def encoder_block(shape: EncoderShape, index: int, reads: Reads | None = None) -> PostNormBlock:
+    """A layer of an encoder, and what is made of its rows; None: another layer reads them."""
+    parts = (
+        Attention(shape.hidden, shape.heads, shape.buckets, first=reads == "first"),
+        FeedForward(shape.hidden, shape.intermediate),
+    )
+    return PostNormBlock(Block("layer", index), parts, reads)
+
+
 def encoder_blocks(shape: EncoderShape) -> tuple[PostNormBlock, ...]:
-    """The layers of an encoder."""
-    parts = Attention(shape.hidden, shape.heads, shape.buckets), FeedForward(shape.hidden, shape.intermediate)
-    return tuple(PostNormBlock(Block("layer", i), parts) for i in range(shape.layers))
+    """The layers of an encoder. The last one computes no row that its head does not read."""
+    last = shape.layers - 1
+    return *(encoder_block(shape, i) for i in range(last)), encoder_block(shape, last, shape.head.reads)
 
 
 def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
@@ -183,10 +195,15 @@ def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
 
 
 def encoder_frame(
-    session: Session, mask: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+    session: Session,
+    mask: Share,
+    shape: EncoderShape,
+    rules: EncoderRules,
+    weights: Mapping[str, Weight],
+    averages: Share | None = None,
 ) -> Frame:
-    """What an encoder's blocks have in common. mask: (batch, tokens)"""
-    return Frame(session, mask, weights, _ring(shape, rules), rules.residual_bound, rules.epsilon)
+    """What an encoder's blocks have in common. mask and averages: (batch, tokens)"""
+    return Frame(session, mask, weights, _ring(shape, rules), rules.residual_bound, rules.epsilon, averages)
 
 
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
@@ -252,10 +269,10 @@ def forward(
     """
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
-    blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, shape, rules, weights)
-    for block, own in zip(blocks, rules.layers, strict=True):
+    frame = encoder_frame(session, mask, shape, rules, weights, averages)
+    for block, own in zip(encoder_blocks(shape), rules.layers, strict=True):
         with session.part(block.name):
-            rows = block.run(frame, rows, own, last=block is blocks[-1])
+            rows = block.run(frame, rows, own)
     with session.part("head"):
-        answers = respond(session, rows, shape.head, shape.pooler, rules.head, weights, averages, frame.ring)
+        answers = respond(session, rows, shape.head, shape.pooler, rules.head, weights, frame.ring)
         return coarsened(session, answers, rules.answer_bits)
