@@ -17,7 +17,7 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession, run_twin
 from comet_mpc.functions.root_rule import FINE_PRECISION
-from comet_mpc.models.blocks import position_buckets
+from comet_mpc.models.blocks import Sum, position_buckets
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import in_form
@@ -25,7 +25,7 @@ from comet_mpc.models.heads import Head, input_averages
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
-from comet_mpc.models.transformer import _ring, encoder_blocks, encoder_frame, input_mask, input_rows
+from comet_mpc.models.transformer import encoder_blocks, encoder_frame, input_mask, input_rows
 from comet_mpc.offline.sources import PAIR
 from support.small_models import CERTIFIED, UNMODIFIED, small_model
 from support.toy_model import make_checkpoint, some_texts
@@ -73,9 +73,12 @@ def states_program(model: PublicModel, query: Query) -> Callable[[Session, Mappi
         rows = input_rows(session, query.tokens_only, query.rows.shape)
         mask = input_mask(session, query.mask, query.mask.shape)
         averages = input_averages(session, query.mask, query.mask.shape)
-        frame = encoder_frame(session, mask, shape, rules, weights, averages)
+        blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, rules, weights, averages)
+        rings = [block.ring(weights, own) for block, own in zip(blocks, rules.layers, strict=True)]
+        following = [*rings[1:], rules.head.ring(shape.hidden)]
         states = [
-            rows := block.run(frame, rows, own) for block, own in zip(encoder_blocks(shape), rules.layers, strict=True)
+            rows := block.run(frame, rows, own, ring)
+            for block, own, ring in zip(blocks, rules.layers, following, strict=True)
         ]
         return [*states, model.program(query.batch, query.bucket, query)(session, weights)]
 
@@ -205,10 +208,8 @@ def test_an_encoder_with_very_long_rows(tmp_path: Path, least: float, longest: i
     rule = model.config.sites["layers.0.output_norm"].minimax
     assert rule is not None
     assert rule.high > 2.0**longest * rule.low
-    ring = _ring(model.shape, model.rules)
-    top = replace(rule, high=2.0**8 * rule.high)
-    longer = replace(model.rules.layers[0], variances=(top, top))
-    assert _ring(model.shape, replace(model.rules, layers=(longer,))) >= ring + 3
+    longer = replace(rule, high=2.0**8 * rule.high)
+    assert Sum(model.shape.hidden, longer).ring == Sum(model.shape.hidden, rule).ring + 4
     query = model.encode(TEXTS)
     program = states_program(model, query)
     run = run_two_parties(program, model.weights())

@@ -37,9 +37,9 @@ def last_layer(model: ServedModel, reads: Reads, *, weighed: bool = True) -> Pro
         rows = input_rows(session, query.tokens_only, query.rows.shape)
         mask = input_mask(session, query.mask, query.mask.shape)
         averages = input_averages(session, query.mask, query.mask.shape) if weighed else None
-        frame = encoder_frame(session, mask, model.shape, model.rules, weights, averages)
-        index = model.shape.layers - 1
-        return encoder_block(model.shape, index, reads).run(frame, rows, model.rules.layers[index])
+        frame = encoder_frame(session, mask, model.rules, weights, averages)
+        block, own = encoder_block(model.shape, model.shape.layers - 1, reads), model.rules.layers[-1]
+        return block.run(frame, rows, own, model.rules.head.ring(model.shape.hidden))
 
     return run
 

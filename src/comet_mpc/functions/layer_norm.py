@@ -26,6 +26,11 @@ def shrink_factor(size: int) -> float:
     return float(size / 2 ** math.ceil(math.log2(size)))
 
 
+def largest_norm(size: int, rule: InverseRule) -> float:
+    """‖v‖ of what `normalise` takes by that rule, for every input."""
+    return math.sqrt(rule.high * 2.0 ** math.ceil(math.log2(size)))
+
+
 def layer_norm_rule(
     size: int, low: float, high: float, steps: int | None = None, *, name: str = "minimax"
 ) -> InverseRule:
@@ -48,6 +53,33 @@ def padding_bits(session: Session, mask: Share, rule: InverseRule) -> Deferred[O
     return session.defer(Open(bits))
 
 
+@dataclass(frozen=True)
+class Centred:
+    """v = (size·x - Σx)/2^k of shared rows x, with size = odd·2^power: exact, but for a unit of what is taken off.
+
+    odd·x takes no more than k - power further fraction bits, and only Σx, of which there is one a row, is truncated.
+    """
+
+    scaled: Share
+    mean: Deferred[Share]
+
+    @staticmethod
+    def of(session: Session, x: Share, width: int, bound: float) -> Centred:
+        """width: of the ring that v is wanted in. bound: |Σx/2^k|. The truncation is free, or rides along."""
+        bits, power = math.ceil(math.log2(x.shape[-1])), power_in(x.shape[-1])
+        mean = x.sum(keep=True).times_power(-bits).bounded(bound)
+        scaled = x.times(x.shape[-1] >> power).times_power(power - bits)
+        return Centred(scaled, session.defer(Truncate(mean, power, width)))
+
+    def result(self) -> Share:
+        return self.scaled - self.mean.result()
+
+
+def power_in(size: int) -> int:
+    """size = odd·2^power."""
+    return (size & -size).bit_length() - 1
+
+
 def layer_norm(
     session: Session,
     x: Share,
@@ -56,23 +88,38 @@ def layer_norm(
     epsilon: float = 1e-12,
     fraction: int = 12,
     width: int = WORD,
+) -> Share:
+    """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β: `normalise` of v = (size·x - Σx)/2^k."""
+    bits = math.ceil(math.log2(x.shape[-1]))
+    v = (x.times(x.shape[-1]) - x.sum(keep=True)).times_power(-bits)
+    return normalise(session, v, rule, epsilon=epsilon, fraction=fraction, width=width)
+
+
+def normalise(
+    session: Session,
+    v: Share,
+    rule: InverseRule,
+    *,
+    epsilon: float = 1e-12,
+    fraction: int = 12,
+    width: int = WORD,
     keep: Opened | None = None,
 ) -> Share:
-    """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β.
+    """x / sqrt(mean square + ε) along the last axis, of v = x·size/2^k: LayerNorm, if x has the mean 0.
 
     keep: a bit for every row (last axis 1); rows with 0 become zero, at no round and no byte but for the rows' own
 
-    Works with v = (size·x - Σx)/2^k, which needs no division before the square. v is opened once and serves the
-    square and the product; of the masks' squares only row sums are needed. The result has `fraction` bits in a ring of
-    `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row quantities. Reveals nothing.
+    v is opened once and serves the square and the product; of the masks' squares only row sums are needed. The result
+    has `fraction` bits in a ring of `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row
+    quantities. Reveals nothing.
     """
     with session.part("layer_norm"):
-        return _over_root(session, _centred(x), rule, epsilon, fraction, width, keep)
+        return _over_root(session, v, rule, epsilon, fraction, width, keep)
 
 
-def mean_of_layer_norm(
+def normalised_mean(
     session: Session,
-    x: Share,
+    v: Share,
     rule: InverseRule,
     averages: Share,
     *,
@@ -80,29 +127,14 @@ def mean_of_layer_norm(
     fraction: int = 12,
     width: int = WORD,
 ) -> Share:
-    """Σ_t w_t·n_t over the tokens t, n the normalised rows (batch, tokens, size) and w the `averages` (batch, tokens).
+    """Σ_t w_t·n_t over the tokens t, n the rows that `normalise` gives and w the `averages` (batch, tokens).
 
     From Σ_t (w_t·y_t)·v_t, so neither n nor a product of every element is needed: one row a text comes out, (batch,
     size), and what is done with every row ends with the opening of v. w is at least 0 and adds up to 1, but for its
-    rounding. Rounds and openings as `layer_norm`, and one round for w·y. Reveals nothing.
+    rounding. Rounds and openings as `normalise`, and one round for w·y. Reveals nothing.
     """
     with session.part("layer_norm"):
-        return _mean_over_root(session, _centred(x), rule, averages, epsilon, fraction, width)
-
-
-def _centred(x: Share) -> Share:
-    """v = (size·x - Σx)/2^k."""
-    size = x.shape[-1]
-    return (x.times(size) - x.sum(keep=True)).times_power(-math.ceil(math.log2(size)))
-
-
-def root_mean_square(
-    session: Session, x: Share, rule: InverseRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
-) -> Share:
-    """x / sqrt(mean square + ε) along the last axis: `layer_norm` without the mean, by the same kind of rule."""
-    with session.part("length"):
-        bits = math.ceil(math.log2(x.shape[-1]))
-        return _over_root(session, x.times(x.shape[-1]).times_power(-bits), rule, epsilon, fraction, width)
+        return _mean_over_root(session, v, rule, averages, epsilon, fraction, width)
 
 
 @dataclass(frozen=True)
@@ -115,7 +147,7 @@ class _Sizes:
     @property
     def total(self) -> float:
         """Σ v², for every input."""
-        return self.rule.high * 2.0 ** math.ceil(math.log2(self.size))
+        return largest_norm(self.size, self.rule) ** 2
 
     @property
     def limit(self) -> float:
@@ -141,7 +173,8 @@ class _Sizes:
     ) -> tuple[Opened, Share]:
         """v, opened in that ring, and 1/sqrt(t)."""
         bits, shrink = math.ceil(math.log2(self.size)), shrink_factor(self.size)
-        opened = session.open(session.truncate_to(v.bounded(math.sqrt(self.total)), _FRACTION_V, ring))
+        top = largest_norm(self.size, self.rule)
+        opened = session.open(session.truncate_to(v.bounded(top), _FRACTION_V, ring))
         squares = session.square_sum(opened, bound=self.total).times_power(-bits)
         t = session.add_constant(squares, epsilon * shrink**3).bounded(self.rule.high)
         return opened, inverse_sqrt(session, t, self.rule, keep=keep)
@@ -198,12 +231,16 @@ def _mean_over_root(
 
 def plain_layer_norm(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
     """The same in real arithmetic, by a rule of `layer_norm_rule`, or exactly."""
-    return plain_root_mean_square(x - x.mean(axis=-1, keepdims=True), rule, epsilon=epsilon)
+    return plain_normalise(shrink_factor(x.shape[-1]) * plain_centred(x), rule, epsilon=epsilon)
 
 
-def plain_root_mean_square(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
-    square = (x**2).mean(axis=-1, keepdims=True) + epsilon
+def plain_centred(x: Reals, axis: int = -1) -> Reals:
+    return np.asarray(x - x.mean(axis=axis, keepdims=True))
+
+
+def plain_normalise(v: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
+    """`normalise` in real arithmetic, or exactly."""
+    shrink, square = shrink_factor(v.shape[-1]), (v**2).mean(axis=-1, keepdims=True)
     if rule is None:
-        return np.asarray(x / np.sqrt(square))
-    shrink = shrink_factor(x.shape[-1])
-    return np.asarray(x * shrink * rule(square * shrink**3) * (math.sqrt(shrink) / rule.gain))
+        return np.asarray(v / np.sqrt(square + epsilon * shrink**2))
+    return np.asarray(v * rule(square * shrink + epsilon * shrink**3) * (math.sqrt(shrink) / rule.gain))

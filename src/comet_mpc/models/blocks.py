@@ -15,20 +15,29 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Session, Weight
+from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.parts import Block
-from comet_mpc.engine.share import SERVER, Share
+from comet_mpc.engine.share import SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu
 from comet_mpc.functions.attention import AttentionForm, attention
-from comet_mpc.functions.layer_norm import layer_norm, mean_of_layer_norm, padding_bits
+from comet_mpc.functions.layer_norm import (
+    Centred,
+    largest_norm,
+    normalise,
+    normalised_mean,
+    padding_bits,
+    power_in,
+)
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
-from comet_mpc.models.heads import ROWS, Reads, linear
+from comet_mpc.models.heads import ROWS, WEIGHTS, Reads, linear, shifted
 
-WEIGHTS = 14
-"""Fraction bits of the matrices whose products are added up."""
 SLACK = 1.0 + 2.0**-8
 """LayerNorm's output has norm √d up to its rule's error, so a neuron normalised by its bound stays within this."""
+SKIP_BOUND = 2.0**11
+"""|γ⊙n + b|: what a twin would notice. Only its mean is ever truncated."""
+MEAN_BOUND = 2.0**6
+"""|Σ(γ⊙n + b)|/2^k, which `fold.check_fixed` proves for the weights that are served."""
 _CONTEXT = 15  # fraction bits of attention's output
 _ACTIVE = 14  # and of the activation's, at least
 
@@ -57,27 +66,60 @@ class LayerRules:
 class Frame:
     """What all blocks of a run have in common.
 
-    mask            of padding, (batch, tokens): 1 for a token
-    ring            of normalised rows and of what they are multiplied into: bits
-    residual_bound  |x| before a LayerNorm
-    averages        the weights of a mean over a text's tokens, (batch, tokens), if it is read
+    mask      of padding, (batch, tokens): 1 for a token
+    averages  the weights of a mean over a text's tokens, (batch, tokens), if it is read
     """
 
     session: Session
     mask: Share
     weights: Mapping[str, Weight]
-    ring: int
-    residual_bound: float
     epsilon: float
     averages: Share | None = None
 
-    def narrower(self, fraction: int, weight: str) -> int:
-        """The ring of x with `fraction` bits, if W·x is lifted to the scale of the rows before it is added to them."""
-        return self.ring - (ROWS + WEIGHTS - fraction - self.weights[weight].fraction)
+
+@dataclass(frozen=True)
+class Sum:
+    """How a sum W·f + γ⊙n + b is held before its LayerNorm: centred already, and times d/2^k (`Centred`).
+
+    The server has centred W and b, and multiplied W by d/2^k (`fold`). So only γ⊙n + b has a mean, one number a row.
+    """
+
+    hidden: int
+    rule: InverseRule
+    """Of the LayerNorm."""
+
+    @property
+    def fraction(self) -> int:
+        return ROWS + WEIGHTS + math.ceil(math.log2(self.hidden)) - power_in(self.hidden)
+
+    @property
+    def ring(self) -> int:
+        """The narrowest that holds it, in bits, and the mean that is taken off."""
+        return ring_width(self.fraction, max(largest_norm(self.hidden, self.rule), MEAN_BOUND))
+
+    @property
+    def rows_ring(self) -> int:
+        """Of rows n from which γ⊙n comes into it: with room for the mean, before it is truncated."""
+        return max(self.ring, ring_width(ROWS + WEIGHTS + math.ceil(math.log2(self.hidden)), MEAN_BOUND))
+
+    def narrower(self, fraction: int, weight: Weight) -> int:
+        """The ring of f with `fraction` bits, of which W·f is lifted to the scale of the sum."""
+        return self.ring - (self.fraction - fraction - weight.fraction)
+
+    def skip(self, frame: Frame, rows: Given, gamma: str, bias: str) -> Centred:
+        """γ⊙n + b, centred."""
+        session, weights = frame.session, frame.weights
+        scaled = session.scale(rows, weights[gamma], bound=SKIP_BOUND)
+        return Centred.of(session, shifted(session, scaled, weights[bias], SKIP_BOUND), self.ring, MEAN_BOUND)
+
+    def with_product(self, frame: Frame, rows: Given, weight: str, skip: Share) -> Share:
+        """W·f + γ⊙n + b."""
+        product = frame.session.linear(rows, frame.weights[weight], bound=largest_norm(self.hidden, self.rule))
+        return product.lift(self.fraction) + skip
 
 
 class Part(ABC):
-    """A part of a block: W·f(x) + γ⊙x from normalised rows x, γ being what LayerNorm left to be multiplied by."""
+    """A part of a block: W·f(x) + γ⊙x + b from normalised rows x, γ being what LayerNorm left to be multiplied by."""
 
     skip: str
     """The name of γ."""
@@ -89,7 +131,11 @@ class Part(ABC):
         """Its weights, γ aside, in the order in which they are used."""
 
     @abstractmethod
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
+    def ring(self, weights: Mapping[str, Weight], rules: LayerRules, total: Sum, prefix: str) -> int:
+        """Of the rows it takes, in bits."""
+
+    @abstractmethod
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
         """The sum, (batch, tokens, hidden), of one token if the part says so. prefix: of its weights' names"""
 
 
@@ -118,15 +164,20 @@ class Attention(Part):
             "output.bias": (d,),
         }
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
-        session, mask, d, half = frame.session, frame.mask, self.hidden, frame.residual_bound / 2
-        form, weights, (batch, tokens, _) = rules.attention, frame.weights, rows.shape
+    def ring(self, weights: Mapping[str, Weight], rules: LayerRules, total: Sum, prefix: str) -> int:
+        needed = _product_ring(weights[prefix + "qkv.weight"], max(rules.query_bound, rules.value_bound))
+        return max(self.least_ring, total.rows_ring, needed)
+
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
+        session, mask, d, form, weights = frame.session, frame.mask, self.hidden, rules.attention, frame.weights
+        batch, tokens, _ = rows.shape
         asking = 1 if self.first else tokens
         with session.part("linear"):
             given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width))
             qkv = linear(session, given, weights, prefix + "qkv", max(rules.query_bound, rules.value_bound))
-            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half)
+            skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "output.bias")
         q, k, v = (self._split(qkv[..., i * d : (i + 1) * d]) for i in range(3))
+        narrow = total.narrower(_CONTEXT, weights[prefix + "output.weight"])
         context = attention(
             session,
             q[:, :, :asking].bounded(rules.query_bound),
@@ -136,11 +187,11 @@ class Attention(Part):
             thresholds=self._thresholds(session, weights[prefix + "threshold"], asking, tokens, form.threshold_bound),
             mask=mask,
             fraction=_CONTEXT,
-            width=frame.narrower(_CONTEXT, prefix + "output.weight"),
+            width=max(narrow, ring_width(_CONTEXT, 2.0 * rules.value_bound)),
         )
         with session.part("linear"):
             given = session.give(context.transpose(0, 2, 1, 3).reshape(batch, asking, d))
-            return linear(session, given, weights, prefix + "output", half).lift(ROWS + WEIGHTS) + skip[:, :asking]
+            return total.with_product(frame, given, prefix + "output.weight", skip.result()[:, :asking])
 
     def _split(self, share: Share) -> Share:
         """(batch, tokens, heads·d) -> (batch, heads, tokens, d)."""
@@ -167,18 +218,26 @@ class FeedForward(Part):
         d, m = self.hidden, self.intermediate
         return {"up.weight": (m, d), "up.bias": (m,), "down.weight": (d, m), "down.bias": (d,)}
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
-        session, weights, half = frame.session, frame.weights, frame.residual_bound / 2
+    def ring(self, weights: Mapping[str, Weight], rules: LayerRules, total: Sum, prefix: str) -> int:
+        needed = _product_ring(weights[prefix + "up.weight"], rules.neuron_bound)
+        return max(self.least_ring, total.rows_ring, needed)
+
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
+        session, weights = frame.session, frame.weights
         with session.part("linear"):
             given = session.give(rows)
             up = linear(session, given, weights, prefix + "up", rules.neuron_bound)
-            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half)
+            skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "down.bias")
         fraction = max(_ACTIVE, rules.activation_rule.precision)
-        ring = frame.narrower(fraction, prefix + "down.weight")
+        ring = total.narrower(fraction, weights[prefix + "down.weight"])
         active = smu(session, up, rules.activation, rules.activation_rule, fraction=fraction, width=ring)
         with session.part("linear"):
-            given = session.give(active)
-            return linear(session, given, weights, prefix + "down", half).lift(ROWS + WEIGHTS) + skip
+            return total.with_product(frame, session.give(active), prefix + "down.weight", skip.result())
+
+
+def _product_ring(weight: Weight, bound: float) -> int:
+    """Of rows, so that their product with a weight, up to `bound` but for rounding, is exact."""
+    return ring_width(ROWS + weight.fraction, bound * (1.0 + 2.0**-6))
 
 
 @dataclass(frozen=True)
@@ -205,29 +264,41 @@ class PostNormBlock:
         hidden = next(iter(sizes.values()))[-1]
         return sizes | {f"{self.prefix}{part.skip}.gamma": (hidden,) for part in self.parts}
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules) -> Share:
+    def _sums(self, rules: LayerRules) -> list[Sum]:
+        hidden = next(iter(self.weights().values()))[-1]
+        return [Sum(hidden, rule) for rule in rules.variances]
+
+    def ring(self, weights: Mapping[str, Weight], rules: LayerRules) -> int:
+        """Of the rows it takes, in bits."""
+        return self.parts[0].ring(weights, rules, self._sums(rules)[0], self.prefix)
+
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, width: int) -> Share:
         """The normalised rows (batch, tokens, hidden) after the block, from those before it; if they are the first
-        tokens' or means, (batch, hidden).
+        tokens' or means, (batch, hidden). width: of their ring
 
         Rows of padding must be zero, where the mask is; so are those that come out for another block. A head does not
         look at them.
         """
-        session, first = frame.session, self.parts[0]
-        rows = rows.narrow(max(frame.ring, first.least_ring))
+        session, sums = frame.session, self._sums(rules)
         bits = padding_bits(session, frame.mask, rules.variances[-1]) if self.reads is None else None
-        following = [*(part.least_ring for part in self.parts[1:]), 0 if self.reads else first.least_ring]
-        for part, least, rule in zip(self.parts, following, rules.variances, strict=True):
-            summed, width = part.run(frame, rows, rules, self.prefix), max(frame.ring, least)
+        rings = [
+            part.ring(frame.weights, rules, total, self.prefix) for part, total in zip(self.parts, sums, strict=True)
+        ]
+        rows = rows.narrow(rings[0])
+        for part, total, following in zip(self.parts, sums, [*rings[1:], width], strict=True):
+            summed = part.run(frame, rows, rules, total, self.prefix)
             if self.reads == "mean" and part is self.parts[-1]:
-                return self._mean(frame, summed, rule, width)
+                return self._mean(frame, summed, total.rule, width)
             keep = bits.result() if bits is not None and part is self.parts[-1] else None
-            rows = layer_norm(session, summed, rule, epsilon=frame.epsilon, fraction=ROWS, width=width, keep=keep)
+            rows = normalise(
+                session, summed, total.rule, epsilon=frame.epsilon, fraction=ROWS, width=following, keep=keep
+            )
         return rows[:, 0] if self.reads == "first" else rows
 
     def _mean(self, frame: Frame, summed: Share, rule: InverseRule, width: int) -> Share:
         if frame.averages is None:
             raise ShapeError(f"{frame.session.here}: a mean over a text's tokens needs its weights")
-        return mean_of_layer_norm(
+        return normalised_mean(
             frame.session, summed, rule, frame.averages, epsilon=frame.epsilon, fraction=ROWS, width=width
         )
 

@@ -18,10 +18,10 @@ from typing import Literal
 import msgspec
 
 from comet_mpc.engine import Given, Session, Weight
-from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share
+from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu, tanh_like
-from comet_mpc.functions.layer_norm import root_mean_square
+from comet_mpc.functions.layer_norm import largest_norm, normalise
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
 
 Kind = Literal["label", "tokens", "embedding"]
@@ -34,6 +34,8 @@ Pooler = Literal["tanh", "algebraic", "relu", "smu", "none"]
 
 ROWS = 18
 """Fraction bits of what is given to the server."""
+WEIGHTS = 14
+"""Fraction bits of the matrices whose products are added up, and of those of a head."""
 _AVERAGES = 20  # fraction bits of a mean's weights
 
 
@@ -70,6 +72,15 @@ class HeadRules:
     bound: float = 64.0
     """|answer|, coordinate by coordinate."""
 
+    def largest(self, hidden: int) -> float:
+        """What a product with the head's weights is within."""
+        poolers = [1.0, 0.0 if self.pooler is None else math.sqrt(self.pooler.high - 1.0)]
+        return max(self.bound, *poolers, 0.0 if self.length is None else largest_norm(hidden, self.length))
+
+    def ring(self, hidden: int) -> int:
+        """Of the states it takes, in bits."""
+        return ring_width(ROWS + WEIGHTS, self.largest(hidden) * (1.0 + 2.0**-6))
+
 
 def head_weights(head: Head, pooler: Pooler, hidden: int, labels: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of what the server holds for it."""
@@ -89,11 +100,13 @@ def input_averages(session: Session, mask: Reals | None, shape: tuple[int, int])
 
 def linear(session: Session, rows: Given, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
     """W·x + b with the server's weight and bias; `bound` is certified by the caller."""
-    return _shifted(session, session.linear(rows, weights[name + ".weight"], bound=bound), weights, name, bound)
+    return shifted(
+        session, session.linear(rows, weights[name + ".weight"], bound=bound), weights[name + ".bias"], bound
+    )
 
 
-def _shifted(session: Session, product: Share, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
-    bias = weights[name + ".bias"]
+def shifted(session: Session, product: Share, bias: Weight, bound: float) -> Share:
+    """x + b with the server's bias."""
     values = None if bias.values is None else bias.values * 2.0**-bias.fraction
     shift = session.private(SERVER, bias.shape, product.fraction, bound, values, product.width)
     return (product + shift).bounded(bound)
@@ -106,12 +119,12 @@ def respond(
     pooler: Pooler,
     rules: HeadRules,
     weights: Mapping[str, Weight],
-    ring: int,
 ) -> Share:
-    """The answers from what the head reads (`Head.reads`) of the last LayerNorm's rows, in a ring of `ring` bits.
+    """The answers from what the head reads (`Head.reads`) of the last LayerNorm's rows, in its ring (`HeadRules`).
 
     (batch, labels), (batch, tokens, labels) or (batch, hidden). Reveals nothing.
     """
+    ring = rules.ring(states.shape[-1])
     state = states.narrow(ring)
     if head.kind == "embedding":
         return _embedding(session, state, rules, weights, ring)
@@ -132,14 +145,13 @@ def _pooled(session: Session, state: Share, rules: HeadRules, weights: Mapping[s
 
 
 def _embedding(session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int) -> Share:
-    """γ⊙n + β, perhaps scaled to a mean square of 1."""
-    size = state.shape[-1]
-    top = rules.bound if rules.length is None else math.sqrt(size * rules.length.high) * 2.0**1.5
+    """γ⊙n + β, perhaps scaled to a mean square of 1: then γ and β are times d/2^k (`fold`), as `normalise` takes it."""
+    top = rules.largest(state.shape[-1])
     scaled = session.scale(session.give(state), weights["embedding.gamma"], bound=top)
-    vector = _shifted(session, scaled, weights, "embedding", top)
+    vector = shifted(session, scaled, weights["embedding.bias"], top)
     if rules.length is None:
         return vector
-    return root_mean_square(session, vector, rules.length, fraction=ROWS, width=ring)
+    return normalise(session, vector, rules.length, fraction=ROWS, width=ring)
 
 
 def coarsened(session: Session, answers: Share, bits: int) -> Share:
