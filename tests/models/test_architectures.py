@@ -74,7 +74,7 @@ def states_program(model: PublicModel, query: Query) -> Callable[[Session, Mappi
         mask = input_mask(session, query.mask, query.mask.shape)
         averages = input_averages(session, query.mask, query.mask.shape)
         blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, rules, weights, averages)
-        rings = [block.ring(weights, own) for block, own in zip(blocks, rules.layers, strict=True)]
+        rings = [block.ring(frame, own) for block, own in zip(blocks, rules.layers, strict=True)]
         following = [*rings[1:], rules.head.ring(shape.hidden)]
         states = [
             rows := block.run(frame, rows, own, ring)

@@ -13,13 +13,13 @@ from comet_mpc.engine.correlations import ClientMask
 from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError
-from comet_mpc.models.blocks import MEAN_BOUND
+from comet_mpc.models.blocks import MEAN_BOUND, Attention, Sum
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import check_fixed
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import _rounded_columns, encode_weights
-from comet_mpc.offline.sources import DEALER
+from comet_mpc.offline.sources import DEALER, PAIR
 from support.toy_model import make_checkpoint, some_texts
 
 
@@ -106,3 +106,17 @@ def test_private_embeddings_are_centred_and_given_in_the_ring_that_they_need(mod
     assert mask.shape == (1, 16, model.shape.symbols)
     largest = math.sqrt(rule.high * 2.0 ** math.ceil(math.log2(model.shape.hidden)))
     assert 2.0 ** (mask.width - 4) <= largest * 2.0**18 < 2.0 ** (mask.width - 2)
+
+
+def test_rows_are_given_in_no_wider_a_ring_than_their_source_needs(model: ServedModel) -> None:
+    """With a dealer a wider one pays, since truncations are free then. In odd rings they are not."""
+    rows = (1, 16, model.shape.hidden)
+    widths = {}
+    for source in (DEALER, PAIR):
+        masks = [entry for entry in model.plan(1, 16, source).correlations if isinstance(entry, ClientMask)]
+        widths[source.name] = [mask.width for mask in masks if mask.shape == rows]
+    layer = model.rules.layers[0]
+    needed = Sum(model.shape.hidden, layer.variances[0])
+    assert widths["dealer"][0] == Attention.least_ring
+    assert needed.ring <= widths["pair"][0] < Attention.least_ring
+    assert widths["dealer"][1] == widths["pair"][1]  # of what attention gives

@@ -2,7 +2,8 @@
 
 A *part* (attention, feed-forward) says which weights it has and what it makes of normalised rows. A *block* puts parts
 together: which come, in which order, and where rows are normalised. `PostNormBlock` is a layer of BERT and its like.
-Another order of the same parts is another class here; another part needs `weights`, `least_ring` and `run`.
+Another order of the same parts is another class here; another part needs `weights`, `least_ring`, `product`
+and `run`.
 """
 
 from __future__ import annotations
@@ -124,15 +125,21 @@ class Part(ABC):
     skip: str
     """The name of γ."""
     least_ring: int
-    """Of the rows it takes, in bits: what it makes of them is then truncated for free."""
+    """Of the rows it takes, in bits: what it makes of them is then truncated for free, except into odd rings."""
 
     @abstractmethod
     def weights(self) -> Sizes:
         """Its weights, γ aside, in the order in which they are used."""
 
+    def ring(self, frame: Frame, rules: LayerRules, total: Sum, prefix: str) -> int:
+        """Of the rows it takes, in bits: as wide as a product with its weights needs, and what is skipped."""
+        name, bound = self.product(rules)
+        product = ring_width(ROWS + frame.weights[prefix + name].fraction, bound * (1.0 + 2.0**-6))
+        return max(product, total.rows_ring, 0 if frame.session.odd else self.least_ring)
+
     @abstractmethod
-    def ring(self, weights: Mapping[str, Weight], rules: LayerRules, total: Sum, prefix: str) -> int:
-        """Of the rows it takes, in bits."""
+    def product(self, rules: LayerRules) -> tuple[str, float]:
+        """The weight that is applied to the rows, and what their product is within, but for rounding."""
 
     @abstractmethod
     def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
@@ -164,9 +171,8 @@ class Attention(Part):
             "output.bias": (d,),
         }
 
-    def ring(self, weights: Mapping[str, Weight], rules: LayerRules, total: Sum, prefix: str) -> int:
-        needed = _product_ring(weights[prefix + "qkv.weight"], max(rules.query_bound, rules.value_bound))
-        return max(self.least_ring, total.rows_ring, needed)
+    def product(self, rules: LayerRules) -> tuple[str, float]:
+        return "qkv.weight", max(rules.query_bound, rules.value_bound)
 
     def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
         session, mask, d, form, weights = frame.session, frame.mask, self.hidden, rules.attention, frame.weights
@@ -218,9 +224,8 @@ class FeedForward(Part):
         d, m = self.hidden, self.intermediate
         return {"up.weight": (m, d), "up.bias": (m,), "down.weight": (d, m), "down.bias": (d,)}
 
-    def ring(self, weights: Mapping[str, Weight], rules: LayerRules, total: Sum, prefix: str) -> int:
-        needed = _product_ring(weights[prefix + "up.weight"], rules.neuron_bound)
-        return max(self.least_ring, total.rows_ring, needed)
+    def product(self, rules: LayerRules) -> tuple[str, float]:
+        return "up.weight", rules.neuron_bound
 
     def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
         session, weights = frame.session, frame.weights
@@ -233,11 +238,6 @@ class FeedForward(Part):
         active = smu(session, up, rules.activation, rules.activation_rule, fraction=fraction, width=ring)
         with session.part("linear"):
             return total.with_product(frame, session.give(active), prefix + "down.weight", skip.result())
-
-
-def _product_ring(weight: Weight, bound: float) -> int:
-    """Of rows, so that their product with a weight, up to `bound` but for rounding, is exact."""
-    return ring_width(ROWS + weight.fraction, bound * (1.0 + 2.0**-6))
 
 
 @dataclass(frozen=True)
@@ -268,9 +268,9 @@ class PostNormBlock:
         hidden = next(iter(self.weights().values()))[-1]
         return [Sum(hidden, rule) for rule in rules.variances]
 
-    def ring(self, weights: Mapping[str, Weight], rules: LayerRules) -> int:
+    def ring(self, frame: Frame, rules: LayerRules) -> int:
         """Of the rows it takes, in bits."""
-        return self.parts[0].ring(weights, rules, self._sums(rules)[0], self.prefix)
+        return self.parts[0].ring(frame, rules, self._sums(rules)[0], self.prefix)
 
     def run(self, frame: Frame, rows: Share, rules: LayerRules, width: int) -> Share:
         """The normalised rows (batch, tokens, hidden) after the block, from those before it; if they are the first
@@ -281,9 +281,7 @@ class PostNormBlock:
         """
         session, sums = frame.session, self._sums(rules)
         bits = padding_bits(session, frame.mask, rules.variances[-1]) if self.reads is None else None
-        rings = [
-            part.ring(frame.weights, rules, total, self.prefix) for part, total in zip(self.parts, sums, strict=True)
-        ]
+        rings = [part.ring(frame, rules, total, self.prefix) for part, total in zip(self.parts, sums, strict=True)]
         rows = rows.narrow(rings[0])
         for part, total, following in zip(self.parts, sums, [*rings[1:], width], strict=True):
             summed = part.run(frame, rows, rules, total, self.prefix)

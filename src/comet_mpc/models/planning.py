@@ -37,8 +37,8 @@ def plan_encoder(
 
     def layer(session: Session) -> Share:
         rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
-        block, own = encoder_block(shape, 0), rules.layers[0]
-        return block.run(encoder_frame(session, mask, rules, weights), rows, own, block.ring(weights, own))
+        block, own, frame = encoder_block(shape, 0), rules.layers[0], encoder_frame(session, mask, rules, weights)
+        return block.run(frame, rows, own, block.ring(frame, own))
 
     return cheapest_plan(program, source, network or USUAL_NETWORK, sample=Sample(layer, shape.layers))
 

@@ -239,7 +239,7 @@ def embed_privately(
             rules.embeddings,
             epsilon=rules.epsilon,
             fraction=ROWS,
-            width=encoder_blocks(shape)[0].ring(weights, rules.layers[0]),
+            width=encoder_blocks(shape)[0].ring(encoder_frame(session, mask, rules, weights), rules.layers[0]),
             keep=keep.result(),
         )
 
@@ -270,7 +270,7 @@ def forward(
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
     blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, rules, weights, averages)
-    rings = [block.ring(weights, own) for block, own in zip(blocks, rules.layers, strict=True)]
+    rings = [block.ring(frame, own) for block, own in zip(blocks, rules.layers, strict=True)]
     for block, own, ring in zip(blocks, rules.layers, [*rings[1:], rules.head.ring(shape.hidden)], strict=True):
         with session.part(block.name):
             rows = block.run(frame, rows, own, ring)
