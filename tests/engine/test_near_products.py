@@ -13,6 +13,7 @@ from comet_mpc.engine import Give, Open, Session, Weight
 from comet_mpc.engine.correlations import MatrixProduct, WeightProduct, WeightScale
 from comet_mpc.engine.ops.operation import Abilities
 from comet_mpc.engine.ops.reveal import Reveal
+from comet_mpc.engine.ops.truncate_open import TruncateOpen
 from comet_mpc.engine.plan import PlanSession, plan_program
 from comet_mpc.engine.share import CLIENT, SERVER, Share, concatenate
 from comet_mpc.errors import RangeError
@@ -61,9 +62,9 @@ REFUSED: dict[str, Callable[[Session, Share], object]] = {
     "open": lambda session, share: session.request(Open(share)),
     "give": lambda session, share: session.request(Give(share)),
     "reveal": lambda session, share: session.request(Reveal(share, CLIENT)),
-    "truncate by less": lambda session, share: session.truncate(share, 12),
-    "truncate a multiple": lambda session, share: session.truncate(share.times(1000), 14),
-    "look at digits": lambda session, share: share.digit_sum(0, 4),
+    "truncate by less and open": lambda session, share: session.open(session.truncate(share, 12)),
+    "truncate a multiple and open": lambda session, share: session.open(session.truncate(share.times(1000), 14)),
+    "open, truncated by less": lambda session, share: session.request(TruncateOpen(share, 12, 40)),
 }
 
 

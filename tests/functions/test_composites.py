@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import comet_research.functions  # noqa: F401 -- registers their names
 from comet_mpc.engine import Session, Weight
@@ -23,7 +26,7 @@ from comet_mpc.errors import RangeError, RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import smu, smu_rule, tanh_like, tanh_like_rule
 from comet_mpc.functions.attention import AttentionForm, attention, certified_form, paper_form, plain_attention
 from comet_mpc.functions.inverse_rule import MinimaxRule
-from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule
+from comet_mpc.functions.layer_norm import Centred, layer_norm, layer_norm_rule, normalised_mean, power_in
 from comet_mpc.functions.rule import Smu
 from comet_mpc.functions.rules import make_rule
 from support.two_parties import Program, run_two_parties, together, twin_value
@@ -192,6 +195,57 @@ def test_layer_norm_does_not_see_the_mean_nor_the_scale() -> None:
     assert np.max(np.abs(of(x) - of(4.0 * x))) < 0.01
 
 
+@given(rows=st.integers(1, 5), size=st.integers(1, 40), width=st.integers(40, 52), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_centring_is_exact_but_for_a_unit_of_the_mean(rows: int, size: int, width: int, seed: int) -> None:
+    """Into rings in which the truncation of the mean is free, and into others, where it rides along."""
+    x = on_grid(np.random.default_rng(seed).uniform(-4.0, 4.0, (rows, size)), 20)
+    bits = math.ceil(math.log2(size))
+    exact = (size * x - x.sum(axis=-1, keepdims=True)) * 2.0**-bits
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        secret = session.private(CLIENT, x.shape, 20, 4.0, x, 52)
+        return Centred.of(session, secret, width, 4.0).result()
+
+    unit = 2.0 ** -(20 + bits - power_in(size))
+    for value in (twin_value(program), together(run_two_parties(program))):
+        assert np.all(np.abs(value - exact) <= unit)
+    free = power_in(size) <= 52 - width
+    assert plan_program(lambda session: program(session, {})).rounds == (0 if free else 1)
+
+
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+@given(batch=st.integers(1, 3), tokens=st.integers(1, 6), size=st.sampled_from([4, 5, 24]), seed=st.integers(0, 99))
+@settings(max_examples=4, deadline=None)
+def test_a_mean_of_normalised_rows_is_what_its_rule_certifies(
+    source: Literal["dealer", "pair"], batch: int, tokens: int, size: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(batch, tokens, size))
+    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True)) * rng.uniform(0.3, 3.0, (batch, tokens, 1))
+    shrink = size / 2.0 ** math.ceil(math.log2(size))
+    v = on_grid(shrink * x, 20)
+    w = rng.uniform(size=(batch, tokens)) * (np.arange(tokens) <= rng.integers(0, tokens, (batch, 1)))
+    w = np.floor(w / w.sum(axis=1, keepdims=True) * 2.0**20) * 2.0**-20
+    rule = minimax(layer_norm_rule(size, 0.05, 10.0, 6))
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        averages = client_secret(session, w, 1.0, 20)
+        return normalised_mean(session, client_secret(session, v, 128.0, 20), rule, averages, fraction=18)
+
+    std = np.sqrt((v**2).mean(axis=-1, keepdims=True)) / shrink
+    exact = v / (shrink * std)
+    cut = 2.0**-12 / (shrink * std)
+    row = np.abs(exact) * (rule.rounding + 2.0**-14 * std * shrink / rule.gain + cut) + cut
+    mean, certified, rounding = ((w[..., None] * each).sum(axis=1) for each in (exact, np.abs(exact) * rule.error, row))
+    rounding = rounding * (1.25 if source == "pair" else 1.0) + 2.0**-17  # odd rings: 9/8 units, and their bias
+    twin = twin_value(program)
+    assert twin.shape == (batch, size)
+    assert np.all(np.abs(twin - mean) <= certified + rounding)
+    real = together(run_two_parties(program, source=source))
+    assert np.all(np.abs(real - mean) <= certified + 2.0 * rounding)
+
+
 def test_gamma_is_the_servers() -> None:
     rng = np.random.default_rng(2)
     n = on_grid(rng.normal(size=(2, 5, 24)))
@@ -301,6 +355,22 @@ def attention_tolerance(
     mean = total / 2.0 ** math.ceil(math.log2(s.shape[-1]))
     division = denominators.rounding + (denominators.error if certified else 0.0) + 2.0**-12 * np.sqrt(mean)
     return np.asarray(2.0 * share + 2.0 * division + 2.0**-26 / mean + 2.0**-12)
+
+
+@pytest.mark.parametrize("name", FORMS_OF_ATTENTION)
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_some_queries_is_that_of_all(name: str, masked: bool) -> None:
+    form = FORMS_OF_ATTENTION[name]
+    q, k, v = tokens(form, 7, n=5)
+    mask = np.array([1.0, 1.0, 1.0, 1.0, 0.0]) if masked else None
+    one, every = (attention_program(form, queries, k, v, on_grid([0.1, -0.2]), mask) for queries in (q[:, :1], q))
+    assert np.array_equal(twin_value(one), twin_value(every)[:, :1])
+    plain = plain_attention(q[:, :1], k, v, form, mask=mask)
+    np.testing.assert_allclose(plain, plain_attention(q, k, v, form, mask=mask)[:, :1])
+    for fused in (True, False):
+        run = run_two_parties(one, fused=fused, seeds=SEEDS)
+        assert together(run).shape == (2, 1, 8)
+        assert np.max(np.abs(together(run) - twin_value(one))) < 0.02
 
 
 @pytest.mark.parametrize("name", FORMS_OF_ATTENTION)

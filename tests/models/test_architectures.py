@@ -17,15 +17,15 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession, run_twin
 from comet_mpc.functions.root_rule import FINE_PRECISION
-from comet_mpc.models.blocks import position_buckets
+from comet_mpc.models.blocks import Sum, position_buckets
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import in_form
-from comet_mpc.models.heads import Head
+from comet_mpc.models.heads import Head, input_averages
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
-from comet_mpc.models.transformer import _ring, encoder_blocks, encoder_frame, input_mask, input_rows
+from comet_mpc.models.transformer import encoder_blocks, encoder_frame, input_mask, input_rows
 from comet_mpc.offline.sources import PAIR
 from support.small_models import CERTIFIED, UNMODIFIED, small_model
 from support.toy_model import make_checkpoint, some_texts
@@ -66,20 +66,33 @@ def model(directory: Path) -> ServedModel:
 
 
 def states_program(model: PublicModel, query: Query) -> Callable[[Session, Mapping[str, Weight]], list[Share]]:
-    """The rows after every layer, then the logits."""
+    """The rows after every layer, what is read of the last ones (`pooled`), then the logits."""
     shape, rules = model.shape, model.rules
 
     def run(session: Session, weights: Mapping[str, Weight]) -> list[Share]:
         rows = input_rows(session, query.tokens_only, query.rows.shape)
         mask = input_mask(session, query.mask, query.mask.shape)
-        frame = encoder_frame(session, mask, shape, rules, weights)
+        averages = input_averages(session, query.mask, query.mask.shape)
+        blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, rules, weights, averages)
+        rings = [block.ring(frame, own) for block, own in zip(blocks, rules.layers, strict=True)]
+        following = [*rings[1:], rules.head.ring(shape.hidden)]
         states = [
-            rows := block.run(frame, rows, own, last=False)
-            for block, own in zip(encoder_blocks(shape), rules.layers, strict=True)
+            rows := block.run(frame, rows, own, ring)
+            for block, own, ring in zip(blocks, rules.layers, following, strict=True)
         ]
         return [*states, model.program(query.batch, query.bucket, query)(session, weights)]
 
     return run
+
+
+def pooled(model: PublicModel, query: Query, states: list[Reals]) -> list[Reals]:
+    """The same states, but of the last ones only what the head reads."""
+    *before, last, answers = states
+    if model.shape.head.reads == "first":
+        last = last[:, 0]
+    elif model.shape.head.reads == "mean":
+        last = np.stack([rows[kept].mean(axis=0) for rows, kept in zip(last, query.mask == 1.0, strict=True)])
+    return [*before, last, answers]
 
 
 def opened(shares: list[Share], others: list[Share] | None = None) -> list[Reals]:
@@ -119,8 +132,8 @@ def token_ids(model: ServedModel, texts: list[str], bucket: int) -> npt.NDArray[
 
 
 def of_tokens(model: ServedModel, query: Query, layer: int) -> npt.NDArray[np.bool_]:
-    """What of a state, or of the answers, is not padding."""
-    if layer < model.shape.layers or model.shape.head.kind == "tokens":
+    """What of a state (`pooled`), or of the answers, is not padding."""
+    if layer < model.shape.layers - 1 or model.shape.head.reads == "all":
         return np.asarray(query.mask == 1.0)
     return np.ones(len(query.mask), bool)
 
@@ -138,7 +151,7 @@ TEXTS = [*some_texts(1, words=5), *some_texts(1, words=11, seed=4)]
 def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) -> None:
     query = PublicModel.unpack(model.package()).encode(TEXTS)
     program = states_program(model, query)
-    real = model.plain_states(query)
+    real = pooled(model, query, model.plain_states(query))
     twin = opened(run_twin(lambda session: program(session, model.weights())))
     run = run_two_parties(program, model.weights())
     parties = opened(run.client, run.server)
@@ -154,7 +167,8 @@ def test_the_twin_and_two_parties_agree_after_every_layer(model: ServedModel) ->
 def test_torch_has_the_same_states_from_the_same_file(directory: Path, model: ServedModel) -> None:
     query = model.encode(TEXTS)
     states = torch_states(directory, query, token_ids(model, TEXTS, query.bucket))
-    for layer, (wanted, found) in enumerate(zip(states, model.plain_states(query), strict=True)):
+    both = [pooled(model, query, each) for each in (states, model.plain_states(query))]
+    for layer, (wanted, found) in enumerate(zip(*both, strict=True)):
         chosen = of_tokens(model, query, layer)
         assert_close(found[chosen], wanted[chosen], TORCH, layer)
 
@@ -194,16 +208,14 @@ def test_an_encoder_with_very_long_rows(tmp_path: Path, least: float, longest: i
     rule = model.config.sites["layers.0.output_norm"].minimax
     assert rule is not None
     assert rule.high > 2.0**longest * rule.low
-    ring = _ring(model.shape, model.rules)
-    top = replace(rule, high=2.0**8 * rule.high)
-    longer = replace(model.rules.layers[0], variances=(top, top))
-    assert _ring(model.shape, replace(model.rules, layers=(longer,))) >= ring + 3
+    longer = replace(rule, high=2.0**8 * rule.high)
+    assert Sum(model.shape.hidden, longer).ring == Sum(model.shape.hidden, rule).ring + 4
     query = model.encode(TEXTS)
     program = states_program(model, query)
     run = run_two_parties(program, model.weights())
     twin = opened(run_twin(lambda session: program(session, model.weights())))
     for layer, (clear, secure, wanted) in enumerate(
-        zip(twin, opened(run.client, run.server), model.plain_states(query), strict=True)
+        zip(twin, opened(run.client, run.server), pooled(model, query, model.plain_states(query)), strict=True)
     ):
         chosen = of_tokens(model, query, layer)
         assert_close(clear[chosen], wanted[chosen], (0.04, 0.006), layer)

@@ -317,12 +317,12 @@ def test_a_few_very_large_weights_can_be_served_without_a_dealer(directory: Path
     bound = float(
         activation_bounds(*Weights(tensors).pair("layers.0.up"), *Weights(tensors).pair("layers.0.attention_norm"))[0]
     )
-    tensors["layers.0.down.weight"][0, 0] = 520.0 / bound
+    tensors["layers.0.down.weight"][0, 0] = 540.0 / bound
     tensors["layers.0.down.bias"][1] = 9.0
     config = certify(msgspec.structs.replace(config, sites={}), tensors)
     save_checkpoint(tmp_path / "large", config, tensors)
     model = ServedModel.load(tmp_path / "large")
-    assert np.abs(model.folded["layer.0.down.weight"]).max() == pytest.approx(520.0, rel=1e-3)
+    assert np.abs(model.folded["layer.0.down.weight"]).max() > 520.0  # centred, and so a little smaller
     masked = [weight.name for weight in Programs(model, PAIR).weights()]
     assert not any(name.endswith("bias") for name in masked)
     for name in masked:

@@ -167,7 +167,7 @@ def plain_attention(
     r = form.smu(s / form.score_scale, None if exact else form.scores) ** form.power
     if mask is not None:
         r = r * mask[..., None, None, :]
-    scale = 2.0 ** math.ceil(math.log2(q.shape[-2]))
+    scale = 2.0 ** math.ceil(math.log2(k.shape[-2]))
     root = plain_inverse_sqrt((r.sum(axis=-1, keepdims=True) + form.floor) / scale, denominators)
     return np.asarray(r @ v / scale * root**2)
 
@@ -197,14 +197,14 @@ def attention(
     """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1) or (heads, n, n), mask (n,).
 
     With a batch: (batch, heads, n, d) and a mask of (batch, n). The mask is 1 for a token and 0 for padding, and the
-    rows of v must be zero where it is 0.
+    rows of v must be zero where it is 0. q may have other rows than k and v, fewer say: so has what comes out.
 
     Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
     narrowest ring that holds what it enters. Reveals nothing.
     """
-    if not q.shape == k.shape == v.shape or len(q.shape) not in (3, 4):
+    if len(q.shape) not in (3, 4) or k.shape != v.shape or k.shape != (*q.shape[:-2], k.shape[-2], q.shape[-1]):
         raise ShapeError(f"attention needs q, k, v of one shape (heads, n, d), got {q.shape}, {k.shape}, {v.shape}")
-    n = q.shape[-2]
+    n = k.shape[-2]
     if mask is not None and mask.shape != (*q.shape[:-3], n):
         raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(*q.shape[:-3], n)}")
     with session.part("attention"):
@@ -237,16 +237,21 @@ def attention(
         return _divide(session, weighed, total.bounded(n * _R_TOP), n, v.bound, form, fraction, width)
 
 
+def _halves(rows: Share, q: Share) -> tuple[Share, Share]:
+    """Rows of queries and keys, one below the other, apart again."""
+    return rows[..., : q.shape[-2], :], rows[..., q.shape[-2] :, :]
+
+
 def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
     """q·kᵀ/√d."""
     d = q.shape[-1]
     bound = (form.score_bound + form.threshold_bound) * math.sqrt(d)
     with session.part("scores"):
-        rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
+        rows = concatenate([q, k], axis=-2)
         bits = min(rows.fraction, _VALUE)
         width = ring_width(2 * bits + SPARE, bound)
         rows = session.truncate_to(rows, bits, min(width, rows.width))
-        opened = session.open(rows[0], rows[1])
+        opened = session.open(*_halves(rows, q))
         product = session.matmul(*opened, transposed=True, bound=bound, precision=_SCORE)
         return product.times(round(2**SPARE / math.sqrt(d))).times_power(-SPARE).bounded(bound / math.sqrt(d))
 
@@ -257,7 +262,7 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
     if rule is None:
         raise RuleError("cosine attention needs a rule for the norms")
     with session.part("scores"):
-        rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
+        rows = concatenate([q, k], axis=-2)
         bits = min(rows.fraction, _query_bits(rule, q.shape[-1]))
         limit = rule.overshoot + 2.0**-8
         ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
@@ -270,9 +275,9 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         unit = session.product(opened, y, bound=limit)
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
         unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
-        halves = session.open(unit[0], unit[1])
+        halves = session.open(*_halves(unit, q))
         # scores are halved before they are cut
-        return session.matmul(halves[0], halves[1], transposed=True, bound=top, precision=_SCORE - 1)
+        return session.matmul(*halves, transposed=True, bound=top, precision=_SCORE - 1)
 
 
 def _power(session: Session, activated: Share, form: AttentionForm, fraction: int, width: int) -> Share:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from comet_mpc.functions.row_rule import row_rule
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
-V, Y = variables("v y")
+V, W, Y = variables("v w y")
 
 _FRACTION_V = 12
 _FRACTION_Y = 14
@@ -25,6 +26,11 @@ SUMMANDS = _FRACTION_V + 1
 def shrink_factor(size: int) -> float:
     """size = shrink·2^bits with shrink in (1/2, 1]."""
     return float(size / 2 ** math.ceil(math.log2(size)))
+
+
+def largest_norm(size: int, rule: InverseRule) -> float:
+    """‖v‖ of what `normalise` takes by that rule, for every input."""
+    return math.sqrt(rule.high * 2.0 ** math.ceil(math.log2(size)))
 
 
 def layer_norm_rule(
@@ -49,6 +55,33 @@ def padding_bits(session: Session, mask: Share, rule: InverseRule) -> Deferred[O
     return session.defer(Open(bits))
 
 
+@dataclass(frozen=True)
+class Centred:
+    """v = (size·x - Σx)/2^k of shared rows x, with size = odd·2^power: exact, but for a unit of what is taken off.
+
+    odd·x takes no more than k - power further fraction bits, and only Σx, of which there is one a row, is truncated.
+    """
+
+    scaled: Share
+    mean: Deferred[Share]
+
+    @staticmethod
+    def of(session: Session, x: Share, width: int, bound: float) -> Centred:
+        """width: of the ring that v is wanted in. bound: |Σx/2^k|. The truncation is free, or rides along."""
+        bits, power = math.ceil(math.log2(x.shape[-1])), power_in(x.shape[-1])
+        mean = x.sum(keep=True).times_power(-bits).bounded(bound)
+        scaled = x.times(x.shape[-1] >> power).times_power(power - bits)
+        return Centred(scaled, session.defer(Truncate(mean, power, width)))
+
+    def result(self) -> Share:
+        return self.scaled - self.mean.result()
+
+
+def power_in(size: int) -> int:
+    """size = odd·2^power."""
+    return (size & -size).bit_length() - 1
+
+
 def layer_norm(
     session: Session,
     x: Share,
@@ -57,29 +90,96 @@ def layer_norm(
     epsilon: float = 1e-12,
     fraction: int = 12,
     width: int = WORD,
+) -> Share:
+    """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β: `normalise` of v = (size·x - Σx)/2^k."""
+    bits = math.ceil(math.log2(x.shape[-1]))
+    v = (x.times(x.shape[-1]) - x.sum(keep=True)).times_power(-bits)
+    return normalise(session, v, rule, epsilon=epsilon, fraction=fraction, width=width)
+
+
+def normalise(
+    session: Session,
+    v: Share,
+    rule: InverseRule,
+    *,
+    epsilon: float = 1e-12,
+    fraction: int = 12,
+    width: int = WORD,
     keep: Opened | None = None,
 ) -> Share:
-    """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β.
+    """x / sqrt(mean square + ε) along the last axis, of v = x·size/2^k: LayerNorm, if x has the mean 0.
 
     keep: a bit for every row (last axis 1); rows with 0 become zero, at no round and no byte but for the rows' own
 
-    Works with v = (size·x - Σx)/2^k, which needs no division before the square. v is opened once and serves the
-    square and the product; of the masks' squares only row sums are needed. The result has `fraction` bits in a ring of
-    `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row quantities. Reveals nothing.
+    v is opened once and serves the square and the product; of the masks' squares only row sums are needed. The result
+    has `fraction` bits in a ring of `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row
+    quantities. Reveals nothing.
     """
     with session.part("layer_norm"):
-        bits = math.ceil(math.log2(x.shape[-1]))
-        centred = (x.times(x.shape[-1]) - x.sum(keep=True)).times_power(-bits)
-        return _over_root(session, centred, rule, epsilon, fraction, width, keep)
+        return _over_root(session, v, rule, epsilon, fraction, width, keep)
 
 
-def root_mean_square(
-    session: Session, x: Share, rule: InverseRule, *, epsilon: float = 1e-12, fraction: int = 12, width: int = WORD
+def normalised_mean(
+    session: Session,
+    v: Share,
+    rule: InverseRule,
+    averages: Share,
+    *,
+    epsilon: float = 1e-12,
+    fraction: int = 12,
+    width: int = WORD,
 ) -> Share:
-    """x / sqrt(mean square + ε) along the last axis: `layer_norm` without the mean, by the same kind of rule."""
-    with session.part("length"):
-        bits = math.ceil(math.log2(x.shape[-1]))
-        return _over_root(session, x.times(x.shape[-1]).times_power(-bits), rule, epsilon, fraction, width)
+    """Σ_t w_t·n_t over the tokens t, n the rows that `normalise` gives and w the `averages` (batch, tokens).
+
+    From Σ_t (w_t·y_t)·v_t, so neither n nor a product of every element is needed: one row a text comes out, (batch,
+    size), and what is done with every row ends with the opening of v. w is at least 0 and adds up to 1, but for its
+    rounding. Rounds and openings as `normalise`, and one round for w·y. Reveals nothing.
+    """
+    with session.part("layer_norm"):
+        return _mean_over_root(session, v, rule, averages, epsilon, fraction, width)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What v / sqrt(t) is computed with, t = shrink·mean(v²) + ε·shrink³, for rows of `size` numbers."""
+
+    size: int
+    rule: InverseRule
+
+    @property
+    def total(self) -> float:
+        """Σ v², for every input."""
+        return largest_norm(self.size, self.rule) ** 2
+
+    @property
+    def limit(self) -> float:
+        """A coordinate of n."""
+        return (self.rule.overshoot + 2.0**-8) * math.sqrt(self.size)
+
+    @property
+    def constant(self) -> float:
+        """n = v·sqrt(shrink)/sqrt(t), of which the rule's gain is in y."""
+        return math.sqrt(shrink_factor(self.size)) / self.rule.gain
+
+    @property
+    def fraction(self) -> int:
+        """Fraction bits of n before it is truncated."""
+        return _FRACTION_V + _FRACTION_Y + (0 if self.constant == 1.0 else SPARE)
+
+    def ring(self, session: Session, limit: float, fraction: int) -> Ring:
+        """For v², and for a product of v that has this bound and these fraction bits."""
+        return session.ring(0, max(self.total * 4.0**_FRACTION_V, limit * 2.0**fraction))
+
+    def inverse(
+        self, session: Session, v: Share, ring: Ring, epsilon: float, keep: Opened | None = None
+    ) -> tuple[Opened, Share]:
+        """v, opened in that ring, and 1/sqrt(t)."""
+        bits, shrink = math.ceil(math.log2(self.size)), shrink_factor(self.size)
+        top = largest_norm(self.size, self.rule)
+        opened = session.open(session.truncate_to(v.bounded(top), _FRACTION_V, ring))
+        squares = session.square_sum(opened, bound=self.total).times_power(-bits)
+        t = session.add_constant(squares, epsilon * shrink**3).bounded(self.rule.high)
+        return opened, inverse_sqrt(session, t, self.rule, keep=keep)
 
 
 def _over_root(
@@ -92,33 +192,57 @@ def _over_root(
     keep: Opened | None = None,
 ) -> Share:
     """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
-    size = v.shape[-1]
-    bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
-    total = rule.high * 2.0**bits  # Σ v², for every input
-    limit = (rule.overshoot + 2.0**-8) * math.sqrt(size)
-    constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
-    spare = 0 if constant == 1.0 else SPARE
-    whole = _FRACTION_V + _FRACTION_Y + spare
-    ring = session.ring(0, max(total * 4.0**_FRACTION_V, limit * 2.0**whole))
-    if not ring.modulus and (free := width + whole - fraction) <= WORD:
+    sizes = _Sizes(v.shape[-1], rule)
+    ring = sizes.ring(session, sizes.limit, sizes.fraction)
+    if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
         ring = Ring(max(ring.width, free))  # so that the last truncation is free
-    opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, ring))
-    squares = session.square_sum(opened, bound=total).times_power(-bits)
-    t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
-    inverse = inverse_sqrt(session, t, rule, keep=keep)
+    opened, inverse = sizes.inverse(session, v, ring, epsilon, keep)
     y = session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)
-    result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
+    result = session.evaluate(sizes.constant * V * Y, {"v": opened, "y": y}, fraction=sizes.fraction, bound=sizes.limit)
     return session.truncate_to(result, fraction, width)
+
+
+def _mean_over_root(
+    session: Session, v: Share, rule: InverseRule, averages: Share, epsilon: float, fraction: int, width: int
+) -> Share:
+    """Σ_t w_t·v_t / sqrt(t_t), times sqrt(shrink): a matrix product, or in an odd ring element by element."""
+    batch, tokens, size = v.shape
+    sizes = _Sizes(size, rule)
+    limit = sizes.limit * (1.0 + tokens * 2.0**-averages.fraction)
+    whole = sizes.fraction + averages.fraction
+    ring = sizes.ring(session, limit, whole)
+    row_ring = ring if ring.modulus else Ring(WORD)
+    column = averages.reshape(batch, tokens, 1)
+    if ring.modulus:
+        deferred = session.defer(Truncate(column, 0, ring.width, ring.modulus), Open)
+    else:
+        deferred = session.defer(Open(column))
+    opened, inverse = sizes.inverse(session, v, ring, epsilon)
+    y, w = session.reopen(inverse, _FRACTION_Y, row_ring), deferred.result()
+    weighed = session.evaluate(
+        sizes.constant * W * Y, {"w": w, "y": y}, fraction=whole - _FRACTION_V, bound=y.bound * averages.bound
+    )
+    if ring.modulus:
+        products = session.product(opened, session.open(weighed), bound=sizes.limit)
+        mean = products.sum(axis=-2).bounded(limit)
+    else:
+        row = session.open(weighed.narrow(ring.width).reshape(batch, 1, tokens))
+        mean = session.matmul(row, opened, bound=limit).reshape(batch, size)
+    return session.truncate_to(mean, fraction, width)
 
 
 def plain_layer_norm(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
     """The same in real arithmetic, by a rule of `layer_norm_rule`, or exactly."""
-    return plain_root_mean_square(x - x.mean(axis=-1, keepdims=True), rule, epsilon=epsilon)
+    return plain_normalise(shrink_factor(x.shape[-1]) * plain_centred(x), rule, epsilon=epsilon)
 
 
-def plain_root_mean_square(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
-    square = (x**2).mean(axis=-1, keepdims=True) + epsilon
+def plain_centred(x: Reals, axis: int = -1) -> Reals:
+    return np.asarray(x - x.mean(axis=axis, keepdims=True))
+
+
+def plain_normalise(v: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
+    """`normalise` in real arithmetic, or exactly."""
+    shrink, square = shrink_factor(v.shape[-1]), (v**2).mean(axis=-1, keepdims=True)
     if rule is None:
-        return np.asarray(x / np.sqrt(square))
-    shrink = shrink_factor(x.shape[-1])
-    return np.asarray(x * shrink * rule(square * shrink**3) * (math.sqrt(shrink) / rule.gain))
+        return np.asarray(v / np.sqrt(square + epsilon * shrink**2))
+    return np.asarray(v * rule(square * shrink + epsilon * shrink**3) * (math.sqrt(shrink) / rule.gain))

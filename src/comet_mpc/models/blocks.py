@@ -2,7 +2,8 @@
 
 A *part* (attention, feed-forward) says which weights it has and what it makes of normalised rows. A *block* puts parts
 together: which come, in which order, and where rows are normalised. `PostNormBlock` is a layer of BERT and its like.
-Another order of the same parts is another class here; another part needs `weights`, `least_ring` and `run`.
+Another order of the same parts is another class here; another part needs `weights`, `least_ring`, `product`
+and `run`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,30 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Session, Weight
+from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.parts import Block
-from comet_mpc.engine.share import SERVER, Share
+from comet_mpc.engine.share import SERVER, Share, ring_width
+from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu
 from comet_mpc.functions.attention import AttentionForm, argument_bits, attention
-from comet_mpc.functions.layer_norm import SUMMANDS, layer_norm, padding_bits
+from comet_mpc.functions.layer_norm import (
+    SUMMANDS,
+    Centred,
+    largest_norm,
+    normalise,
+    normalised_mean,
+    padding_bits,
+    power_in,
+)
 from comet_mpc.functions.rule import FRACTION_X, InverseRule, Rule, Smu
-from comet_mpc.models.heads import ROWS, linear
+from comet_mpc.models.heads import ROWS, WEIGHTS, Reads, linear, shifted
 
-WEIGHTS = 14
-"""Fraction bits of the matrices whose products are added up."""
 SLACK = 1.0 + 2.0**-8
 """LayerNorm's output has norm √d up to its rule's error, so a neuron normalised by its bound stays within this."""
+SKIP_BOUND = 2.0**11
+"""|γ⊙n + b|: what a twin would notice. Only its mean is ever truncated."""
+MEAN_BOUND = 2.0**6
+"""|Σ(γ⊙n + b)|/2^k, which `fold.check_fixed` proves for the weights that are served."""
 _CONTEXT = 15  # fraction bits of attention's output
 _ACTIVE = 14  # and of the activation's, at least
 
@@ -56,47 +68,98 @@ class LayerRules:
 class Frame:
     """What all blocks of a run have in common.
 
-    mask            of padding, (batch, tokens): 1 for a token
-    ring            of normalised rows and of what they are multiplied into: bits
-    residual_bound  |x| before a LayerNorm
+    mask      of padding, (batch, tokens): 1 for a token
+    averages  the weights of a mean over a text's tokens, (batch, tokens), if it is read
     """
 
     session: Session
     mask: Share
     weights: Mapping[str, Weight]
-    ring: int
-    residual_bound: float
     epsilon: float
+    averages: Share | None = None
 
-    def narrower(self, fraction: int, weight: str) -> int:
-        """The ring of x with `fraction` bits, if W·x is lifted to the scale of the rows before it is added to them."""
-        return self.ring - (ROWS + WEIGHTS - fraction - self.weights[weight].fraction)
+
+@dataclass(frozen=True)
+class Sum:
+    """How a sum W·f + γ⊙n + b is held before its LayerNorm: centred already, and times d/2^k (`Centred`).
+
+    The server has centred W and b, and multiplied W by d/2^k (`fold`). So only γ⊙n + b has a mean, one number a row.
+    """
+
+    hidden: int
+    rule: InverseRule
+    """Of the LayerNorm."""
+
+    @property
+    def fraction(self) -> int:
+        return ROWS + WEIGHTS + math.ceil(math.log2(self.hidden)) - power_in(self.hidden)
+
+    @property
+    def ring(self) -> int:
+        """The narrowest that holds it, in bits, and the mean that is taken off."""
+        return ring_width(self.fraction, max(largest_norm(self.hidden, self.rule), MEAN_BOUND))
+
+    @property
+    def rows_ring(self) -> int:
+        """Of rows n from which γ⊙n comes into it: with room for the mean, before it is truncated."""
+        return max(self.ring, ring_width(ROWS + WEIGHTS + math.ceil(math.log2(self.hidden)), MEAN_BOUND))
+
+    def narrower(self, fraction: int, weight: Weight) -> int:
+        """The ring of f with `fraction` bits, of which W·f is lifted to the scale of the sum."""
+        return self.ring - (self.fraction - fraction - weight.fraction)
+
+    def skip(self, frame: Frame, rows: Given, gamma: str, bias: str) -> Centred:
+        """γ⊙n + b, centred."""
+        session, weights = frame.session, frame.weights
+        scaled = session.scale(rows, weights[gamma], bound=SKIP_BOUND, precision=SUMMANDS)
+        return Centred.of(session, shifted(session, scaled, weights[bias], SKIP_BOUND), self.ring, MEAN_BOUND)
+
+    def with_product(self, frame: Frame, rows: Given, weight: str, skip: Share) -> Share:
+        """W·f + γ⊙n + b."""
+        top = largest_norm(self.hidden, self.rule)
+        product = frame.session.linear(rows, frame.weights[weight], bound=top, precision=SUMMANDS)
+        return product.lift(self.fraction) + skip
 
 
 class Part(ABC):
-    """A part of a block: W·f(x) + γ⊙x from normalised rows x, γ being what LayerNorm left to be multiplied by."""
+    """A part of a block: W·f(x) + γ⊙x + b from normalised rows x, γ being what LayerNorm left to be multiplied by."""
 
     skip: str
     """The name of γ."""
     least_ring: int
-    """Of the rows it takes, in bits: what it makes of them is then truncated for free."""
+    """Of the rows it takes, in bits: what it makes of them is then truncated for free, except into odd rings."""
 
     @abstractmethod
     def weights(self) -> Sizes:
         """Its weights, γ aside, in the order in which they are used."""
 
+    def ring(self, frame: Frame, rules: LayerRules, total: Sum, prefix: str) -> int:
+        """Of the rows it takes, in bits: as wide as a product with its weights needs, and what is skipped."""
+        name, bound = self.product(rules)
+        product = ring_width(ROWS + frame.weights[prefix + name].fraction, bound * (1.0 + 2.0**-6))
+        return max(product, total.rows_ring, 0 if frame.session.odd else self.least_ring)
+
     @abstractmethod
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
-        """The sum, (batch, tokens, hidden). prefix: of its weights' names"""
+    def product(self, rules: LayerRules) -> tuple[str, float]:
+        """The weight that is applied to the rows, and what their product is within, but for rounding."""
+
+    @abstractmethod
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
+        """The sum, (batch, tokens, hidden), of one token if the part says so. prefix: of its weights' names"""
 
 
 @dataclass(frozen=True)
 class Attention(Part):
-    """Attention between all tokens. buckets: of relative positions, each with its own bias; 0 for none"""
+    """Attention between all tokens.
+
+    buckets  of relative positions, each with its own bias; 0 for none
+    first    only the first token of a text looks at the others: one row comes out, (batch, 1, hidden)
+    """
 
     hidden: int
     heads: int
     buckets: int
+    first: bool = False
     skip: str = "first"
     least_ring: int = 55
 
@@ -110,38 +173,43 @@ class Attention(Part):
             "output.bias": (d,),
         }
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
-        session, mask, d, half = frame.session, frame.mask, self.hidden, frame.residual_bound / 2
-        form, weights = rules.attention, frame.weights
+    def product(self, rules: LayerRules) -> tuple[str, float]:
+        return "qkv.weight", max(rules.query_bound, rules.value_bound)
+
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
+        session, mask, d, form, weights = frame.session, frame.mask, self.hidden, rules.attention, frame.weights
+        batch, tokens, _ = rows.shape
+        asking = 1 if self.first else tokens
         with session.part("linear"):
             given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width))
             top, precision = max(rules.query_bound, rules.value_bound), argument_bits(form, d // self.heads)
             qkv = linear(session, given, weights, prefix + "qkv", top, precision)
-            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half, precision=SUMMANDS)
+            skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "output.bias")
         q, k, v = (self._split(qkv[..., i * d : (i + 1) * d]) for i in range(3))
+        narrow = total.narrower(_CONTEXT, weights[prefix + "output.weight"])
         context = attention(
             session,
-            q.bounded(rules.query_bound),
+            q[:, :, :asking].bounded(rules.query_bound),
             k.bounded(rules.query_bound),
             v.bounded(rules.value_bound),
             form,
-            thresholds=self._thresholds(session, weights[prefix + "threshold"], rows.shape[1], form.threshold_bound),
+            thresholds=self._thresholds(session, weights[prefix + "threshold"], asking, tokens, form.threshold_bound),
             mask=mask,
             fraction=_CONTEXT,
-            width=frame.narrower(_CONTEXT, prefix + "output.weight"),
+            width=max(narrow, ring_width(_CONTEXT, 2.0 * rules.value_bound)),
         )
         with session.part("linear"):
-            given = session.give(context.transpose(0, 2, 1, 3).reshape(*rows.shape))
-            return linear(session, given, weights, prefix + "output", half, SUMMANDS).lift(ROWS + WEIGHTS) + skip
+            given = session.give(context.transpose(0, 2, 1, 3).reshape(batch, asking, d))
+            return total.with_product(frame, given, prefix + "output.weight", skip.result()[:, :asking])
 
     def _split(self, share: Share) -> Share:
         """(batch, tokens, heads·d) -> (batch, heads, tokens, d)."""
         batch, tokens, size = share.shape
         return share.reshape(batch, tokens, self.heads, size // self.heads).transpose(0, 2, 1, 3)
 
-    def _thresholds(self, session: Session, weight: Weight, tokens: int, bound: float) -> Share:
+    def _thresholds(self, session: Session, weight: Weight, asking: int, tokens: int, bound: float) -> Share:
         """What every head takes off its scores, relative positions included: the server's, nothing is sent."""
-        pairs = position_buckets(tokens, self.buckets)
+        pairs = position_buckets(tokens, self.buckets)[:asking]
         values = None if weight.values is None else (weight.values * 2.0**-weight.fraction)[:, pairs]
         return session.private(SERVER, (self.heads, *pairs.shape), 24, bound, values)
 
@@ -159,18 +227,20 @@ class FeedForward(Part):
         d, m = self.hidden, self.intermediate
         return {"up.weight": (m, d), "up.bias": (m,), "down.weight": (d, m), "down.bias": (d,)}
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, prefix: str) -> Share:
-        session, weights, half = frame.session, frame.weights, frame.residual_bound / 2
+    def product(self, rules: LayerRules) -> tuple[str, float]:
+        return "up.weight", rules.neuron_bound
+
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
+        session, weights = frame.session, frame.weights
         fraction = max(_ACTIVE, rules.activation_rule.precision)
         with session.part("linear"):
             given = session.give(rows)
             up = linear(session, given, weights, prefix + "up", rules.neuron_bound, max(fraction, FRACTION_X))
-            skip = session.scale(given, weights[f"{prefix}{self.skip}.gamma"], bound=half, precision=SUMMANDS)
-        ring = frame.narrower(fraction, prefix + "down.weight")
+            skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "down.bias")
+        ring = total.narrower(fraction, weights[prefix + "down.weight"])
         active = smu(session, up, rules.activation, rules.activation_rule, fraction=fraction, width=ring)
         with session.part("linear"):
-            given = session.give(active)
-            return linear(session, given, weights, prefix + "down", half, SUMMANDS).lift(ROWS + WEIGHTS) + skip
+            return total.with_product(frame, session.give(active), prefix + "down.weight", skip.result())
 
 
 @dataclass(frozen=True)
@@ -178,10 +248,13 @@ class PostNormBlock:
     """x -> LayerNorm(part(x)), part by part: a layer of an encoder such as BERT.
 
     β of every LayerNorm is in the biases that follow it: of the next linear layer, and of the sum it skips to.
+
+    reads  what is made of its rows; None: another block reads them
     """
 
     name: Block
     parts: tuple[Part, ...]
+    reads: Reads | None = None
 
     @property
     def prefix(self) -> str:
@@ -194,22 +267,41 @@ class PostNormBlock:
         hidden = next(iter(sizes.values()))[-1]
         return sizes | {f"{self.prefix}{part.skip}.gamma": (hidden,) for part in self.parts}
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, *, last: bool) -> Share:
-        """The normalised rows (batch, tokens, hidden) after the block, from those before it.
+    def _sums(self, rules: LayerRules) -> list[Sum]:
+        hidden = next(iter(self.weights().values()))[-1]
+        return [Sum(hidden, rule) for rule in rules.variances]
 
-        Rows of padding must be zero, where the mask is; so are those that come out, unless it is the last block, whose
-        rows meet no attention any more.
+    def ring(self, frame: Frame, rules: LayerRules) -> int:
+        """Of the rows it takes, in bits."""
+        return self.parts[0].ring(frame, rules, self._sums(rules)[0], self.prefix)
+
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, width: int) -> Share:
+        """The normalised rows (batch, tokens, hidden) after the block, from those before it; if they are the first
+        tokens' or means, (batch, hidden). width: of their ring
+
+        Rows of padding must be zero, where the mask is; so are those that come out for another block. A head does not
+        look at them.
         """
-        session, first = frame.session, self.parts[0]
-        rows = rows.narrow(max(frame.ring, first.least_ring))
-        bits = None if last else padding_bits(session, frame.mask, rules.variances[-1])
-        following = [*(part.least_ring for part in self.parts[1:]), 0 if last else first.least_ring]
-        for part, least, rule in zip(self.parts, following, rules.variances, strict=True):
-            summed = part.run(frame, rows, rules, self.prefix)
+        session, sums = frame.session, self._sums(rules)
+        bits = padding_bits(session, frame.mask, rules.variances[-1]) if self.reads is None else None
+        rings = [part.ring(frame, rules, total, self.prefix) for part, total in zip(self.parts, sums, strict=True)]
+        rows = rows.narrow(rings[0])
+        for part, total, following in zip(self.parts, sums, [*rings[1:], width], strict=True):
+            summed = part.run(frame, rows, rules, total, self.prefix)
+            if self.reads == "mean" and part is self.parts[-1]:
+                return self._mean(frame, summed, total.rule, width)
             keep = bits.result() if bits is not None and part is self.parts[-1] else None
-            width = max(frame.ring, least)
-            rows = layer_norm(session, summed, rule, epsilon=frame.epsilon, fraction=ROWS, width=width, keep=keep)
-        return rows
+            rows = normalise(
+                session, summed, total.rule, epsilon=frame.epsilon, fraction=ROWS, width=following, keep=keep
+            )
+        return rows[:, 0] if self.reads == "first" else rows
+
+    def _mean(self, frame: Frame, summed: Share, rule: InverseRule, width: int) -> Share:
+        if frame.averages is None:
+            raise ShapeError(f"{frame.session.here}: a mean over a text's tokens needs its weights")
+        return normalised_mean(
+            frame.session, summed, rule, frame.averages, epsilon=frame.epsilon, fraction=ROWS, width=width
+        )
 
 
 def position_buckets(tokens: int, buckets: int) -> npt.NDArray[np.int64]:

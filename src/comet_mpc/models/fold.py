@@ -5,8 +5,12 @@ are divided by their heads' bounds, neurons by theirs, and W₂ multiplied: exac
 nothing. `plain_states` is the model they make in the clear.
 
 The first matrices of a layer are applied to n + m, m the padding mask (`transformer`). n has mean 0, so rows with the
-mean b/d give W·n + b·m: values are zero where m is. Those of queries and keys have the mean 0, and the bias takes off
-γ again from γ⊙(n + m).
+mean b/d give W·n + b·m: values are zero where m is. Those of queries, keys and neurons have the mean 0, and the bias
+takes off γ again from γ⊙(n + m).
+
+What is normalised is wanted as v = C(x)·d/2^k, C z = z - mean(z). With x = W·f + γ⊙n + b that is (C·W·d/2^k)·f, in
+the weights, and C(γ⊙n + b)·d/2^k, of which the parties take off the mean (`blocks.Sum`). b is centred all the same, so
+that the mean stays small.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ from comet_mpc.engine import Weight
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
-from comet_mpc.functions.layer_norm import plain_layer_norm, plain_root_mean_square
-from comet_mpc.functions.rule import plain_inverse_sqrt
-from comet_mpc.models.blocks import position_buckets
+from comet_mpc.functions.layer_norm import plain_centred, plain_normalise, shrink_factor
+from comet_mpc.functions.rule import InverseRule, plain_inverse_sqrt
+from comet_mpc.models.blocks import MEAN_BOUND, position_buckets
 from comet_mpc.models.bounds import SLACK, Weights, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Tensors, tensor_shapes
 from comet_mpc.models.heads import Head, Pooler
@@ -37,7 +41,7 @@ _SCORES = 64.0
 
 def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
     """Folded weights, and public bounds of attention's values and of the answers."""
-    e, get = config.encoder, Weights(tensors).pair
+    e, get, shrink = config.encoder, Weights(tensors).pair, shrink_factor(config.encoder.hidden)
     folded: dict[str, Reals] = {}
     value_bounds = []
     gamma, beta = get("embeddings.norm")
@@ -49,13 +53,14 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         ]
         parts.append(get(source + "value"))
         value_bounds.append(power_of_two_above(1.05 * float(np.max(activation_bounds(*parts[2], gamma, beta)))))
-        matrices = [_centred(w * gamma) for w, _ in parts]
+        matrices = [plain_centred(w * gamma) for w, _ in parts]
         shifts = [w @ beta + b for w, b in parts]
         matrices[2], shifts[2] = matrices[2] + shifts[2][:, None] / e.hidden, np.zeros(e.hidden)
         folded[target + "qkv.weight"], folded[target + "qkv.bias"] = np.concatenate(matrices), np.concatenate(shifts)
         folded[target + "threshold"] = _thresholds(config, tensors, i)
         output, bias = get(source + "attention_output")
-        folded[target + "output.weight"], folded[target + "output.bias"] = output, bias + beta - gamma
+        folded[target + "output.weight"] = shrink * plain_centred(output, axis=0)
+        folded[target + "output.bias"] = plain_centred(bias + beta - gamma)
         folded[target + "first.gamma"] = gamma
         gamma, beta = get(source + "attention_norm")
         if config.activation.normalised:
@@ -63,16 +68,24 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         else:
             scale, (up, up_bias), down = neuron_scale(config, i), get(source + "up"), get(source + "down")[0]
             up, up_bias, down = up / scale, up_bias / scale, down * scale
-        folded[target + "up.weight"], folded[target + "up.bias"] = up * gamma, up @ beta + up_bias
-        folded[target + "down.weight"], folded[target + "down.bias"] = down, get(source + "down")[1] + beta
+        folded[target + "up.weight"], folded[target + "up.bias"] = plain_centred(up * gamma), up @ beta + up_bias
+        folded[target + "down.weight"] = shrink * plain_centred(down, axis=0)
+        folded[target + "down.bias"] = plain_centred(get(source + "down")[1] + beta)
         folded[target + "second.gamma"] = gamma
         gamma, beta = get(source + "output_norm")
     head, bound = _folded_head(config, tensors, gamma, beta)
     return folded | head, tuple(value_bounds), power_of_two_above(1.1 * bound)
 
 
-def _centred(matrix: Reals) -> Reals:
-    return np.asarray(matrix - matrix.mean(axis=1, keepdims=True))
+def fold_tables(tables: Mapping[str, npt.NDArray[np.float32]], first_position: int) -> dict[str, Reals]:
+    """Embedding tables that stay at the server: every row centred and times d/2^k, as their sum is normalised."""
+    rows = [tables["words"], *([tables["types"]] if "types" in tables else [])]
+    shrink = shrink_factor(rows[0].shape[1])
+    symbols, positions = np.concatenate(rows).astype(np.float64), tables["positions"].astype(np.float64)
+    return {
+        "embeddings.weight": shrink * plain_centred(symbols).T,
+        "embeddings.positions": shrink * np.roll(plain_centred(positions), -first_position, axis=0),
+    }
 
 
 def _folded_head(config: CometConfig, tensors: Tensors, gamma: Reals, beta: Reals) -> tuple[dict[str, Reals], float]:
@@ -80,7 +93,8 @@ def _folded_head(config: CometConfig, tensors: Tensors, gamma: Reals, beta: Real
     if config.head.kind == "embedding":
         size = math.sqrt(len(gamma))
         bound = size if config.head.unit else float(np.max(np.abs(gamma) * size * (1.0 + SLACK) + np.abs(beta)))
-        return {"embedding.gamma": gamma, "embedding.bias": beta}, bound
+        scale = shrink_factor(len(gamma)) if config.head.unit else 1.0
+        return {"embedding.gamma": scale * gamma, "embedding.bias": scale * beta}, bound
     matrix, bias = Weights(tensors).pair("classifier")
     if config.pooler == "none":
         bound = float(np.max(activation_bounds(matrix, bias, gamma, beta)))
@@ -116,6 +130,10 @@ def neuron_scale(config: CometConfig, layer: int) -> float:
     return power_of_two_above(math.sqrt(config.sites[f"layers.{layer}.activation"].rule.high))
 
 
+def _real(weight: Weight) -> Reals:
+    return np.asarray(weight.fixed() * 2.0**-weight.fraction)
+
+
 def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, Weight]) -> None:
     """Proves the bounds again for the weights as they are served, rounded to fixed point.
 
@@ -126,9 +144,7 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
     ones, zeros = np.ones(d), np.zeros(d)
 
     def real(name: str) -> tuple[Reals, Reals]:
-        weights = fixed[name + ".weight"], fixed[name + ".bias"]
-        matrix, bias = (np.asarray(w.values, np.float64) * 2.0**-w.fraction for w in weights)
-        return matrix, bias
+        return _real(fixed[name + ".weight"]), _real(fixed[name + ".bias"])
 
     def check(where: str, matrix: Reals, bias: Reals, limit: float) -> None:
         if float(np.max(activation_bounds(matrix, bias, ones, zeros))) > limit:
@@ -140,6 +156,7 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         bias = bias + matrix.sum(axis=1)  # they are applied to n + 1
         check(f"layer {i}: value", matrix[2 * d :], bias[2 * d :], own.value_bound)
         check(f"layer {i}: up", *real(layer + "up"), 1.0 + 2.0**-8 - 2.0**-12)
+        _check_skips(fixed, layer)
         limit = own.query_bound - math.sqrt(d // shape.heads) * 2.0**-13
         if np.max(head_bounds(matrix[: 2 * d], bias[: 2 * d], ones, zeros, 2 * shape.heads)) > limit:
             raise CheckpointError(f"layer {i}: a query or key may leave its range once it is rounded to fixed point")
@@ -149,6 +166,16 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         check("the pooler", *real("pooler"), 1.0 + 2.0**-8 - 2.0**-12)
     elif shape.labels:
         check("the classifier", *real("classifier"), rules.head.bound)
+
+
+def _check_skips(fixed: Mapping[str, Weight], layer: str) -> None:
+    """|Σ(γ⊙n + b)|/2^k is within the bound that `blocks.Sum` claims; n + 1 in place of n in the first part."""
+    for name, other in (("first.gamma", "output.bias"), ("second.gamma", "down.bias")):
+        gamma, bias = _real(fixed[layer + name]), _real(fixed[layer + other])
+        d = len(gamma)
+        largest = np.linalg.norm(gamma) / math.sqrt(d) * (1.0 + SLACK) + abs(gamma.mean()) + abs(bias.mean())
+        if shrink_factor(d) * float(largest) > MEAN_BOUND:
+            raise CheckpointError(f"{layer}{name} is too large: the mean of what it scales may leave its range")
 
 
 def _linear(weights: Mapping[str, Reals], x: Reals, name: str) -> Reals:
@@ -168,9 +195,14 @@ def plain_states(
 
     The normalised rows after every layer, then the answers.
     """
-    batch, tokens, d = rows.shape
+    (batch, tokens, d), shrink = rows.shape, shrink_factor(rows.shape[-1])
     places = position_buckets(tokens, shape.buckets)
     linear = partial(_linear, weights)
+
+    def normalised(x: Reals, name: str, gamma: str, rule: InverseRule | None) -> Reals:
+        skip = weights[gamma] * rows + weights[name + ".bias"]
+        total = x @ weights[name + ".weight"].T + shrink * plain_centred(skip)
+        return plain_normalise(total, rule, epsilon=rules.epsilon)
 
     states, bits = [], mask[..., None]
     rows = rows * bits
@@ -181,11 +213,10 @@ def plain_states(
         q, k, v = qkv.transpose(2, 0, 3, 1, 4)
         thresholds = weights[layer + "threshold"][:, places]
         context = plain_attention(q, k, v, own.attention, thresholds, mask, exact=exact)
-        output = linear(context.transpose(0, 2, 1, 3).reshape(rows.shape), layer + "output")
-        rows = plain_layer_norm(output + weights[layer + "first.gamma"] * rows, first, epsilon=rules.epsilon)
+        context = context.transpose(0, 2, 1, 3).reshape(rows.shape)
+        rows = normalised(context, layer + "output", layer + "first.gamma", first)
         active = own.activation(linear(rows, layer + "up"), None if exact else own.activation_rule)
-        down = linear(active, layer + "down")
-        rows = plain_layer_norm(down + weights[layer + "second.gamma"] * rows, second, epsilon=rules.epsilon)
+        rows = normalised(active, layer + "down", layer + "second.gamma", second)
         rows = rows * bits if i + 1 < shape.layers else rows
         states.append(rows)
     return [*states, _plain_head(rows, mask, shape, rules, weights, exact)]
@@ -205,7 +236,7 @@ def _plain_head(
         vector = state * weights["embedding.gamma"] + weights["embedding.bias"]
         if own.length is None:
             return vector
-        return plain_root_mean_square(vector, None if exact else own.length, epsilon=rules.epsilon)
+        return plain_normalise(vector, None if exact else own.length, epsilon=rules.epsilon)
     if shape.pooler != "none":
         state = linear(state, "pooler")
         if own.activation is not None:

@@ -21,18 +21,22 @@ from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu, tanh_like
-from comet_mpc.functions.layer_norm import SUMMANDS, root_mean_square
+from comet_mpc.functions.layer_norm import SUMMANDS, largest_norm, normalise
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
 
 Kind = Literal["label", "tokens", "embedding"]
+
+Reads = Literal["all", "first", "mean"]
+"""What is made of a text's rows: all of them as they are, the first alone, or a mean."""
 
 Pooler = Literal["tanh", "algebraic", "relu", "smu", "none"]
 """The layer between a text's state and its classifier: W·x + b, then tanh, x/sqrt(1 + x²), ReLU or smu; or no layer."""
 
 ROWS = 18
 """Fraction bits of what is given to the server."""
-_AVERAGED = 14  # fraction bits of rows of which a mean is taken
-_AVERAGES = 20  # and of its weights
+WEIGHTS = 14
+"""Fraction bits of the matrices whose products are added up, and of those of a head."""
+_AVERAGES = 20  # fraction bits of a mean's weights
 _POOLED = 12  # of what a pooler's tanh is taken of
 _BESIDE_ANSWERS = 4  # bits that matter of an answer's last product, beside those that are told
 
@@ -45,6 +49,11 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A text's state: that of its first token, or the mean of all its tokens'."""
     unit: bool = False
     """An embedding is scaled to length 1. Inside the protocol to √d, so that its digits are worth those of a logit."""
+
+    @property
+    def reads(self) -> Reads:
+        """What it wants of the last layer."""
+        return "all" if self.kind == "tokens" else self.pooling
 
 
 def usual_head(kind: Kind) -> Head:
@@ -64,6 +73,15 @@ class HeadRules:
     """For the mean square of an embedding that is scaled."""
     bound: float = 64.0
     """|answer|, coordinate by coordinate."""
+
+    def largest(self, hidden: int) -> float:
+        """What a product with the head's weights is within."""
+        poolers = [1.0, 0.0 if self.pooler is None else math.sqrt(self.pooler.high - 1.0)]
+        return max(self.bound, *poolers, 0.0 if self.length is None else largest_norm(hidden, self.length))
+
+    def ring(self, hidden: int) -> int:
+        """Of the states it takes, in bits."""
+        return ring_width(ROWS + WEIGHTS, self.largest(hidden) * (1.0 + 2.0**-6))
 
 
 def head_weights(head: Head, pooler: Pooler, hidden: int, labels: int) -> dict[str, tuple[int, ...]]:
@@ -87,11 +105,11 @@ def linear(
 ) -> Share:
     """W·x + b with the server's weight and bias; `bound` is certified by the caller. precision: see `Session.matmul`"""
     product = session.linear(rows, weights[name + ".weight"], bound=bound, precision=precision)
-    return _shifted(session, product, weights, name, bound)
+    return shifted(session, product, weights[name + ".bias"], bound)
 
 
-def _shifted(session: Session, product: Share, weights: Mapping[str, Weight], name: str, bound: float) -> Share:
-    bias = weights[name + ".bias"]
+def shifted(session: Session, product: Share, bias: Weight, bound: float) -> Share:
+    """x + b with the server's bias."""
     values = None if bias.values is None else bias.values * 2.0**-bias.fraction
     shift = session.private(SERVER, bias.shape, product.fraction, bound, values, product.width)
     return (product + shift).bounded(bound)
@@ -99,45 +117,27 @@ def _shifted(session: Session, product: Share, weights: Mapping[str, Weight], na
 
 def respond(
     session: Session,
-    rows: Share,
+    states: Share,
     head: Head,
     pooler: Pooler,
     rules: HeadRules,
     weights: Mapping[str, Weight],
-    averages: Share | None,
-    ring: int,
     answer_bits: int,
 ) -> Share:
-    """The answers from the normalised rows (batch, tokens, hidden) of the last LayerNorm, in a ring of `ring` bits.
+    """The answers from what the head reads (`Head.reads`) of the last LayerNorm's rows, in its ring (`HeadRules`).
 
     answer_bits: fraction bits of them that will be told (`coarsened`)
 
-    (batch, labels), (batch, tokens, labels) or (batch, hidden). A mean opens the rows. Reveals nothing.
+    (batch, labels), (batch, tokens, labels) or (batch, hidden). Reveals nothing.
     """
     precision = answer_bits + _BESIDE_ANSWERS
-    if head.kind == "tokens":
-        return linear(session, session.give(rows.narrow(ring)), weights, "classifier", rules.bound, precision)
-    if head.pooling == "first":
-        state = rows[:, 0].narrow(ring)
-    elif averages is None:
-        raise ShapeError(f"{session.here}: a mean over a text's tokens needs its weights")
-    else:
-        state = _mean(session, rows, averages, ring)
+    ring = rules.ring(states.shape[-1])
+    state = states.narrow(ring)
     if head.kind == "embedding":
         return _embedding(session, state, rules, weights, ring, precision)
-    if pooler != "none":
+    if pooler != "none" and head.kind != "tokens":
         state = _pooled(session, state, rules, weights, ring)
     return linear(session, session.give(state), weights, "classifier", rules.bound, precision)
-
-
-def _mean(session: Session, rows: Share, averages: Share, ring: int) -> Share:
-    """Σ w·n, (batch, hidden). w adds up to 1, but for its rounding."""
-    batch, tokens, hidden = rows.shape
-    bound = rows.bound * (1.0 + tokens * 2.0**-_AVERAGES) + 2.0**-_AVERAGED
-    width = ring_width(_AVERAGED + _AVERAGES, bound)
-    opened = session.open(session.truncate_to(rows, _AVERAGED, width), averages.reshape(batch, 1, tokens).narrow(width))
-    mean = session.matmul(opened[1], opened[0], bound=bound).reshape(batch, hidden)
-    return session.truncate_to(mean, ROWS, ring)
 
 
 def _pooled(session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int) -> Share:
@@ -155,15 +155,14 @@ def _pooled(session: Session, state: Share, rules: HeadRules, weights: Mapping[s
 def _embedding(
     session: Session, state: Share, rules: HeadRules, weights: Mapping[str, Weight], ring: int, precision: int
 ) -> Share:
-    """γ⊙n + β, perhaps scaled to a mean square of 1."""
-    size = state.shape[-1]
-    top = rules.bound if rules.length is None else math.sqrt(size * rules.length.high) * 2.0**1.5
+    """γ⊙n + β, perhaps scaled to a mean square of 1: then γ and β are times d/2^k (`fold`), as `normalise` takes it."""
+    top = rules.largest(state.shape[-1])
     precision = precision if rules.length is None else SUMMANDS
     scaled = session.scale(session.give(state), weights["embedding.gamma"], bound=top, precision=precision)
-    vector = _shifted(session, scaled, weights, "embedding", top)
+    vector = shifted(session, scaled, weights["embedding.bias"], top)
     if rules.length is None:
         return vector
-    return root_mean_square(session, vector, rules.length, fraction=ROWS, width=ring)
+    return normalise(session, vector, rules.length, fraction=ROWS, width=ring)
 
 
 def coarsened(session: Session, answers: Share, bits: int) -> Share:

@@ -12,7 +12,7 @@ from comet_mpc.models.transformer import (
     EncoderRules,
     EncoderShape,
     certified_rules,
-    encoder_blocks,
+    encoder_block,
     encoder_frame,
     forward,
     input_mask,
@@ -37,8 +37,8 @@ def plan_encoder(
 
     def layer(session: Session) -> Share:
         rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
-        frame = encoder_frame(session, mask, shape, rules, weights)
-        return encoder_blocks(shape)[0].run(frame, rows, rules.layers[0], last=False)
+        block, own, frame = encoder_block(shape, 0), rules.layers[0], encoder_frame(session, mask, rules, weights)
+        return block.run(frame, rows, own, block.ring(frame, own))
 
     return cheapest_plan(program, source, network or USUAL_NETWORK, sample=Sample(layer, shape.layers))
 

@@ -15,7 +15,7 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.engine.share import Reals
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, read_tokenizer, tensors_digest
-from comet_mpc.models.fold import check_fixed, fold, plain_states
+from comet_mpc.models.fold import check_fixed, fold, fold_tables, plain_states
 from comet_mpc.models.public import PublicModel, table_shapes
 from comet_mpc.models.queries import Query
 from comet_mpc.models.tokenizers.texts import TextTokenizer
@@ -57,11 +57,8 @@ class ServedModel(PublicModel):
         folded, value_bounds, logit_bound = fold(config, tensors)
         public = public_part(directory, config, tensors, value_bounds, logit_bound)
         public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits, network=network)
-        e, tables = config.encoder, public.embeddings
         if private_embeddings:
-            stacked = [tables["words"], *([tables["types"]] if e.types else [])]
-            folded["embeddings.weight"] = np.concatenate(stacked).T.astype(np.float64)
-            folded["embeddings.positions"] = np.roll(tables["positions"], -e.first_position, axis=0).astype(np.float64)
+            folded |= fold_tables(public.embeddings, config.encoder.first_position)
         fixed = encode_weights(public.shape, folded)
         check_fixed(public.shape, public.rules, fixed)
         return ServedModel(**vars(public), folded=folded, fixed=fixed)

@@ -4,15 +4,21 @@ A layer, in terms of the normalised rows n of the LayerNorm before it (its γ an
 
     q, k, v = W·n + b                    n + m is given to the server once; one message for all that is made of it
     x       = Wo·attention(q, k, v) + bo + (γ⊙n + β)
-    n       = layer_norm(x)
+    n       = normalise(x)
     x       = W2·smu(W1·n + b1) + b2 + (γ⊙n + β)      row j of W1 divided by its bound B_j, column j of W2 multiplied
-    n       = layer_norm(x)
+    n       = normalise(x)
+
+The last layer computes no row that its head does not read. If that is the first token's, only k and v are made of all
+rows; if it is a mean, the last LayerNorm gives the mean of its rows, and not the rows.
 
 m is the padding mask, and rows of padding are zero. n has mean 0, so a matrix whose rows have the mean b/d makes
 W·n + b·m of n + m: v's rows of padding are zero too, as attention wants them, and nothing is paid for it (`fold`).
 
-All that a weight is applied to has the same fraction bits in the same ring, so sums need no truncation before they are
-opened, and most truncations that remain are free.
+Each x is centred before it is opened: Wo, W2 and the biases at the server, once; γ⊙n by its mean, one number a row
+(`functions.layer_norm.Centred`).
+
+What is added up has the same fraction bits in the same ring, so sums need no truncation before they are opened, and
+most truncations that remain are free.
 """
 
 from __future__ import annotations
@@ -30,15 +36,13 @@ from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import certified_form
-from comet_mpc.functions.layer_norm import SUMMANDS, layer_norm, layer_norm_rule, padding_bits
+from comet_mpc.functions.layer_norm import SUMMANDS, largest_norm, layer_norm_rule, normalise, padding_bits
 from comet_mpc.functions.rule import InverseRule, Smu
-from comet_mpc.models.blocks import SLACK, WEIGHTS, Attention, FeedForward, Frame, LayerRules, PostNormBlock
-from comet_mpc.models.heads import ROWS, Head, HeadRules, Pooler, coarsened, head_weights, respond
+from comet_mpc.models.blocks import SLACK, Attention, FeedForward, Frame, LayerRules, PostNormBlock
+from comet_mpc.models.heads import ROWS, WEIGHTS, Head, HeadRules, Pooler, Reads, coarsened, head_weights, respond
 
 Reals = npt.NDArray[np.float64]
 
-_SYMBOL_RING = 40  # the ring of one-hot rows and of what the embedding table makes of them
-_EMBEDDING_BOUND = 32.0
 ANSWER_BITS = 8
 """Fraction bits of an answer as it is revealed, unless the operator says otherwise."""
 _NO_CLAIM = 2.0**20  # a public gain that says nothing: bounds come from the rules
@@ -84,8 +88,6 @@ class EncoderRules:
 
     layers: tuple[LayerRules, ...]
     head: HeadRules
-    residual_bound: float = 2.0**11
-    """|x| before a LayerNorm: what the ring has room for."""
     answer_bits: int = ANSWER_BITS
     """Fraction bits of the answers that are revealed: every further one tells more about the weights."""
     epsilon: float = 1e-12
@@ -120,10 +122,19 @@ def certified_rules(
     return EncoderRules(layers=(layer,) * shape.layers, head=head)
 
 
+def encoder_block(shape: EncoderShape, index: int, reads: Reads | None = None) -> PostNormBlock:
+    """A layer of an encoder, and what is made of its rows; None: another layer reads them."""
+    parts = (
+        Attention(shape.hidden, shape.heads, shape.buckets, first=reads == "first"),
+        FeedForward(shape.hidden, shape.intermediate),
+    )
+    return PostNormBlock(Block("layer", index), parts, reads)
+
+
 def encoder_blocks(shape: EncoderShape) -> tuple[PostNormBlock, ...]:
-    """The layers of an encoder."""
-    parts = Attention(shape.hidden, shape.heads, shape.buckets), FeedForward(shape.hidden, shape.intermediate)
-    return tuple(PostNormBlock(Block("layer", i), parts) for i in range(shape.layers))
+    """The layers of an encoder. The last one computes no row that its head does not read."""
+    last = shape.layers - 1
+    return *(encoder_block(shape, i) for i in range(last)), encoder_block(shape, last, shape.head.reads)
 
 
 def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
@@ -159,8 +170,22 @@ def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> 
 
 
 def encode_weight(name: str, values: npt.ArrayLike) -> Weight:
-    """One of them."""
-    return Weight.encode(name, values, _fraction(name), _NO_CLAIM)
+    """One of them. Those of a sum that is centred keep what their columns add up to, which is zero."""
+    fraction = _fraction(name)
+    if name.endswith(("output.weight", "down.weight")):
+        values = _rounded_columns(np.asarray(values, np.float64) * 2.0**fraction) * 2.0**-fraction
+    return Weight.encode(name, values, fraction, _NO_CLAIM)
+
+
+def _rounded_columns(matrix: Reals) -> Reals:
+    """Rounded to whole numbers up or down, and nearly always to the nearest, so that no column's sum is rounded more
+    than once."""
+    rounded = np.rint(matrix)
+    excess = rounded.sum(axis=0) - np.rint(matrix.sum(axis=0))
+    order = np.argsort((rounded - matrix).T.astype(np.float32), axis=1).T  # from those that were rounded down most
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(len(matrix))[:, None], axis=0)
+    return np.asarray(rounded - (rank >= len(matrix) - excess) + (rank < -excess))
 
 
 def public_weights(shape: EncoderShape) -> dict[str, Weight]:
@@ -168,25 +193,15 @@ def public_weights(shape: EncoderShape) -> dict[str, Weight]:
     return {name: Weight(name, size, _fraction(name), _NO_CLAIM) for name, size in encoder_weights(shape).items()}
 
 
-def _ring(shape: EncoderShape, rules: EncoderRules) -> int:
-    """The ring of normalised rows and of what they are multiplied into: it holds a centred row, as LayerNorm makes it.
-
-    What is given to the server with fewer fraction bits takes so many bits less (`Frame.narrower`).
-    """
-    bits, wide = math.ceil(math.log2(shape.hidden)), 1.0 + 2.0**-6
-    top = max(rule.high for layer in rules.layers for rule in layer.variances)
-    largest = [(math.sqrt(top * 2.0**bits) * wide, bits + WEIGHTS), (rules.residual_bound, WEIGHTS)]
-    for layer in rules.layers:
-        largest.append((max(layer.query_bound, layer.value_bound) * wide, _fraction("qkv.weight")))
-        largest.append((layer.neuron_bound * wide, _fraction("up.weight")))
-    return max(ring_width(ROWS + fraction, bound) for bound, fraction in largest)
-
-
 def encoder_frame(
-    session: Session, mask: Share, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Weight]
+    session: Session,
+    mask: Share,
+    rules: EncoderRules,
+    weights: Mapping[str, Weight],
+    averages: Share | None = None,
 ) -> Frame:
-    """What an encoder's blocks have in common. mask: (batch, tokens)"""
-    return Frame(session, mask, weights, _ring(shape, rules), rules.residual_bound, rules.epsilon)
+    """What an encoder's blocks have in common. mask and averages: (batch, tokens)"""
+    return Frame(session, mask, weights, rules.epsilon, averages)
 
 
 def input_rows(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
@@ -202,35 +217,36 @@ def embed_privately(
     rules: EncoderRules,
     weights: Mapping[str, Weight],
 ) -> Share:
-    """Normalised embeddings from one-hot rows (batch, tokens, symbols) and the server's tables.
+    """Normalised embeddings from one-hot rows (batch, tokens, symbols) and the server's tables (`fold.fold_tables`).
 
-    One message of 5 bytes a symbol and token, client to server. Reveals nothing.
+    One message, client to server, of as many bits a symbol and token as a sum of rows of the tables needs: 26 to 34,
+    as large as they may get. Reveals nothing.
     """
     if rules.embeddings is None or symbols.shape[-1] != shape.symbols or symbols.shape[1] > shape.positions:
         raise ShapeError(f"{symbols.shape} does not fit private embeddings of {shape.symbols} symbols")
     with session.part("embeddings"):
         table, places = weights["embeddings.weight"], weights["embeddings.positions"]
         keep = padding_bits(session, mask, rules.embeddings)
-        given = session.give(symbols.narrow(_SYMBOL_RING))
-        summed = session.linear(given, table, bound=_EMBEDDING_BOUND, precision=SUMMANDS)
+        top = largest_norm(shape.hidden, rules.embeddings)
+        ring = ring_width(table.fraction, top)
+        summed = session.linear(session.give(symbols.narrow(ring)), table, bound=top, precision=SUMMANDS)
         tokens = symbols.shape[1]
         values = None if places.values is None else places.values[:tokens] * 2.0**-places.fraction
-        size = (tokens, shape.hidden)
-        position = session.private(SERVER, size, summed.fraction, _EMBEDDING_BOUND, values, summed.width)
-        return layer_norm(
+        position = session.private(SERVER, (tokens, shape.hidden), summed.fraction, top, values, ring)
+        return normalise(
             session,
             summed + position,
             rules.embeddings,
             epsilon=rules.epsilon,
             fraction=ROWS,
-            width=max(_ring(shape, rules), Attention.least_ring),
+            width=encoder_blocks(shape)[0].ring(encoder_frame(session, mask, rules, weights), rules.layers[0]),
             keep=keep.result(),
         )
 
 
 def input_symbols(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
     """The client's one-hot rows, (batch, tokens, symbols)."""
-    return session.private(CLIENT, shape, 0, 1.0, values, _SYMBOL_RING)
+    return session.private(CLIENT, shape, 0, 1.0, values)
 
 
 def input_mask(session: Session, values: Reals | None, shape: tuple[int, ...]) -> Share:
@@ -253,10 +269,11 @@ def forward(
     """
     if len(rows.shape) != 3 or rows.shape[-1] != shape.hidden or mask.shape != rows.shape[:2]:
         raise ShapeError(f"expected (batch, tokens, {shape.hidden}) and its mask, got {rows.shape} and {mask.shape}")
-    blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, shape, rules, weights)
-    for block, own in zip(blocks, rules.layers, strict=True):
+    blocks, frame = encoder_blocks(shape), encoder_frame(session, mask, rules, weights, averages)
+    rings = [block.ring(frame, own) for block, own in zip(blocks, rules.layers, strict=True)]
+    for block, own, ring in zip(blocks, rules.layers, [*rings[1:], rules.head.ring(shape.hidden)], strict=True):
         with session.part(block.name):
-            rows = block.run(frame, rows, own, last=block is blocks[-1])
+            rows = block.run(frame, rows, own, ring)
     with session.part("head"):
         how, bits = (shape.head, shape.pooler, rules.head), rules.answer_bits
-        return coarsened(session, respond(session, rows, *how, weights, averages, frame.ring, bits), bits)
+        return coarsened(session, respond(session, rows, *how, weights, bits), bits)

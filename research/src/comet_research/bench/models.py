@@ -132,7 +132,9 @@ def _drawn(shape: EncoderShape, generator: np.random.Generator) -> Iterator[tupl
             drawn[2 * d :] *= math.sqrt(d)
             yield name, drawn
         elif name.endswith("weight"):
-            yield name, generator.normal(0.0, 1.0 / math.sqrt(size[-1]), size)
+            drawn = generator.normal(0.0, 1.0 / math.sqrt(size[-1]), size)
+            centred = name.endswith(("output.weight", "down.weight"))  # what is normalised has the mean 0
+            yield name, drawn - drawn.mean(axis=0) if centred else drawn
         elif name.endswith("gamma"):
             yield name, generator.uniform(0.8, 1.2, size)
         elif name.endswith("threshold"):

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from comet_mpc.errors import CometError
+from comet_mpc.models.heads import Head
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Tick, silent
@@ -101,7 +102,9 @@ def _draw(task: str, tokens: int) -> dict[str, Reals]:
 
 
 def _layer_case(tokens: int, source: str, rule: str) -> ModelCase:
-    return ModelCase(_SHAPE, replace(SHAPES[_SHAPE], layers=1), tokens, 3, source=source, rule=rule)
+    """A label for every token: the last layer computes what its head reads, and peers compute all rows."""
+    shape = replace(SHAPES[_SHAPE], layers=1, head=Head(kind="tokens"), pooler="none")
+    return ModelCase(_SHAPE, shape, tokens, 3, source=source, rule=rule)
 
 
 def _ours(source: str) -> Callable[[str, int, Path, Path], dict[str, object]]:

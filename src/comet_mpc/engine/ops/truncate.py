@@ -34,11 +34,6 @@ class Shifted(Request[Made_co]):
         share = self.share
         if not 0 <= self.shift <= share.width - 2:
             raise RangeError(f"{part}: cannot truncate by {self.shift} bits in a ring of {share.width}")
-        if share.error * 2.0**self.fraction > 1.0:
-            raise RangeError(
-                f"{part}: a product that was asked for with fewer bits than the {self.fraction} that are left of it "
-                "here would be off by more than a unit: ask for it with a higher precision"
-            )
         largest = share.bound + share.error
         if not Ring(self.width, self.modulus).holds(largest * 2.0 ** (share.fraction - self.shift)):
             raise RangeError(f"{part}: the truncated value does not fit into a ring of {self.width} bits")
@@ -59,6 +54,11 @@ class Shifted(Request[Made_co]):
         share = self.share
         unit = 2.0 ** (self.shift - share.fraction) * (1.125 if share.modulus else 1.0) if self.shift else 0.0
         return share.bound + unit + share.error
+
+    @property
+    def error(self) -> float:
+        """What stays of the share's error: nothing, if it is at most a unit of the result. The bound has it then."""
+        return self.share.error if self.share.error * 2.0**self.fraction > 1.0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class Truncate(Shifted[Share]):
     def _truncated(self, words: Words | None) -> Share:
         shape = self.share.shape
         values = None if words is None else words.reshape(shape)
-        return Share(shape, self.fraction, self.bound, self.width, values, self.modulus)
+        return Share(shape, self.fraction, self.bound, self.width, values, self.modulus, self.error)
 
     def planned(self, drawn: Drawn | None) -> Share:
         return self._truncated(None)

@@ -48,6 +48,11 @@ class TruncateOpen(Shifted[Opened]):
         if self.shift == 0 and not self.modulus:
             raise RangeError(f"{part}: a TruncateOpen by no bits is an Open: ask for that")
         super().check(part)
+        if self.error:
+            raise RangeError(
+                f"{part}: a product that was asked for with fewer bits than the {self.fraction} that are left of it "
+                "here would be off by more than a unit: ask for it with a higher precision"
+            )
         if not self.modulus:
             check_even(self.share, part)
 
