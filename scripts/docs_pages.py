@@ -112,7 +112,9 @@ def _option(parameter: Any) -> str:
     if parameter.is_flag or parameter.count:
         return names
     choices = getattr(parameter.type, "choices", None)
-    kind = parameter.metavar or ("/".join(map(str, choices)) if choices else parameter.type.name.upper())
+    shown = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "str": "NAME"}
+    name = str(parameter.type.name)
+    kind = parameter.metavar or ("/".join(map(str, choices)) if choices else shown.get(name, name.upper()))
     return f"{names} {kind}".replace("|", "/")
 
 
@@ -122,7 +124,13 @@ def _default(parameter: Any) -> str:
         return "required"
     if isinstance(parameter.show_default, str):
         return parameter.show_default
-    if value is None or value is False or callable(value) or value in ((), []) or type(value).__name__ == "Sentinel":
+    if (
+        value is None
+        or value is False
+        or callable(value)
+        or value in ((), [], "")
+        or type(value).__name__ == "Sentinel"
+    ):
         return ""
     return f"`{getattr(value, 'value', value)}`"
 

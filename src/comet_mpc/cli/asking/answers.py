@@ -1,4 +1,4 @@
-"""Answers of `comet query` in files: each is on disk as soon as it is there, so a run that stopped can be resumed."""
+"""Answers of `comet query` in files: each is on disk as soon as it arrives, so an interrupted command can resume."""
 
 from __future__ import annotations
 

@@ -93,11 +93,11 @@ def gateway(
     batch: MostTexts = 8,
     timeout: Timeout = 120.0,
 ) -> None:
-    """Answer HTTP requests of programs on this machine, and show a page, until SIGINT or SIGTERM.
+    """Answer HTTP requests of programs on this machine privately, with a web page, until SIGINT or SIGTERM.
 
-    The page is at the address that is printed; /openapi.json describes the requests. A gateway has the texts in the
-    clear, so run it beside the client, never beside the server. Only programs of this machine that can read its token
-    may use it, unless you say otherwise. It has no TLS.
+    The address of the page is printed; /openapi.json describes the requests. A gateway handles texts in the clear, so
+    run it on the client's machine, never on the server's. By default, only programs on this machine that can read its
+    token may use it. It has no TLS.
     """
     with needs_extra("gateway"):  # said before anything is read
         import comet_mpc.gateway.app  # noqa: F401

@@ -84,7 +84,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
-        help="Write each answer to a file as soon as it is there; rerun the command to resume. With --csv the file has "
+        help="Write each answer to a file as soon as it arrives; rerun the command to resume. With --csv the file has "
         "the rows with further columns, else one JSON object per line.",
         rich_help_panel=_OUTPUT,
     ),
@@ -93,8 +93,8 @@ Ready = Annotated[
     str,
     typer.Option(
         metavar="N|all",
-        help="Prepare randomness ahead, so that answers come faster. all: for the given texts, as much as the server "
-        "keeps, without sending a query. N: for N more queries of each size, after the answers.",
+        help="Prepare randomness in advance, so that answers come faster. all: for the given texts, as much as the "
+        "server keeps, without sending a query. N: for N more queries of each size, after the answers.",
         rich_help_panel=_RANDOMNESS,
     ),
 ]
@@ -161,11 +161,11 @@ def query(
     cluster: Cluster = None,
     clients: Clients = 0,
 ) -> None:
-    """Ask about texts privately: the server learns neither the texts nor the answers.
+    """Get private answers for texts: the server learns neither the texts nor the answers.
 
-    The model decides what a text is given: a label or a score, a label for each of its words, or a vector (embedding).
+    The answer depends on the model: a label or a score, a label for each word, or a vector (embedding).
 
-    If the server uses a dealer, that is true only if the dealer is run by somebody who operates neither the server nor
+    With a dealer, this holds only if the dealer is run by somebody who operates neither the server nor
     the client. --source pair refuses a server that uses one.
     """
     server, text = _server_and_texts(context, server, text)
