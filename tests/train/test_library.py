@@ -17,7 +17,7 @@ from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.sources import PAIR
-from comet_mpc.train import calibration
+from comet_mpc.train.batches import observe
 from support.toy_model import make_checkpoint, toy_tokenizer
 from support.training import KINDS, original, write_glue, write_rows
 from support.watching import Heard

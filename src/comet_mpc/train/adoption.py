@@ -119,7 +119,7 @@ class PreparedAdoption:
 def adopt(
     model: Path | str,
     data: Data | Path | str,
-    out: Path,
+    out: Path | str,
     recipe: Recipe = USUAL_RECIPE,
     *,
     labels: Sequence[str] = (),
@@ -141,7 +141,7 @@ def adopt(
     watcher = watcher or Watcher()
     prepared = prepare_adoption(model, data, recipe, labels=labels, rule=rule, steps=steps, watcher=watcher)
     watcher.say(prepared.summary)
-    return prepared.run(out, watcher)
+    return prepared.run(Path(out), watcher)
 
 
 def prepare_adoption(

@@ -35,7 +35,7 @@ class Unified:
 
 def unify(
     model: Path | str,
-    out: Path,
+    out: Path | str,
     form: Form | None = None,
     *,
     task: str | None = None,
@@ -75,7 +75,7 @@ def unify(
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)
     if certified:
         config = _proved(config, made, watcher)
-    save_checkpoint(out, config, made, tokenizer=tokenizer)
+    save_checkpoint(Path(out), config, made, tokenizer=tokenizer)
     parts = [part for part in ("pooler", "classifier") if f"{part}.weight" in made]
     new = tuple(part for part in parts if not _kept(f"{part}.weight", tensors, made))
     return Unified(config, new, checkpoint_digest(config, made, tokenizer))
