@@ -11,8 +11,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -145,11 +146,24 @@ def _cell(text: str) -> str:
 def api() -> str:
     """Every public name: its signature, its docstring, and those of its methods."""
     names = [name for name in comet_mpc.__all__ if not name.startswith("__") and name not in errors.__all__]
-    return "\n".join(line for name in sorted(names, key=str.lower) for line in _name(name)) + "\n"
+    return _names(comet_mpc, names)
 
 
-def _name(name: str) -> Iterator[str]:
-    found = getattr(comet_mpc, name)
+def training() -> str:
+    """The same of `comet_mpc.train`, where that can be imported."""
+    try:
+        from comet_mpc import train
+    except errors.ConfigurationError as error:
+        return f"(Not listed, because {error}.)\n"
+    return _names(train, train.__all__)
+
+
+def _names(home: ModuleType, names: Sequence[str]) -> str:
+    ordered = sorted(names, key=str.lower)
+    return "\n".join(line for name in ordered for line in _name(name, getattr(home, name))) + "\n"
+
+
+def _name(name: str, found: Any) -> Iterator[str]:
     yield from (f"## {name}", "")
     if isinstance(found, int):
         yield from (f"`{name} = {found!r}`: a party.", "")
@@ -200,7 +214,12 @@ def _text(found: Any) -> str:
 
 # What mkdocs calls -----------------------------------------------------------------------------------------
 
-GENERATED: dict[str, Callable[[], str]] = {"modules": modules, "command-line": command_line, "api": api}
+GENERATED: dict[str, Callable[[], str]] = {
+    "modules": modules,
+    "command-line": command_line,
+    "api": api,
+    "training": training,
+}
 
 
 def examples() -> dict[str, str]:

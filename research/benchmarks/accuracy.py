@@ -26,7 +26,6 @@ import typer
 from comet_mpc.cli.options import Spread
 from comet_mpc.cli.tables import origin, write_json
 from comet_mpc.models.checkpoint import USUAL_RULE, RuleName
-from comet_mpc.models.forms import Form
 from comet_mpc.models.tasks import find_task
 from comet_research.bench.published_models import ACCURACY_TABLES, UNMODIFIED, Row
 
@@ -81,7 +80,7 @@ def run(
     recipe = stages.Recipe(encoder, glue, work, task, seed, plain, other, results)
     by = str(steps) if rule == "minimax" else rule
     name = f"certified-{by}" + ("" if distil else "-undistilled")
-    model = recipe.another(Row(name, name, Form(rule=rule, steps=steps)), distil=distil)
+    model = recipe.another(Row(name, name, {"rule": rule, "steps": steps}), distil=distil)
     if not sweep:
         return
     recipe.sweep(name, model)

@@ -13,7 +13,6 @@ import typer
 from comet_mpc import train
 from comet_mpc.cli.tables import in_words, record
 from comet_mpc.engine.share import Reals
-from comet_mpc.models.forms import Form
 from comet_mpc.models.tasks import TASKS, find_task
 from comet_mpc.progress import Shown, Watcher
 from comet_mpc.train.batches import Encoded, Samples, predict, quantiles, sample
@@ -103,7 +102,7 @@ class Recipe:
     def rows(self, how: Training) -> train.Data:
         return train.Data(self.glue, self.task, how.limit, how.spread, how.length or 0)
 
-    def unify(self, name: str, source: Path, form: Form, task: str | None = None) -> Path:
+    def unify(self, name: str, source: Path, form: train.Form, task: str | None = None) -> Path:
         out = self.base / name
         if not (out / "config.json").exists():
             train.unify(source, out, form, task=task, seed=self.seed if task else 0, watcher=Shown())
@@ -111,7 +110,7 @@ class Recipe:
 
     def start(self) -> Path:
         """The encoder with a new head."""
-        return self.unify("start", self.encoder, Form("unmodified"), self.task)
+        return self.unify("start", self.encoder, train.Form("unmodified"), self.task)
 
     def finetune(self, name: str, start: Path, how: Training, row: Row, teacher: Path | None = None) -> Path:
         """A stage whose result is a file; skipped if that exists."""
@@ -155,7 +154,7 @@ class Recipe:
         """The unmodified model in another form."""
         plain = self.unmodified()
         form = row.stage.removeprefix("certified-").removesuffix("-undistilled")
-        start = self.unify(f"unified-{form}", plain, row.form)
+        start = self.unify(f"unified-{form}", plain, train.Form(**row.form))
         return self.finetune(self.named(row.stage), start, self.other, row, plain if distil else None)
 
     def named(self, stage: str) -> str:
@@ -173,7 +172,7 @@ class Recipe:
         data = self.rows(how)
         task = data.task_for(start.config)
         rows = data.both(start, task, Watcher())
-        student = Model(start.directory, *Form().applied(start.config, start.tensors))
+        student = Model(start.directory, *train.Form().applied(start.config, start.tensors))
         teacher = UnifiedModel.from_tensors(start.config, start.tensors)
         lesson = Lesson.prepare(task, rows, rows_held_out(rows[0]), None, Watcher())
         return lesson.seconds(student, train.Recipe(epochs=how.epochs, batch=how.batch), teacher, Watcher())

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs_pages import GENERATED, PROJECT, api, command_line, commands, modules, moved
+from docs_pages import GENERATED, PROJECT, api, command_line, commands, modules, moved, training
 
 import comet_mpc
 from support.documents import ROOT
@@ -42,6 +42,7 @@ def test_the_reference_has_every_public_name_and_module() -> None:
     headings = set(re.findall(r"^## (\w+)$", api(), re.MULTILINE))
     assert {"Client", "Session", "plan_program", "Network"} <= headings <= set(comet_mpc.__all__)
     assert "### Client.classify" in api()
+    assert "comet-mpc[train]" in training() or "## finetune\n" in training()
     assert "- `engine.session`: " in modules()
 
 

@@ -284,7 +284,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path: Path, places: object)
 @pytest.mark.train
 def test_pickled_weights_hold_numbers_only(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
-    from comet_mpc.train.pickled import read_pickled
+    from comet_mpc.train.reading import read_pickled
 
     directory = write(tmp_path)
     wanted = load_hugging_face(directory)[1]

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 _REDIRECT = Path(__file__).parent / "redirect"
-_FLAGS = {"python": {"no-run", "server", "demo-server"}, "sh": {"no-run"}, "text": {"output"}}
+_FLAGS = {"python": {"no-run", "server", "demo-server", "train"}, "sh": {"no-run"}, "text": {"output"}}
 _FENCE = re.compile(r"^(\s*)```(.*)$")
 
 
@@ -57,7 +58,9 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language in ("python", "sh") and "no-run" not in self.flags
+        """A block that needs the extra [train] runs where that is installed."""
+        able = "train" not in self.flags or find_spec("torch") is not None
+        return self.language in ("python", "sh") and "no-run" not in self.flags and able
 
     def __str__(self) -> str:
         return f"{self.path.name}:{self.line}"

@@ -17,7 +17,7 @@ from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.sources import PAIR
-from comet_mpc.train import batches
+from comet_mpc.train.batches import observe
 from support.toy_model import make_checkpoint, toy_tokenizer
 from support.training import KINDS, original, write_glue, write_rows
 from support.watching import Heard
@@ -51,7 +51,7 @@ def test_a_model_is_calibrated_once_and_proved_once(tmp_path: Path, monkeypatch:
     prepared = train.prepare_adoption(model, data, train.Recipe(epochs=3.0, batch=16, dropout=0.0))
     calls: list[str] = []
     monkeypatch.setattr(certifying, "variance_tops", counted(certifying.variance_tops, calls))
-    monkeypatch.setattr("comet_mpc.train.calibration.observe", counted(batches.observe, calls))
+    monkeypatch.setattr("comet_mpc.train.calibration.observe", counted(observe, calls))
     heard = Heard()
     made = prepared.run(tmp_path / "out", heard)
     assert sorted(calls) == ["observe", "variance_tops"]

@@ -13,7 +13,6 @@ from comet_mpc.cli.options import Data, JsonFile, Limit, Spread, TaskName
 from comet_mpc.cli.stopping import RESUME, if_stopped
 from comet_mpc.cli.tables import in_words, record, table
 from comet_mpc.models.checkpoint import CometConfig, Site, read_config
-from comet_mpc.models.forms import Form
 from comet_mpc.progress import Shown, doing
 
 
@@ -44,7 +43,7 @@ def unify(
     """
     with doing("loading PyTorch"):
         from comet_mpc import train
-    chosen = Form(
+    chosen = train.Form(
         form, rule=rule, steps=steps, activation=activation, attention=attention, alpha=alpha, mu=mu,
         attention_mu=attention_mu, floor=floor, power=power, trainable=trainable, pooler=pooler,
     )  # fmt: skip

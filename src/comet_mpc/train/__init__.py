@@ -12,14 +12,13 @@ Each takes a directory (or a name on the hub) and gives a typed result. `comet` 
 from comet_mpc.errors import needs_extra
 
 with needs_extra("train"):
-    from comet_mpc.models.forms import Form
     from comet_mpc.train.adoption import Adoption, adopt, prepare_adoption
     from comet_mpc.train.calibration import Calibration, calibrate
     from comet_mpc.train.evaluation import Evaluation, evaluate
+    from comet_mpc.train.forms import Form, Unified, unify
     from comet_mpc.train.loop import Recipe
     from comet_mpc.train.reading import Data
     from comet_mpc.train.tuning import Tuned, finetune
-    from comet_mpc.train.unifying import Unified, unify
 
 __all__ = [
     "Adoption",

@@ -12,7 +12,6 @@ import numpy as np
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import RuleName
 from comet_mpc.models.fold import fold
-from comet_mpc.models.forms import Form
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import servable_tokenizer
 from comet_mpc.models.public import PublicModel
@@ -20,6 +19,7 @@ from comet_mpc.models.served import public_part
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, answered
+from comet_mpc.train.forms import Form
 from comet_mpc.train.loop import Recipe
 from comet_mpc.train.model import UnifiedModel
 from comet_mpc.train.reading import Data, Model, read_model
@@ -119,7 +119,7 @@ class PreparedAdoption:
 def adopt(
     model: Path | str,
     data: Data | Path | str,
-    out: Path,
+    out: Path | str,
     recipe: Recipe = USUAL_RECIPE,
     *,
     labels: Sequence[str] = (),
@@ -141,7 +141,7 @@ def adopt(
     watcher = watcher or Watcher()
     prepared = prepare_adoption(model, data, recipe, labels=labels, rule=rule, steps=steps, watcher=watcher)
     watcher.say(prepared.summary)
-    return prepared.run(out, watcher)
+    return prepared.run(Path(out), watcher)
 
 
 def prepare_adoption(

@@ -42,7 +42,7 @@ class Calibration:
 
 
 def calibrate(
-    model: Path,
+    model: Path | str,
     data: Data | Path | str,
     *,
     margin: float = MARGIN,
@@ -64,12 +64,12 @@ def calibrate(
     task = data.task_for(found.config)
     rows = data.rows(found, task, "train", watcher)
     made = calibrate_in_memory(found.config, found.tensors, rows, margin, watcher)
-    save_config(model, made.config)
+    save_config(found.directory, made.config)
     if picture is not None:
         from comet_mpc.train.plot import draw  # matplotlib takes a second to load
 
         picture.parent.mkdir(parents=True, exist_ok=True)
-        draw(made.values, made.config, picture, f"{model.name}: {len(rows)} texts of {task.name}")
+        draw(made.values, made.config, picture, f"{found.directory.name}: {len(rows)} texts of {task.name}")
     return made
 
 

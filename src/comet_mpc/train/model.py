@@ -10,7 +10,7 @@ and evaluated in one of three ways:
     steps    activations, scores and denominators by the very coefficients that the protocol evaluates: for training
     served   variances, norms and the pooler by their rules too: the protocol but for rounding
 
-Parameters are called as in a checkpoint (`checkpoint.tensor_shapes`).
+Parameters are those that a checkpoint declares (`checkpoint.tensor_shapes`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.layer_norm import shrink_factor
 from comet_mpc.functions.rule import InverseRule, Rule
 from comet_mpc.models.blocks import position_buckets
@@ -57,15 +56,38 @@ class _Norm(nn.Module):
         return n * self.weight + self.bias
 
 
-class _Embeddings(nn.Module):
-    def __init__(self, config: CometConfig) -> None:
+class _Declared(nn.Module):
+    """Linear layers, LayerNorms and single parameters, as a checkpoint declares them under a prefix."""
+
+    def __init__(self, config: CometConfig, prefix: str, *, but: tuple[str, ...] = ()) -> None:
         super().__init__()
-        e = config.encoder
-        self.words = nn.Parameter(torch.zeros(e.vocabulary, e.hidden))
-        self.positions = nn.Parameter(torch.zeros(e.positions, e.hidden))
-        self.types = nn.Parameter(torch.zeros(e.types, e.hidden)) if e.types else None
-        self.norm = _Norm(e.hidden, e.epsilon)
-        self.first = e.first_position
+        for name, shape in tensor_shapes(config).items():
+            owner, _, part = name.removeprefix(prefix).partition(".")
+            if not name.startswith(prefix) or owner in but:
+                continue
+            if not part:
+                setattr(self, owner, nn.Parameter(torch.zeros(shape)))
+            elif part == "weight":
+                linear = len(shape) == 2
+                setattr(
+                    self, owner, nn.Linear(shape[1], shape[0]) if linear else _Norm(shape[0], config.encoder.epsilon)
+                )
+            elif part != "bias":
+                setattr(self, owner, getattr(self, owner, nn.ParameterDict()))
+                getattr(self, owner)[part] = nn.Parameter(torch.zeros(shape))
+
+
+class _Embeddings(_Declared):
+    words: Tensor
+    positions: Tensor
+    types: Tensor | None
+    norm: _Norm
+
+    def __init__(self, config: CometConfig) -> None:
+        super().__init__(config, "embeddings.")
+        self.first = config.encoder.first_position
+        if not config.encoder.types:
+            self.types = None
 
     def forward(self, ids: Tensor, types: Tensor | None) -> Tensor:
         n = ids.shape[1]
@@ -75,33 +97,25 @@ class _Embeddings(nn.Module):
         return x
 
 
-class _Trainable(nn.Module):
-    """α and μ of one layer, learnt (the paper's appendix C)."""
+class _Layer(_Declared):
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    attention_output: nn.Linear
+    attention_norm: _Norm
+    up: nn.Linear
+    down: nn.Linear
+    output_norm: _Norm
+    thresholds: Tensor
+    """Of cosine attention."""
+    activation: nn.ParameterDict
+    """α and μ, where they are learnt (the paper's appendix C)."""
+    attention: nn.ParameterDict
+    """μ, where it is learnt."""
 
-    def __init__(self, mu: float, alpha: float | None) -> None:
-        super().__init__()
-        self.mu = nn.Parameter(torch.tensor(mu))
-        if alpha is not None:
-            self.alpha = nn.Parameter(torch.tensor(alpha))
-
-
-class _Layer(nn.Module):
     def __init__(self, config: CometConfig, index: int) -> None:
-        super().__init__()
-        e = config.encoder
-        d, m = e.hidden, e.intermediate
-        self.config, self.name, self.heads = config, f"layers.{index}", e.heads
-        self.query, self.key, self.value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
-        self.attention_output = nn.Linear(d, d)
-        self.attention_norm = _Norm(d, e.epsilon)
-        self.up, self.down = nn.Linear(d, m), nn.Linear(m, d)
-        self.output_norm = _Norm(d, e.epsilon)
-        if config.attention.cosine:
-            self.thresholds = nn.Parameter(torch.zeros(e.heads))
-        if config.activation.trainable:
-            self.activation = _Trainable(config.activation.mu, config.activation.alpha)
-        if config.attention.trainable:
-            self.attention = _Trainable(config.attention.mu, None)
+        super().__init__(config, f"layers.{index}.")
+        self.config, self.name, self.heads = config, f"layers.{index}", config.encoder.heads
 
     def forward(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
         x = x + model.dropout(self.attention_output(self.attend(model, x, before, mask, bias)))
@@ -114,8 +128,8 @@ class _Layer(nn.Module):
         choice, h = self.config.activation, self.up(x)
         if choice.kind == "gelu":
             return F.gelu(h)
-        mu: float | Tensor = self.activation.mu if choice.trainable else choice.mu
-        alpha: float | Tensor = self.activation.alpha if choice.trainable else choice.alpha
+        mu: float | Tensor = self.activation["mu"] if choice.trainable else choice.mu
+        alpha: float | Tensor = self.activation["alpha"] if choice.trainable else choice.alpha
         rule = model.rule(self.name, "activation")
         if not choice.normalised:
             model.see(f"{self.name}.activation", (1.0 - alpha) ** 2 * h.square() + mu**2)
@@ -146,7 +160,7 @@ class _Layer(nn.Module):
             probabilities = torch.softmax(s.masked_fill(mask == 0, -torch.inf), dim=-1)
             return (probabilities @ v).transpose(1, 2).flatten(2)
         scale = 0.5 if choice.cosine else 1.0  # cosine scores are in [-2, 2]
-        mu: float | Tensor = self.attention.mu if choice.trainable else choice.mu
+        mu: float | Tensor = self.attention["mu"] if choice.trainable else choice.mu
         if choice.kind == "relu":
             mu = 0.0
         s = s * scale
@@ -179,19 +193,21 @@ class _Layer(nn.Module):
         return F.normalize(z, dim=-1) if rule is None else z * rule(t)
 
 
-class UnifiedModel(nn.Module):
+class UnifiedModel(_Declared):
     """An encoder with its head (`models.heads`)."""
 
+    relative_positions: Tensor | None
+    pooler: nn.Linear | None
+    classifier: nn.Linear | None
+
     def __init__(self, config: CometConfig, *, dropout: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(config, "", but=("embeddings", "layers"))
         self.config = config
         self.dropout = nn.Dropout(dropout)
-        e = config.encoder
         self.embeddings = _Embeddings(config)
-        self.relative_positions = nn.Parameter(torch.zeros(e.buckets, e.heads)) if e.buckets else None
-        self.layers = nn.ModuleList(_Layer(config, i) for i in range(e.layers))
-        self.pooler = nn.Linear(e.hidden, e.hidden) if config.pooler != "none" else None
-        self.classifier = nn.Linear(e.hidden, len(e.labels)) if e.labels else None
+        self.layers = nn.ModuleList(_Layer(config, i) for i in range(config.encoder.layers))
+        for name in ("relative_positions", "pooler", "classifier"):
+            setattr(self, name, getattr(self, name, None))
         self.mode: Mode = "exact"
         self.probe: Probe | None = None
         self.rounds = False
@@ -199,9 +215,6 @@ class UnifiedModel(nn.Module):
         self.head_bounds: dict[nn.Module, Tensor] = {}
         """Of the weights as they were when `use` was called."""
         self._rules: dict[str, Rule] = {}
-        shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-        if shapes != tensor_shapes(config):
-            raise CheckpointError("the model's parameters and the checkpoint's tensors differ")
 
     @classmethod
     def from_tensors(

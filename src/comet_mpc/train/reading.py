@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import torch
 
-from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
+from comet_mpc.errors import CheckpointError
+from comet_mpc.models.checkpoint import CometConfig, Tensors, check_finite, load_checkpoint
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import fetch, load_hugging_face, tokenizer_json
 from comet_mpc.models.own_data import own_task, read_examples, task_of
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, encode, make_tokenizer
-from comet_mpc.train.pickled import read_pickled
 
 
 class Model(NamedTuple):
@@ -49,6 +51,18 @@ def read_model(source: Path | str, watcher: Watcher, kind: Kind | None = None) -
         if content.exists() and b'"comet"' in content.read_bytes():
             return Model(directory, *load_checkpoint(directory))
         return Model(directory, *load_hugging_face(directory, read_pickled, kind)[:2])
+
+
+def read_pickled(path: Path) -> Tensors:
+    """All tensors of real numbers of an old `pytorch_model.bin`, as float32; torch reads nothing but numbers of it."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        floats = {name: value for name, value in found.items() if value.is_floating_point()}
+        tensors: Tensors = {name: np.array(value.float().numpy(), np.float32) for name, value in floats.items()}
+    except Exception as error:  # torch has no type of its own for a damaged or dangerous file
+        raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    check_finite(path, tensors)
+    return tensors
 
 
 @dataclass(frozen=True)

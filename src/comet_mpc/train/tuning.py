@@ -152,7 +152,7 @@ class Learnt:
 def finetune(
     model: Path | str,
     data: Data | Path | str,
-    out: Path,
+    out: Path | str,
     recipe: Recipe | None = None,
     *,
     teacher: Path | str | None = None,
@@ -174,7 +174,7 @@ def finetune(
               experiments: what comes out cannot be served
     steps     another number of steps than the model's
     """
-    watcher, data, recipe = watcher or Watcher(), Data.of(data), recipe or Recipe()
+    watcher, data, out, recipe = watcher or Watcher(), Data.of(data), Path(out), recipe or Recipe()
     if not recipe.task_weight and (teacher is None or not (recipe.hidden_weight or recipe.logit_weight)):
         raise ConfigurationError("there is nothing to learn from: with --label-weight 0, give a model with --teacher")
     start = read_model(model, watcher)

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-import msgspec
+from typing import Any, Literal
 
 from comet_mpc.functions.root_rule import DEGREES
-from comet_mpc.models.checkpoint import RuleName
-from comet_mpc.models.forms import Form
 from comet_mpc.units import counted
 
 TASK_ORDER = ("RTE", "MRPC", "STS-B", "SST-2", "CoLA")
@@ -26,12 +22,13 @@ Scores = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """One model. stage: its name in the recipe. form: what it is, made of the unmodified one. exact: trained with exact
-    functions. rule, steps: it is trained through, if not the form's. paper: its scores there, by model."""
+    """One model. stage: its name in the recipe. form: what it is, made of the unmodified one, by the fields of
+    `train.Form`. exact: trained with exact functions. rule, steps: it is trained through, if not the form's. paper: its
+    scores there, by model."""
 
     name: str
     stage: str
-    form: Form = field(default_factory=Form)
+    form: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = False
     rule: Literal["minimax", "newton"] | None = None
     steps: int | None = None
@@ -67,11 +64,11 @@ def _form(
 ) -> Row:
     """With exact functions, as in the paper: steps are table 2's."""
     private = activation == "smu" and attention != "softmax"  # all of it is made of 1/sqrt: `comet-lab paper` runs it
-    pooler: Literal["algebraic"] | None = "algebraic" if private else None
     return Row(
         f"{_ACTIVATIONS[activation]} + {_ATTENTIONS[attention]}",
         f"paper-{activation}-{attention}" + ("-trainable" if trainable else ""),
-        Form("paper", activation=activation, attention=attention, trainable=trainable or None, pooler=pooler),
+        {"name": "paper", "activation": activation, "attention": attention, "trainable": trainable or None}
+        | ({"pooler": "algebraic"} if private else {}),
         exact=True,
         paper=_paper(bert, roberta),
     )
@@ -79,15 +76,14 @@ def _form(
 
 def _certified(rule: str, name: str) -> Row:
     """The certified form, trained through what serves. rule: a polynomial's name, or a number of minimax steps."""
-    form = Form(steps=int(rule)) if rule.isdigit() else Form(rule=msgspec.convert(rule, RuleName))
-    return Row(name, f"certified-{rule}", form)
+    return Row(name, f"certified-{rule}", {"steps": int(rule)} if rule.isdigit() else {"rule": rule})
 
 
 def _through(
     kind: Literal["minimax", "newton"], steps: int, name: str, paper: Mapping[str, Scores] | None = None
 ) -> Row:
     """The certified form, trained through steps that nothing serves."""
-    form = Form(steps=max(2, steps))
+    form = {"steps": max(2, steps)}
     return Row(name, f"through-{kind}-{steps}", form, rule=kind, steps=steps, paper=paper or {})
 
 
