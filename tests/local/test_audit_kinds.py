@@ -65,8 +65,8 @@ PLACES: list[tuple[object, str, Callable[..., Kinds]]] = [
     (base.ReceiverSetup, "finish", lambda *_: {"base transfers"}),
     (extension.TransferSender, "extend", lambda *_, **__: {"extension"}),
     (extension, "_sent_products", lambda *given: {f"products of bits{', odd' if given[-1] else ''}"}),
-    (extension, "_multiply_words", lambda *_: {"bits times words"}),
-    (tables, "give_words", lambda *_: {"table"}),
+    (extension._BitsTimesWords, "answer", lambda *_: {"bits times words"}),
+    (tables._Tables, "answer", lambda *_: {"table"}),
 ]
 """Where messages are made, and of which kinds they are."""
 

@@ -5,8 +5,8 @@ preparer of its own (`offline.kinds` lists them). Masks take nothing: each party
 But what ciphertexts define of them is the client's part, and is stored.
 
 Correlations of one kind are prepared together, so that small tensors share ciphertexts. The order of the stages follows
-from the program alone. Nothing is handed out before everything is prepared. Reveals nothing: every step says so for
-itself.
+from the program alone. Their messages are in flight together (`offline.streaming`). Nothing is handed out before
+everything is prepared. Reveals nothing: every step says so for itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from comet_mpc.offline.pair.stages import arranged
 from comet_mpc.offline.pair.workbench import HeldShares, Workbench
 from comet_mpc.offline.rlwe.products import Homomorphic
 from comet_mpc.offline.source import Progress
+from comet_mpc.offline.streaming import converse
 
 
 class Preparer:
@@ -89,8 +90,8 @@ class Preparer:
         layout, size = layouts(self.party, self.correlations), len(self.correlations)
         held = HeldShares(lambda index: layout(index % size))
         bench = Workbench(*self._tools, program, [new_seed() for _ in range(count)], self.weights, held)
-        for stage in arranged(self.correlations, count):
-            stage.run(bench)
+        stages = arranged(self.correlations, count)
+        converse(self.channel, self.party, (stage.work(program, stage.run(bench)) for stage in stages))
         return [
             Prepared(self.party, seed, self.correlations, held.part(copy * size, (copy + 1) * size))
             for copy, seed in enumerate(bench.seeds)

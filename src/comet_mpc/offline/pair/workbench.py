@@ -18,8 +18,9 @@ from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.errors import ForeignRandomness, ShapeError
 from comet_mpc.offline.ot.extension import Transfers
 from comet_mpc.offline.rlwe.products import Homomorphic, check_bits, check_lengths
-from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sums
+from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sum_steps
 from comet_mpc.offline.rlwe.tiling import Integers
+from comet_mpc.offline.streaming import Steps
 
 WEIGHT_BITS = 24
 """Public bound of the server's weights: |w| <= 2^23 in fixed point. The modulus of their products is chosen for it."""
@@ -149,7 +150,7 @@ class Workbench:
 
     def slot_sums(
         self, plan: SlotPlan, count: int, width: int, left: list[Integers], right: list[list[Integers]]
-    ) -> Words:
+    ) -> Steps[Words]:
         """left: the client's factors; right: the server's. Each party gives its own."""
         mine = {"left": left} if self.party == CLIENT else {"right": right}
-        return slot_sums(self.engine, self.transfers, plan, count, width, **mine)
+        return slot_sum_steps(self.engine, self.transfers, plan, count, width, **mine)
