@@ -35,7 +35,7 @@ from comet_mpc.offline.source import (
 from comet_mpc.offline.store import BundleStore
 
 _MOST_TRIES = 3  # to get a connection on which the server begins
-_ELEMENTS_TOGETHER = 1 << 20  # of masks: beyond it, the bundles of small programs have no slots left to share
+_ELEMENTS_TOGETHER = 1 << 23  # of masks: beyond it, there are no slots left to share, and all wait long for the first
 _BUSY_PAUSE = 0.5  # before a server that prepares with others is asked again
 
 
