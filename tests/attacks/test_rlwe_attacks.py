@@ -204,19 +204,19 @@ PROGRAM: list[Correlation] = [
 def test_a_peer_that_leaves_midway_leaves_nothing_behind() -> None:
     """However far it got, the honest side has no source to draw from, only an error."""
     weight = {"w": Weight("w", (5, 6), 14, 1.0, values=np.ones((5, 6), np.int32))}
-    for rounds in range(1, 6):
+    for messages in range(1, 11):
 
-        def attack(channel: Channel, rounds: int = rounds) -> None:
-            inner = channel.exchange
-            left = [rounds]
+        def attack(channel: Channel, messages: int = messages) -> None:
+            inner = channel._transfer
+            left = [messages]
 
-            def counted(outgoing: object, expected: int) -> memoryview:
+            def counted(outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
                 if left[0] == 0:
                     channel.close()
                 left[0] -= 1
-                return inner(outgoing, expected)  # type: ignore[arg-type]
+                return inner(outgoing, sizes, deadline)
 
-            channel.exchange = counted  # type: ignore[method-assign]
+            channel._transfer = counted  # type: ignore[method-assign]
             prepare_bundle(channel, SERVER, PROGRAM, weight, threads=1)
 
         error = against(lambda channel: prepare_bundle(channel, CLIENT, PROGRAM, threads=1), attack)

@@ -65,7 +65,7 @@ PLACES: list[tuple[object, str, Callable[..., Kinds]]] = [
     (base.ReceiverSetup, "finish", lambda *_: {"base transfers"}),
     (extension.TransferSender, "extend", lambda *_, **__: {"extension"}),
     (extension, "_sent_products", lambda *given: {f"products of bits{', odd' if given[-1] else ''}"}),
-    (extension, "_multiply_words", lambda *_: {"bits times words"}),
+    (extension._BitsTimesWords, "answer", lambda *_: {"bits times words"}),
 ]
 """Where messages are made, and of which kinds they are."""
 

@@ -236,7 +236,7 @@ def test_peer_closes_while_a_large_frame_is_sent(
     channel_and_socket: tuple[Channel, socket.socket],
 ) -> None:
     channel, peer = channel_and_socket
-    leaving = once_blocked_in("_transfer", peer.close)
+    leaving = once_blocked_in("_flush", peer.close)
     with pytest.raises(PeerClosed):
         channel.exchange([bytes(LARGE)], 0)
     leaving.join()

@@ -26,7 +26,7 @@ from comet_mpc.engine.ring import Ring, odd_ring
 from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError
-from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic, memory_pair
+from comet_mpc.net.channel import Channel, memory_pair
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer import preparer as dealing
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
@@ -38,6 +38,7 @@ from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared, arranged
 from comet_mpc.offline.pair.workbench import Workbench
+from comet_mpc.offline.streaming import Request, Sizes, Steps
 from support.two_parties import as_parties
 
 
@@ -75,16 +76,31 @@ class ZeroStage(Stage):
         return (self.index,)
 
     @property
-    def traffic(self) -> Traffic:
-        return Traffic(8 * self.count + FRAME_HEADER, 0, 1)
+    def sizes(self) -> list[list[Sizes]]:
+        return [[Sizes(CLIENT, 8 * self.count, 0)]]
 
-    def run(self, bench: Workbench) -> None:
-        own = expand(*bench.seed(self.index), self.count)
-        if bench.party == CLIENT:
-            bench.engine.channel.exchange([(-own).tobytes()], 0)
-        else:
-            own = np.frombuffer(bench.engine.channel.exchange([], 8 * self.count), np.uint64)
-        bench.keep(self.index, (own,))
+    def run(self, bench: Workbench) -> Steps[None]:
+        told = Told(expand(*bench.seed(self.index), self.count))
+        yield [told]
+        bench.keep(self.index, (told.words,))
+
+
+class Told(Request):
+    """The client tells the server its words, negated."""
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(CLIENT, 8 * self.words.size, 0)
+
+    def ask(self) -> list[bytes]:
+        return [(-self.words).tobytes()]
+
+    def answer(self, question: memoryview) -> list[bytes]:
+        self.words = np.frombuffer(question, np.uint64)
+        return []
 
 
 PROGRAM: list[Correlation] = [Mask((4,), 40), Zeros(11), BitProducts(9, 20), Zeros(3)]

@@ -20,12 +20,13 @@ from comet_mpc.offline.ot.extension import (
     Transfers,
     TransferSender,
     bit_products,
-    bit_products_traffic,
+    bit_products_sizes,
     bit_times_word,
     extension_bytes,
     set_up_traffic,
     set_up_transfers,
 )
+from comet_mpc.offline.streaming import planned_traffic
 from support.two_parties import as_parties, outcome
 
 Bytes = npt.NDArray[np.uint8]
@@ -305,9 +306,8 @@ def test_products_cost_what_is_declared(any_pair: Pair, count: int, width: int) 
     np.testing.assert_array_equal(together, unpacked(client_bits, count) & unpacked(server_bits, count))
     for party, end in enumerate(any_pair.ends):
         spent = end.traffic - before[party]
-        assert spent == bit_products_traffic(party, count, width, fold=any_pair.fold, chunk=512)
-        chunks = -(-count // 512)
-        assert spent.rounds == (chunks + (width > 1) if count else 0)
+        assert spent == planned_traffic(party, [bit_products_sizes(count, width, fold=any_pair.fold, chunk=512)])
+        assert spent.rounds == (1 + (width > 1) if count else 0)
 
 
 @pytest.mark.parametrize("width", range(1, 65))
@@ -328,7 +328,7 @@ def test_set_up_costs_what_is_declared() -> None:
 
 
 def test_a_million_products_take_less_than_ten_bytes_each() -> None:
-    spent = bit_products_traffic(CLIENT, 1 << 20, 64)
+    spent = planned_traffic(CLIENT, [bit_products_sizes(1 << 20, 64)])
     assert spent.sent + spent.received < 10 * 2**20
     assert abs(spent.sent - spent.received) < 1000
 
@@ -366,15 +366,15 @@ def test_what_travels_is_uniform_whatever_the_receivers_bits(party: int, monkeyp
     """Every byte that a party receives, apart for the two values of the bit that it must not learn."""
     pair, count = Pair(8), 1 << 15
     seen: list[Bytes] = []
-    exchange = type(pair.ends[0]).exchange
+    take = type(pair.ends[0]).take
 
-    def recorded(channel: Channel, outgoing: object, expected: int) -> memoryview:
-        answer = exchange(channel, outgoing, expected)  # type: ignore[arg-type]
+    def recorded(channel: Channel, expected: int) -> memoryview:
+        answer = take(channel, expected)
         if channel is pair.ends[party]:
             seen.append(np.frombuffer(answer, np.uint8).copy())
         return answer
 
-    monkeypatch.setattr(type(pair.ends[0]), "exchange", recorded)
+    monkeypatch.setattr(type(pair.ends[0]), "take", recorded)
     results = pair.products(count, 9, count)
     question, answers = seen
     assert abs(chi_square(np.bincount(question, minlength=256))) < 8

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from comet_mpc.engine.correlations import (
     WeightProduct,
     WeightScale,
 )
+from comet_mpc.engine.kernels import Bytes
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import (
@@ -37,9 +41,11 @@ from comet_mpc.errors import (
 )
 from comet_mpc.logs import JsonFormatter
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
+from comet_mpc.offline.pair import workbench
 from comet_mpc.offline.pair.commit import prepare_stored
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.prepare import Preparer
+from comet_mpc.offline.pair.workbench import Scratch
 from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.offline.store import BundleStore, BundleWriter, new_bundle_id
 from comet_research.look_up import TableTransfers
@@ -222,6 +228,48 @@ def test_if_not_all_of_them_can_be_stored_the_client_keeps_none(
     assert stored == 1  # one of them had been there
     assert isinstance(outcomes[side], ConfigurationError)
     assert pair.stored() == [set(), set() if side == SERVER else set(names)]
+
+
+def test_shares_wait_in_a_file_without_a_name_until_all_are_prepared(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = Scratch.write
+
+    def counted(self: Scratch, data: Bytes) -> tuple[int, int]:
+        written.append(data.nbytes)
+        return write(self, data)
+
+    monkeypatch.setattr(workbench, "_LARGE", 20)
+    monkeypatch.setattr(Scratch, "write", counted)
+    names = [new_bundle_id() for _ in range(2)]
+    outcomes, _ = pair.run(lambda preparer, store: prepare_stored(preparer, names, PLAN, store))
+    assert all(isinstance(each, Traffic) for each in outcomes), outcomes
+    assert len(written) > 20
+    for name in names:
+        check(*(drawn(store, name) for store in pair.stores))
+    assert not pair.files()
+
+
+@pytest.mark.parametrize("side", [CLIENT, SERVER])
+def test_a_disk_that_fills_up_while_preparing_leaves_nothing(
+    pair: Pair, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def scratch(dir: Path) -> io.BytesIO:
+        return Full() if dir == pair.stores[side].directory else io.BytesIO()
+
+    monkeypatch.setattr(workbench, "_LARGE", 20)
+    monkeypatch.setattr(tempfile, "TemporaryFile", scratch)
+    outcomes, _ = pair.prepare(new_bundle_id())
+    assert isinstance(outcomes[side], ConfigurationError)
+    assert "No space" in str(outcomes[side])
+    assert isinstance(outcomes[1 - side], PeerError)
+    assert pair.stored() == [set(), set()]
+    assert not pair.files()
 
 
 def test_an_id_that_the_server_has_spoils_all_that_are_prepared_with_it_and_stays(pair: Pair) -> None:

@@ -43,16 +43,18 @@ from comet_mpc.models.transformer import (
     input_rows,
     public_weights,
 )
-from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.net.channel import Channel, Traffic, memory_pair
 from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
-from comet_mpc.offline.pair.prepare import prepare_bundle
+from comet_mpc.offline.pair.prepare import Preparer, prepare_bundle
 from comet_mpc.offline.pair.shares import PairRandomness
 from comet_mpc.offline.pair.workbench import WEIGHT_BITS
 from comet_mpc.offline.sources import PAIR
 from comet_research.bench.models import random_weights
 from comet_research.look_up import TableTransfers
 from comet_research.look_up.tables import pick
+from support.latency import stamped_pair
 from support.two_parties import as_parties, equal, run_two_parties, together, twin_value
+from support.waiting import PATIENCE
 
 RNG = np.random.default_rng(11)
 
@@ -143,6 +145,26 @@ def test_every_correlation_is_what_it_says() -> None:
                 assert values is not None
                 expected = masks[mask] * values.astype(np.int64).view(np.uint64)
                 assert equal(mine[0] + theirs[0], expected.reshape(-1), width)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_preparation_takes_the_planned_latencies(count: int) -> None:
+    """On channels that stamp their frames, and know nothing of a plan. Its keys are there already."""
+    ends, program, held = stamped_pair(PATIENCE), correlations(), weights()
+
+    def work(channel: Channel, party: int) -> Traffic:
+        preparer = Preparer(channel, party, program, held if party == SERVER else None, threads=1)
+        preparer.set_up()
+        channel.exchange([b"."], 1)
+        ends[party].now, before = 0, channel.traffic
+        preparer.prepare(count)
+        return channel.traffic - before
+
+    client, server = as_parties(work, ends)
+    planned = preparation_traffic(program, first=False, count=count)
+    assert client == planned
+    assert server == Traffic(planned.received, planned.sent, planned.rounds)
+    assert max(end.now for end in ends) == planned.rounds
 
 
 @pytest.mark.parametrize("count", [1, 2])

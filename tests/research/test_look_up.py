@@ -16,9 +16,10 @@ from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import ShapeError, WrongSize
 from comet_mpc.net.channel import memory_pair
 from comet_mpc.offline.ot.extension import Transfers, extension_bytes, set_up_transfers
+from comet_mpc.offline.streaming import carry_out, planned_traffic
 from comet_research.look_up import Column, Table, look_up
 from comet_research.look_up import transfers as table_transfer
-from comet_research.look_up.transfers import give_words, read_words, table_traffic
+from comet_research.look_up.transfers import give_words, read_words, table_sizes
 from support.two_parties import as_parties, both, outcome, run_two_parties
 
 RNG = np.random.default_rng(6)
@@ -36,17 +37,21 @@ def test_the_reader_has_one_word_of_every_table(
 ) -> None:
     monkeypatch.setattr(table_transfer, "CHUNK_ENTRIES", 128 * entries)
     ends = memory_pair()
-    (places, known), given_words = both(
-        lambda: read_words(ends[reader], transfers[reader], count, entries),
-        lambda: list(give_words(ends[1 - reader], transfers[1 - reader], count, entries)),
+    giver, words = 1 - reader, np.zeros((count, entries), np.uint64)
+
+    def taken(start: int, some: Words) -> None:
+        words[start : start + len(some)] = some
+
+    (places, known), _ = both(
+        lambda: carry_out(ends[reader], reader, read_words(transfers[reader], count, entries)),
+        lambda: carry_out(ends[giver], giver, give_words(transfers[giver], count, entries, taken)),
     )
-    words = np.concatenate([np.empty((0, entries), np.uint64), *given_words])
-    assert words.shape == (count, entries)
     np.testing.assert_array_equal(words[np.arange(count), places.astype(np.int64)], known)
     assert len(np.unique(words)) == words.size  # a word that two places have would be open at one that was not read
     if count > 300:
         assert len(np.unique(places)) > min(entries, 150) / 2
-    assert ends[1 - reader].traffic == table_traffic(count, entries)
+    assert ends[giver].traffic == planned_traffic(giver, [table_sizes(reader, count, entries)])
+    assert ends[giver].traffic.rounds == min(count, 1)
 
 
 @pytest.mark.parametrize("index_bits", [1, 3, 8])
@@ -66,7 +71,7 @@ def test_every_instruction_set_gives_the_same_words(index_bits: int) -> None:
 def test_messages_of_another_size_are_cut_off(transfers: tuple[Transfers, Transfers], change: int) -> None:
     ends = memory_pair()
     error, _ = both(
-        lambda: outcome(lambda: list(give_words(ends[0], transfers[0], 10, 16))),
+        lambda: outcome(lambda: carry_out(ends[0], 0, give_words(transfers[0], 10, 16, lambda *_: None))),
         lambda: ends[1].exchange([bytes(extension_bytes(40) + change)], 0),
     )
     assert isinstance(error, WrongSize)
@@ -76,11 +81,11 @@ def test_tables_that_make_no_sense_are_refused(transfers: tuple[Transfers, Trans
     end = memory_pair()[0]
     for entries in (0, 1, 3, 512):
         with pytest.raises(ShapeError):
-            read_words(end, transfers[0], 4, entries)
+            carry_out(end, 0, read_words(transfers[0], 4, entries))
         with pytest.raises(ShapeError):
-            next(give_words(end, transfers[0], 4, entries))
+            carry_out(end, 0, give_words(transfers[0], 4, entries, lambda *_: None))
     with pytest.raises(ShapeError):
-        table_traffic(-1, 16)
+        table_sizes(SERVER, -1, 16)
     for columns in ((), (Column((1, 2, 3), 8),), (Column((1, 2), 8), Column((1, 2, 3, 4), 8)), (Column((1, 2), 7),)):
         with pytest.raises(ShapeError):
             Table(columns)

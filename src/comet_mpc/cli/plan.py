@@ -138,7 +138,8 @@ def _costs(title: str, costs: list[Cost], source: Source) -> Group:
 
 
 def _preparation(parts: dict[str, Traffic]) -> Group:
-    rows = ((n, str(t.rounds), f"{t.sent / 1e6:.2f}", f"{t.received / 1e6:.2f}") for n, t in parts.items())
+    whole = {**parts, "in all": sum(parts.values(), Traffic())}
+    rows = ((n, str(t.rounds), f"{t.sent / 1e6:.2f}", f"{t.received / 1e6:.2f}") for n, t in whole.items())
     return table("Preparation by client and server", ("", "rounds", "client sends MB", "server sends MB"), rows)
 
 

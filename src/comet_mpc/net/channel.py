@@ -1,9 +1,10 @@
 """Channels: how two parties exchange frames, and what that costs.
 
 A frame is its length (8 bytes, little-endian) and its payload. A channel has one important method,
-`exchange`: one round, both directions at once, of sizes both sides know beforehand. `send` and `receive`
-carry control messages. Counting lives in `Channel`; the siblings (`memory_pair` here, TCP and TLS in
-`comet_mpc.net.sockets`) only move bytes.
+`exchange`: one round, both directions at once, of sizes both sides know beforehand. `post` and `take` are its
+two halves, for many frames in flight (`offline.streaming`). `send` and `receive` carry control messages.
+Counting lives in `Channel`; the siblings (`memory_pair` here, TCP and TLS in `comet_mpc.net.sockets`) only move
+bytes.
 
 A channel belongs to one thread. Another may call `close`, which wakes the first, and `lost` while that is idle.
 """
@@ -17,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     # Arrays are buffers, but before Python 3.12 a type checker cannot know.
     Sendable: TypeAlias = Buffer | np.ndarray[Any, Any]
+
+Done = TypeVar("Done")
 
 FRAME_HEADER = 8
 WIRE_VERSION = 8
@@ -94,6 +97,29 @@ class Channel(ABC):
         sizes = range(expected, expected + 1) if expected else None
         return self._run(views or None, sizes, rounds=1 if views or expected else 0)
 
+    def post(self, outgoing: Sequence[Sendable]) -> None:
+        """Sends one frame and never waits: what the line does not take now leaves in order during later calls.
+
+        Nobody may change the buffers until `flush`. Nothing to send: no frame. No round: see `count_rounds`.
+        """
+        if views := _byte_views(outgoing):
+            self._run(views, None, rounds=0, flush=False)
+
+    def take(self, expected: int) -> memoryview:
+        """Receives one frame of exactly `expected` bytes, as `exchange` does, and sends what was posted meanwhile.
+
+        Nothing expected: no frame. No round: see `count_rounds`.
+        """
+        return self._run(None, range(expected, expected + 1), rounds=0) if expected else memoryview(b"")
+
+    def flush(self) -> None:
+        """Waits until all that was posted has left."""
+        self._guarded(lambda: self._flush(float("inf")))
+
+    def count_rounds(self, rounds: int) -> None:
+        """Counts rounds of frames that were posted and taken: only who orders them knows which wait for which."""
+        self._traffic += Traffic(rounds=rounds)
+
     def send(self, *buffers: Sendable) -> None:
         """Sends one frame, possibly empty, whose size the receiver does not know beforehand. No round."""
         self._run(_byte_views(buffers), None, rounds=0)
@@ -147,12 +173,35 @@ class Channel(ABC):
         *,
         rounds: int,
         deadline: float = float("inf"),
+        flush: bool = True,
     ) -> memoryview:
-        """Sends a frame unless `outgoing` is None, receives one unless `sizes` is None, and counts both."""
+        """Sends a frame unless `outgoing` is None, receives one unless `sizes` is None, and counts both.
+
+        flush: a frame that is sent has left afterwards
+        """
+
+        def work() -> memoryview:
+            found = self._transfer(outgoing, sizes, deadline)
+            if outgoing is not None and flush:
+                self._flush(deadline)
+            return found
+
+        incoming = self._guarded(work)
+        self._traffic += Traffic(
+            sent=0 if outgoing is None else FRAME_HEADER + sum(map(len, outgoing)),
+            received=0 if sizes is None else FRAME_HEADER + len(incoming),
+            rounds=rounds,
+        )
+        if self.watcher is not None:
+            self.watcher(self._traffic)
+        return incoming
+
+    def _guarded(self, work: Callable[[], Done]) -> Done:
+        """What work gives; any error in it ends the connection."""
         if self._closed:
             raise PeerClosed("the channel is closed")
         try:
-            incoming = self._transfer(outgoing, sizes, deadline)
+            done = work()
         except PeerError:
             self.close()
             raise
@@ -164,21 +213,19 @@ class Channel(ABC):
             raise
         if self._closed:  # by another thread: what was read in the meantime is not to be trusted
             raise PeerClosed("the channel was closed while in use")
-        self._traffic += Traffic(
-            sent=0 if outgoing is None else FRAME_HEADER + sum(map(len, outgoing)),
-            received=0 if sizes is None else FRAME_HEADER + len(incoming),
-            rounds=rounds,
-        )
-        if self.watcher is not None:
-            self.watcher(self._traffic)
-        return incoming
+        return done
 
     @abstractmethod
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
-        """Moves at most one frame each way at once; `deadline` (monotonic) bounds it on top of `timeout`.
+        """Begins to send a frame, or none; receives one, or none; `deadline` (monotonic) bounds it beside `timeout`.
 
-        A length outside `sizes` is refused before anything is allocated for it.
+        Returns as soon as the frame of `sizes` is here; if there is none, as soon as the line takes no more. What is
+        left to send leaves during later calls (`_flush`). A length outside `sizes` is refused before anything is
+        allocated for it.
         """
+
+    def _flush(self, deadline: float) -> None:
+        """Returns once nothing is left to send. Only lines that take part of a frame have something to do."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -199,6 +246,9 @@ class Around(Channel):
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         return self._inner._transfer(outgoing, sizes, deadline)
+
+    def _flush(self, deadline: float) -> None:
+        self._inner._flush(deadline)
 
     def _release(self) -> None:
         self._inner.close()

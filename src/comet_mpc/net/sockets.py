@@ -36,13 +36,17 @@ _RETRY_PAUSE = 0.05
 
 
 class _Outgoing:
-    """What is left to send of one frame."""
+    """What is left to send, of one frame or several."""
 
-    def __init__(self, payload: list[memoryview]) -> None:
-        self.total = FRAME_HEADER + sum(map(len, payload))
-        self.sent = 0
-        header = (self.total - FRAME_HEADER).to_bytes(FRAME_HEADER, "little")
-        self.pieces = deque([memoryview(header), *payload])
+    def __init__(self) -> None:
+        self.total = self.sent = 0
+        self.pieces: deque[memoryview] = deque()
+
+    def add(self, payload: list[memoryview]) -> None:
+        """One more frame."""
+        size = sum(map(len, payload))
+        self.pieces += [memoryview(size.to_bytes(FRAME_HEADER, "little")), *payload]
+        self.total += FRAME_HEADER + size
 
     def advance(self, count: int) -> None:
         self.sent += count
@@ -88,6 +92,7 @@ class _SocketChannel(Channel):
         self._socket = connection
         self._socket.setblocking(False)
         self._poll = select.poll()
+        self._outgoing = _Outgoing()
         # Buffer sizes stay with the kernel: a fixed SO_SNDBUF or SO_RCVBUF would switch off its tuning, which
         # is what fills a long fat line.
         if connection.family in (socket.AF_INET, socket.AF_INET6):
@@ -118,16 +123,25 @@ class _SocketChannel(Channel):
         """Receives what there is of the frame; False at the end of the connection, `BlockingIOError` if nothing."""
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
-        sending = None if outgoing is None else _Outgoing(outgoing)
+        if not self._outgoing.pieces:
+            self._outgoing = _Outgoing()  # errors tell of this call
+        if outgoing is not None:
+            self._outgoing.add(outgoing)
         receiving = None if sizes is None else _Incoming(sizes)
+        self._move(receiving, deadline, flush=False)
+        return memoryview(b"") if receiving is None else receiving.finish()
+
+    def _flush(self, deadline: float) -> None:
+        self._move(None, deadline, flush=True)
+
+    def _move(self, receiving: _Incoming | None, deadline: float, *, flush: bool) -> None:
         try:
-            self._pump(sending, receiving, deadline)
+            self._pump(receiving, deadline, flush=flush)
         except ssl.SSLError as error:
             raise self._tls_failure(error) from error
         except OSError as error:
             self._hear_why()
-            raise PeerClosed(f"the connection broke ({error.strerror}): {_state(sending, receiving)}") from error
-        return memoryview(b"") if receiving is None else receiving.finish()
+            raise PeerClosed(f"the connection broke ({error.strerror}): {self._state(receiving)}") from error
 
     def _tls_failure(self, error: ssl.SSLError) -> PeerError:
         return tls_failure(error, "transfer", self.peer_role or "peer")
@@ -135,20 +149,21 @@ class _SocketChannel(Channel):
     def _hear_why(self) -> None:
         """After the line broke while this side was sending: raises what the other side has said before, if it did."""
 
-    def _pump(self, sending: _Outgoing | None, receiving: _Incoming | None, deadline: float) -> None:
+    def _pump(self, receiving: _Incoming | None, deadline: float, *, flush: bool) -> None:
         # Each direction works until the socket refuses, then waits for its event. Bytes that TLS has decrypted
         # already never wait for the socket, because a read is tried before every wait.
         awaited = 0
         moved = time.monotonic()
         while True:
-            writing = sending is not None and (bool(sending.pieces) or self._backlogged)
+            writing = bool(self._outgoing.pieces) or self._backlogged
             reading = receiving is not None and bool(receiving.free)
-            if not writing and not reading:
+            if not reading and not writing:
+                return
+            if not reading and not flush and (receiving is not None or awaited):
                 return
             if writing and not awaited & select.POLLOUT:
-                assert sending is not None
                 try:
-                    self._send_some(sending)
+                    self._send_some(self._outgoing)
                     moved = time.monotonic()
                 except BlockingIOError:
                     awaited |= select.POLLOUT
@@ -156,22 +171,28 @@ class _SocketChannel(Channel):
                 assert receiving is not None
                 try:
                     if not self._receive_some(receiving):
-                        raise PeerClosed(f"the peer closed the connection: {_state(sending, receiving)}")
+                        raise PeerClosed(f"the peer closed the connection: {self._state(receiving)}")
                     moved = time.monotonic()
                 except BlockingIOError:
                     awaited |= select.POLLIN
             wanted = (select.POLLOUT if writing else 0) | (select.POLLIN if reading else 0)
-            if awaited & wanted != wanted:
+            if awaited & wanted != wanted or not (reading or flush):
                 continue
             until = min(moved + self.timeout, deadline)
             self._poll.register(self._socket, wanted)
             ready = self._poll.poll(max(0.0, until - time.monotonic()) * 1000)
             if not ready:
-                raise PeerTimeout(f"no progress for {time.monotonic() - moved:.3g} s: {_state(sending, receiving)}")
+                raise PeerTimeout(f"no progress for {time.monotonic() - moved:.3g} s: {self._state(receiving)}")
             events = ready[0][1]
             if events & ~wanted:  # an error or a hang-up: the next call says which
                 awaited = 0
             awaited &= ~events
+
+    def _state(self, receiving: _Incoming | None) -> str:
+        sending = self._outgoing
+        parts = [f"sent {sending.sent} of {sending.total} bytes"] if sending.total else []
+        parts += [] if receiving is None else [f"received {receiving}"]
+        return ", ".join(parts)
 
     def _release(self) -> None:
         with contextlib.suppress(OSError):
@@ -263,12 +284,6 @@ def _record(pieces: deque[memoryview]) -> bytearray | memoryview:
         if len(record) == RECORD:
             break
     return record
-
-
-def _state(sending: _Outgoing | None, receiving: _Incoming | None) -> str:
-    parts = [] if sending is None else [f"sent {sending.sent} of {sending.total} bytes"]
-    parts += [] if receiving is None else [f"received {receiving}"]
-    return ", ".join(parts)
 
 
 def parse_address(address: str) -> Address:

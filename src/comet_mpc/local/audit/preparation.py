@@ -22,7 +22,7 @@ from comet_mpc.local.audit.controls import Control
 from comet_mpc.local.audit.online import Recorded
 from comet_mpc.local.audit.products import LAYER_PRODUCTS, ODD, SLOT_PRODUCTS, LayerProduct, Repeating, SlotProduct
 from comet_mpc.local.audit.statistics import Message
-from comet_mpc.net.channel import Channel
+from comet_mpc.net.channel import Around, Channel
 from comet_mpc.offline.ot.base import POINT_BYTES, TREE_BYTES
 from comet_mpc.offline.ot.extension import (
     Transfers,
@@ -65,12 +65,11 @@ _DIGITS = 15
 """Bits that an extension sends for one transfer."""
 
 
-class _Tap(Channel):
+class _Tap(Around):
     """A channel that keeps what it receives."""
 
     def __init__(self, inner: Channel) -> None:
-        super().__init__(inner.timeout)
-        self._inner = inner
+        super().__init__(inner)
         self._frames: list[bytes] = []
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
@@ -78,9 +77,6 @@ class _Tap(Channel):
         if sizes is not None:
             self._frames.append(bytes(incoming))
         return incoming
-
-    def _release(self) -> None:
-        self._inner.close()
 
     def taken(self) -> list[bytes]:
         """The frames since the last call."""

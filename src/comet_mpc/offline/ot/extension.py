@@ -26,8 +26,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -46,13 +45,14 @@ from comet_mpc.offline.ot.base import (
     SenderKeys,
     SenderSetup,
 )
+from comet_mpc.offline.streaming import Request, Sizes, Steps, carry_out
 
 FOLDS = (1, 2, 4, 8)
 FOLD = 8
 """Bits per digit: the extension sends 128/fold - 1 bits a transfer and encrypts 2^fold/fold blocks for it."""
 
 CHUNK = 1 << 18
-"""Products made in one round: bounds memory and messages. A multiple of 256."""
+"""Products made with one message: bounds memory and messages. A multiple of 256."""
 
 LIMIT = 1 << 40
 """Transfers of one set-up: far below where collisions of 128-bit blocks would begin to count."""
@@ -223,25 +223,18 @@ def set_up_traffic() -> Traffic:
     return Traffic(size, size, 2)
 
 
-class _Part(NamedTuple):
-    """A chunk: in the products from `start` the client receives, from `middle` to `stop` the server does."""
-
-    start: int
-    middle: int
-    stop: int
-
-    def received_by(self, party: int) -> slice:
-        return slice(self.start, self.middle) if party == CLIENT else slice(self.middle, self.stop)
-
-
 def _size(part: slice) -> int:
     return int(part.stop - part.start)
 
 
-def _parts(count: int, chunk: int) -> Iterator[_Part]:
+def _received(count: int, chunk: int) -> Iterator[tuple[int, slice]]:
+    """Who receives in which products: in the first half of a chunk the client, in the other the server."""
     for start in range(0, count, chunk):
         stop = min(count, start + chunk)
-        yield _Part(start, min(stop, start + _padded((stop - start + 1) // 2)), stop)
+        middle = min(stop, start + _padded((stop - start + 1) // 2))
+        yield CLIENT, slice(start, middle)
+        if middle < stop:
+            yield SERVER, slice(middle, stop)
 
 
 def _check_numbers(count: int, width: int, chunk: int) -> None:
@@ -256,6 +249,13 @@ def _check_numbers(count: int, width: int, chunk: int) -> None:
 def bit_products(
     channel: Channel, transfers: Transfers, count: int, width: int, modulus: int = 0, *, chunk: int = CHUNK
 ) -> tuple[Bytes, Words]:
+    """`bit_products_steps`, and nothing else meanwhile. Rounds: 2, unless it exceeds the window of `streaming`."""
+    return carry_out(channel, transfers.party, bit_products_steps(transfers, count, width, modulus, chunk=chunk))
+
+
+def bit_products_steps(
+    transfers: Transfers, count: int, width: int, modulus: int = 0, *, chunk: int = CHUNK
+) -> Steps[tuple[Bytes, Words]]:
     """Uniform bits b_client, b_server, one known to each party, and shares of b_client·b_server mod 2^width.
 
     Returns (this party's bits, packed in little order, padding zero; its shares, bits above `width` zero): what the
@@ -266,35 +266,73 @@ def bit_products(
     Modulo an odd `modulus` of `width` bits the sender draws its bit and sends D + b, from messages of 128 bits.
     In one half of the products the client receives, in the other the server.
 
-    Bytes: 128/fold - 1 + width - 1 bits a product, half of them from each party (`bit_products_traffic` is exact).
-    Rounds: 1 + ⌈count / chunk⌉; a chunk's answer travels with the next one's question. With width 1 one less.
-    Reveals nothing: every byte received is uniform given what its receiver knows.
+    Bytes: 128/fold - 1 + width - 1 bits a product, half of them from each party (`bit_products_sizes` is exact).
+    One step. Reveals nothing: every byte received is uniform given what its receiver knows.
     """
     _check_numbers(count, width, chunk)
-    party, fold, halves, size = transfers.party, transfers.fold, 2 if modulus else 1, _product_bits(width, modulus)
-    bits, shares = np.zeros(packed_bytes(count, 1), np.uint8), np.empty(count, np.uint64)
-    parts = list(_parts(count, chunk))
-    answer: Bytes = np.empty(0, np.uint8)
-    waiting: tuple[slice, Bytes, Words] | None = None
-    for part in [*parts, None]:
-        outgoing, question, asked = [answer], 0, None
-        if part is not None:
-            mine, theirs = part.received_by(party), part.received_by(1 - party)
-            message, choices, words = transfers.receiver.extend(_size(mine), halves=halves)
-            _store_bits(bits, mine, choices)
-            asked = (mine, choices, words)
-            outgoing, question = [message, answer], extension_bytes(_size(theirs), fold)
-        expected = packed_bytes(_size(waiting[0]), size) if waiting else 0
-        received = channel.exchange(outgoing, question + expected)
-        if waiting:
-            place, choices, words = waiting
-            _received_products(words, choices, received[question:], shares[place], width, modulus)
-        if part is not None:
-            zeros, ones = transfers.sender.extend(received[:question], _size(theirs), halves=halves)
-            own, answer = _sent_products(zeros, ones, shares[theirs], width, modulus)
-            _store_bits(bits, theirs, own)
-        waiting = asked
-    return bits, shares
+    made = _Products(transfers, width, modulus, np.zeros(packed_bytes(count, 1), np.uint8), np.empty(count, np.uint64))
+    yield [_SomeProducts(made, receiver, place) for receiver, place in _received(count, chunk)]
+    return made.bits, made.shares
+
+
+def bit_products_sizes(
+    count: int, width: int, modulus: int = 0, *, fold: int = FOLD, chunk: int = CHUNK
+) -> list[Sizes]:
+    """Of its requests."""
+    _check_numbers(count, width, chunk)
+    return [_product_sizes(receiver, _size(place), width, modulus, fold) for receiver, place in _received(count, chunk)]
+
+
+def _product_sizes(receiver: int, size: int, width: int, modulus: int, fold: int) -> Sizes:
+    return Sizes(receiver, extension_bytes(size, fold), packed_bytes(size, _product_bits(width, modulus)))
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Products of bits as they are made, at one party."""
+
+    transfers: Transfers
+    width: int
+    modulus: int
+    bits: Bytes = field(repr=False)
+    shares: Words = field(repr=False)
+
+    @property
+    def halves(self) -> int:
+        return 2 if self.modulus else 1
+
+
+class _SomeProducts(Request):
+    """Those of which one party receives the transfers, from one place to another."""
+
+    def __init__(self, made: _Products, receiver: int, place: slice) -> None:
+        self._made, self._place = made, place
+        self._sizes = _product_sizes(receiver, _size(place), made.width, made.modulus, made.transfers.fold)
+        self._known: tuple[Words, Bytes] | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._sizes
+
+    def ask(self) -> list[Bytes]:
+        made = self._made
+        message, choices, words = made.transfers.receiver.extend(_size(self._place), halves=made.halves)
+        _store_bits(made.bits, self._place, choices)
+        self._known = words, choices
+        return [message]
+
+    def answer(self, question: memoryview) -> list[Bytes]:
+        made, place = self._made, self._place
+        zeros, ones = made.transfers.sender.extend(question, _size(place), halves=made.halves)
+        own, answer = _sent_products(zeros, ones, made.shares[place], made.width, made.modulus)
+        _store_bits(made.bits, place, own)
+        return [answer]
+
+    def finish(self, answer: memoryview) -> None:
+        assert self._known is not None
+        made, (words, choices) = self._made, self._known
+        _received_products(words, choices, answer, made.shares[self._place], made.width, made.modulus)
+        self._known = None
 
 
 def _product_bits(width: int, modulus: int) -> int:
@@ -329,22 +367,6 @@ def _store_bits(bits: Bytes, place: slice, packed: Bytes) -> None:
     bits[place.start // 8 : place.start // 8 + packed.size] = packed
 
 
-def bit_products_traffic(
-    party: int, count: int, width: int, modulus: int = 0, *, fold: int = FOLD, chunk: int = CHUNK
-) -> Traffic:
-    """What `bit_products` sends, receives and waits for at one party."""
-    _check_numbers(count, width, chunk)
-    rounds = [[0, 0] for _ in range(-(-count // chunk) + 1)]
-    for i, part in enumerate(_parts(count, chunk)):
-        for receiver in (CLIENT, SERVER):
-            size = _size(part.received_by(receiver))
-            rounds[i][receiver] += extension_bytes(size, fold)
-            rounds[i + 1][1 - receiver] += packed_bytes(size, _product_bits(width, modulus))
-    frames = [[FRAME_HEADER + size if size else 0 for size in sizes] for sizes in rounds]
-    sent, received = (sum(frame[who] for frame in frames) for who in (party, 1 - party))
-    return Traffic(sent, received, sum(any(frame) for frame in frames))
-
-
 def bit_times_word(
     channel: Channel,
     transfers: Transfers,
@@ -355,13 +377,27 @@ def bit_times_word(
     words: Words | None = None,
     chunk: int = CHUNK,
 ) -> Words:
+    """`bit_times_word_steps`, and nothing else meanwhile. Rounds: 2, unless it exceeds the window of `streaming`."""
+    steps = bit_times_word_steps(transfers, count, width, bits=bits, words=words, chunk=chunk)
+    return carry_out(channel, transfers.party, steps)
+
+
+def bit_times_word_steps(
+    transfers: Transfers,
+    count: int,
+    width: int,
+    *,
+    bits: Bytes | None = None,
+    words: Words | None = None,
+    chunk: int = CHUNK,
+) -> Steps[Words]:
     """Shares mod 2^width of c·x, for chosen bits c of one party's and chosen words x of the other's (correlated OT).
 
     One party gives `bits` (packed in little order), the other `words`. The first corrects its random choice r to c by
     sending c xor r, the second then sends (m_0 - m_1 + x), the two words in the order so corrected.
 
     Bytes: 128/fold bits an element from the owner of the bits, `width` bits from the owner of the words.
-    Rounds: 1 + ⌈count / chunk⌉. Reveals nothing.
+    One step. Reveals nothing.
     """
     _check_numbers(count, width, chunk)
     if (bits is None) == (words is None):
@@ -373,42 +409,52 @@ def bit_times_word(
     if words is not None and (words.dtype != np.uint64 or words.shape != (count,)):
         raise ShapeError(f"words: got {words.dtype} of shape {words.shape}, expected {count} words")
     shares = np.empty(count, np.uint64)
-    ranges = [slice(start, min(count, start + chunk)) for start in range(0, count, chunk)]
-    if bits is not None:
-        _multiply_bits(channel, transfers.receiver, bits, ranges, width, shares)
-    if words is not None:
-        _multiply_words(channel, transfers.sender, np.ascontiguousarray(words), ranges, width, shares)
+    asker = transfers.party if bits is not None else 1 - transfers.party
+    sizes = bit_times_word_sizes(asker, count, width, fold=transfers.fold, chunk=chunk)
+    places = [slice(start, min(count, start + chunk)) for start in range(0, count, chunk)]
+    requests = []
+    for size, place in zip(sizes, places, strict=True):
+        chosen = np.empty(0, np.uint8) if bits is None else _first_bits(bits[place.start // 8 :], _size(place))
+        given = np.empty(0, np.uint64) if words is None else np.ascontiguousarray(words[place])
+        requests.append(_BitsTimesWords(transfers, size, width, shares[place], chosen, given))
+    yield requests
     return shares
 
 
-def _multiply_bits(
-    channel: Channel, receiver: TransferReceiver, bits: Bytes, ranges: list[slice], width: int, shares: Words
-) -> None:
-    waiting: tuple[slice, Bytes, Words] | None = None
-    for place in [*ranges, None]:
-        outgoing: list[Bytes] = []
-        asked = None
-        if place is not None:
-            message, choices, known = receiver.extend(_size(place))
-            chosen = _first_bits(bits[place.start // 8 :], _size(place))
-            outgoing, asked = [message, chosen ^ choices], (place, chosen, known)
-        reply = channel.exchange(outgoing, packed_bytes(_size(waiting[0]), width) if waiting else 0)
-        if waiting:
-            before, chosen, known = waiting
-            _native.correlate_receiver(known, chosen, np.frombuffer(reply, np.uint8), shares[before], width)
-        waiting = asked
+def bit_times_word_sizes(asker: int, count: int, width: int, *, fold: int = FOLD, chunk: int = CHUNK) -> list[Sizes]:
+    """Of its requests. asker: who has the bits"""
+    sizes = [min(chunk, count - start) for start in range(0, count, chunk)]
+    return [
+        Sizes(asker, extension_bytes(size, fold) + packed_bytes(size, 1), packed_bytes(size, width)) for size in sizes
+    ]
 
 
-def _multiply_words(
-    channel: Channel, sender: TransferSender, words: Words, ranges: list[slice], width: int, shares: Words
-) -> None:
-    answer: Bytes = np.empty(0, np.uint8)
-    for place in [*ranges, None]:
-        size = 0 if place is None else _size(place)
-        question = extension_bytes(size, sender.fold)
-        received = channel.exchange([answer], question + packed_bytes(size, 1))
-        if place is not None:
-            zeros, ones = sender.extend(received[:question], size)
-            flips = np.frombuffer(received[question:], np.uint8)
-            answer = np.empty(packed_bytes(size, width), np.uint8)
-            _native.correlate_sender(zeros, ones, flips, words[place], shares[place], answer, width)
+class _BitsTimesWords(Request):
+    """Some of them: with the bits of one party, the words of the other, and shares that are filled in."""
+
+    def __init__(
+        self, transfers: Transfers, sizes: Sizes, width: int, shares: Words, bits: Bytes, words: Words
+    ) -> None:
+        self._transfers, self._sizes, self._width, self._shares = transfers, sizes, width, shares
+        self._bits, self._words = bits, words
+        self._known = np.empty(0, np.uint64)
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._sizes
+
+    def ask(self) -> list[Bytes]:
+        message, choices, self._known = self._transfers.receiver.extend(self._shares.size)
+        return [message, self._bits ^ choices]
+
+    def answer(self, question: memoryview) -> list[Bytes]:
+        size, sender, width = self._shares.size, self._transfers.sender, self._width
+        split = extension_bytes(size, sender.fold)
+        zeros, ones = sender.extend(question[:split], size)
+        flips, answer = np.frombuffer(question[split:], np.uint8), np.empty(packed_bytes(size, width), np.uint8)
+        _native.correlate_sender(zeros, ones, flips, self._words, self._shares, answer, width)
+        return [answer]
+
+    def finish(self, answer: memoryview) -> None:
+        reply = np.frombuffer(answer, np.uint8)
+        _native.correlate_receiver(self._known, self._bits, reply, self._shares, self._width)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from comet_mpc.engine.correlations import BitProducts
-from comet_mpc.engine.share import CLIENT
-from comet_mpc.net.channel import Traffic
-from comet_mpc.offline.ot.extension import bit_products, bit_products_traffic
+from comet_mpc.offline.ot.extension import bit_products_sizes, bit_products_steps
 from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared
 from comet_mpc.offline.pair.workbench import Workbench
+from comet_mpc.offline.streaming import Sizes, Steps
 
 
 class PairBits(PairPreparer):
@@ -39,12 +38,12 @@ class _Bits(Stage):
         return [-(-entry.count // 8) * 8 for _, entry in self.members]
 
     @property
-    def traffic(self) -> Traffic:
-        return bit_products_traffic(CLIENT, sum(self.padded), self.width, self.modulus)
+    def sizes(self) -> list[list[Sizes]]:
+        return [bit_products_sizes(sum(self.padded), self.width, self.modulus)]
 
-    def run(self, bench: Workbench) -> None:
-        channel, total = bench.engine.channel, sum(self.padded)
-        bits, shares = bit_products(channel, bench.transfers, total, self.width, self.modulus)
+    def run(self, bench: Workbench) -> Steps[None]:
+        total = sum(self.padded)
+        bits, shares = yield from bit_products_steps(bench.transfers, total, self.width, self.modulus)
         start = 0
         for (index, entry), size in zip(self.members, self.padded, strict=True):
             own = bits[start // 8 : (start + size) // 8].copy()

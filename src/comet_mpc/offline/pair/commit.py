@@ -46,7 +46,7 @@ def prepare_stored(
     owner: at the server, the name of the client's certificate. No other client can run the bundle.
     Returns what it took on the wire, the last two messages apart: what `costs.preparation_traffic` says.
     """
-    channel = preparer.channel
+    channel, preparer.scratch = preparer.channel, store.directory
     writers: list[BundleWriter] = []
     before = channel.traffic
     try:
@@ -69,8 +69,6 @@ def prepare_stored(
                     writer.commit()
                 channel.exchange([names], 0)
     except PeerGaveUp as error:
-        if not writers:
-            raise
         raise PeerError("the server could not store its part of the bundle: its disk may be full") from error
     except BaseException as error:
         if isinstance(error, ConfigurationError) and preparer.party != CLIENT:

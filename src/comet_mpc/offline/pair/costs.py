@@ -11,7 +11,7 @@ from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.net.channel import FRAME_HEADER, Traffic
 from comet_mpc.offline.ot.extension import set_up_traffic
 from comet_mpc.offline.pair.matrices import packing_of
-from comet_mpc.offline.pair.stages import arranged
+from comet_mpc.offline.pair.stages import arranged, stage_rounds
 from comet_mpc.offline.rlwe.public_key import PublicKey
 from comet_mpc.offline.source import Progress
 
@@ -39,6 +39,8 @@ def preparation_parts(once: Sequence[Correlation], count: int = 1) -> dict[str, 
     parts: dict[str, Traffic] = {}
     for name, traffic, _ in _stages(once, count):
         parts[name] = parts.get(name, Traffic()) + traffic
+    for name, rounds in stage_rounds(once, count).items():
+        parts[name] += Traffic(rounds=rounds)
     return parts
 
 

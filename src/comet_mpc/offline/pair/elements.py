@@ -23,13 +23,13 @@ import numpy as np
 
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, Words
-from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
 from comet_mpc.offline.pair.stages import Stage
 from comet_mpc.offline.pair.workbench import Workbench
 from comet_mpc.offline.rlwe.odd_slots import OddJob, OddPlan, Term, odd_plan
-from comet_mpc.offline.rlwe.products import run_traffic
+from comet_mpc.offline.rlwe.products import run_sizes
 from comet_mpc.offline.rlwe.scheme import DEGREE
+from comet_mpc.offline.streaming import Sizes, Steps
 
 
 class _Odd(Stage):
@@ -41,8 +41,8 @@ class _Odd(Stage):
         """What each of its uploads is for."""
 
     @property
-    def traffic(self) -> Traffic:
-        return run_traffic([(job.upload_bytes, job.response_bytes) for job in self.jobs])
+    def sizes(self) -> list[list[Sizes]]:
+        return [run_sizes([(job.upload_bytes, job.response_bytes) for job in self.jobs])]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Flat(_Odd):
     def jobs(self) -> list[OddPlan]:
         return [self.plan] * -(-self.count // DEGREE) if self._crossed() else []
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Workbench) -> Steps[None]:
         ring = self.ring
         masks: list[Words | None] = [
             None
@@ -137,7 +137,7 @@ class Flat(_Odd):
             for i, defined in enumerate(self.defines)
         ]
         made = [_FlatJob(self, masks, start) for start in range(0, self.count, DEGREE)] if self.jobs else []
-        bench.engine.run(made)
+        yield bench.engine.requests(made)
         whole = [
             np.concatenate([job.own[i] for job in made])[: self.count] if mask is None else mask
             for i, mask in enumerate(masks)
@@ -246,7 +246,7 @@ class Wide(_Odd):
     def jobs(self) -> list[OddPlan]:
         return [self.plan(rows) for rows in self.chunks]
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Workbench) -> Steps[None]:
         ring, client = self.ring, bench.party == CLIENT
         columns = None if client else np.concatenate([self._rows(bench, member) for member in self.members])
         others = [
@@ -258,7 +258,7 @@ class Wide(_Odd):
             cut = slice(start, start + rows)
             made.append(_WideJob(self, rows, None if columns is None else columns[cut], [b[cut] for b in others]))
             start = cut.stop
-        bench.engine.run(made)
+        yield bench.engine.requests(made)
         whole = np.concatenate([job.columns() for job in made]) if columns is None else columns
         found = [np.concatenate([job.product(b) for job in made]) for b in range(self.products)]
         shares = [ring.add(each, ring.multiply(whole, b[:, None])) for each, b in zip(found, others, strict=True)]

@@ -22,13 +22,13 @@ from comet_mpc.engine import kernels
 from comet_mpc.engine.correlations import AnyMask, Correlation, MatrixProduct, WeightProduct, WeightScale
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words
-from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.stages import BATCH, PairPreparer, Stage, Unprepared
 from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH, Workbench
 from comet_mpc.offline.rlwe.packing import Packing
-from comet_mpc.offline.rlwe.products import MatrixJob, run_products, run_traffic
+from comet_mpc.offline.rlwe.products import MatrixJob, product_jobs, run_sizes
 from comet_mpc.offline.rlwe.scheme import LEAST_CUT
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, centred, choose_tiling
+from comet_mpc.offline.streaming import Sizes, Steps
 
 
 class PairMatrices(PairPreparer):
@@ -61,21 +61,21 @@ class Products:
     """Indices of the correlations that scale the same masks, for each of `indices`."""
 
     @property
-    def traffic(self) -> Traffic:
-        return run_traffic([(self.tiling.upload_bytes, self.tiling.response_bytes)] * self.batch)
+    def sizes(self) -> list[Sizes]:
+        return run_sizes([(self.tiling.upload_bytes, self.tiling.response_bytes)] * self.batch)
 
     def run(
         self,
         bench: Workbench,
         x: Callable[[], Words],
-        y: Callable[[], Integers],
+        y: Callable[[], Integers] | Integers | None,
         scales: Sequence[Integers] = (),
-    ) -> list[MatrixJob]:
+    ) -> Steps[list[MatrixJob]]:
         """x: the client's factor, unless its ciphertexts define it; y: the server's."""
-        tiling, width, batch = self.tiling, self.width, self.batch
-        if bench.party == SERVER:
-            return run_products(bench.engine, tiling, width, batch=batch, y=y(), scales=scales)
-        return run_products(bench.engine, tiling, width, batch=batch, x=None if tiling.defines else x())
+        given = {"y": y, "scales": scales} if bench.party == SERVER else {"x": None if self.tiling.defines else x()}
+        jobs = product_jobs(bench.party, self.tiling, self.width, batch=self.batch, **given)
+        yield bench.engine.requests(jobs)
+        return jobs
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class _Matrices(Stage):
         return frozenset(mask for products in self.uploads if products.free for mask in products.masks)
 
     @property
-    def traffic(self) -> Traffic:
-        return sum((products.traffic for products in self.uploads), Traffic())
+    def sizes(self) -> list[list[Sizes]]:
+        return [products.sizes for products in self.uploads]
 
     @property
     def seconds(self) -> float:
@@ -113,17 +113,17 @@ class _WeightProducts(_Matrices):
 
     entry: WeightProduct
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Workbench) -> Steps[None]:
         (products,), entry, rows = self.uploads, self.entry, self.entry.rows
         scales: list[Integers] = []
         for index in products.scales[0] if bench.party == SERVER else ():
             scaled = bench.program[index]
             assert isinstance(scaled, WeightScale)
             scales.append(bench.weight(scaled.weight, (scaled.size,)))
-        (job,) = products.run(
+        (job,) = yield from products.run(
             bench,
             lambda: np.concatenate([bench.mask(mask).reshape(rows, entry.inputs) for mask in products.masks])[None],
-            lambda: bench.weight(entry.weight, (entry.outputs, entry.inputs))[None],
+            lambda: bench.weight(entry.weight, (entry.outputs, entry.inputs)),
             scales,
         )
         for copy, mask in enumerate(products.masks):
@@ -143,7 +143,7 @@ class _MatrixProduct(_Matrices):
 
     entry: MatrixProduct
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Workbench) -> Steps[None]:
         (first, second), entry = self.uploads, self.entry
         batch, m, k, n, width = entry.batch, entry.m, entry.k, entry.n, entry.width
 
@@ -156,10 +156,13 @@ class _MatrixProduct(_Matrices):
             whole = mask.reshape(batch, n, k) if entry.transposed else mask.reshape(batch, k, n).transpose(0, 2, 1)
             return np.ascontiguousarray(whole)
 
-        jobs = first.run(bench, left, lambda: centred(right(), width))
+        def factor(mask: Callable[[], Words]) -> Integers | None:
+            return centred(mask(), width) if bench.party == SERVER else None
+
+        jobs = yield from first.run(bench, left, factor(right))
         if first.tiling.defines and bench.party == CLIENT:
             _define(bench, entry.left, np.stack([job.x for job in jobs]))
-        others = second.run(bench, right, lambda: centred(left(), width))
+        others = yield from second.run(bench, right, factor(left))
         if second.tiling.defines and bench.party == CLIENT:
             words = np.stack([job.x for job in others])
             _define(bench, entry.right, words if entry.transposed else words.transpose(0, 2, 1))

@@ -5,13 +5,14 @@ preparer of its own (`offline.kinds` lists them). Masks take nothing: each party
 But what ciphertexts define of them is the client's part, and is stored.
 
 Correlations of one kind are prepared together, so that small tensors share ciphertexts. The order of the stages follows
-from the program alone. Nothing is handed out before everything is prepared. Reveals nothing: every step says so for
-itself.
+from the program alone. Their messages are in flight together (`offline.streaming`). Nothing is handed out before
+everything is prepared. Reveals nothing: every step says so for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import Correlation, Mask, program_digest, repeated
@@ -23,9 +24,10 @@ from comet_mpc.offline.pair.costs import watcher
 from comet_mpc.offline.pair.matrices import packing_of
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared, layouts
 from comet_mpc.offline.pair.stages import arranged
-from comet_mpc.offline.pair.workbench import HeldShares, Workbench
+from comet_mpc.offline.pair.workbench import HeldShares, Scratch, Workbench
 from comet_mpc.offline.rlwe.products import Homomorphic
 from comet_mpc.offline.source import Progress
+from comet_mpc.offline.streaming import converse
 
 
 class Preparer:
@@ -45,6 +47,8 @@ class Preparer:
     ) -> None:
         self.channel, self.party, self.correlations = channel, party, tuple(correlations)
         self.weights, self._threads = weights or {}, threads
+        self.scratch: Path | None = None
+        """A directory for what waits until all is prepared (`Scratch`); without it, that is in memory."""
         self._tools: tuple[Homomorphic, Transfers] | None = None
         if any(isinstance(correlation, Mask) and correlation.shift for correlation in correlations):
             raise RandomnessError(
@@ -87,10 +91,11 @@ class Preparer:
         self.set_up()
         assert self._tools is not None
         layout, size = layouts(self.party, self.correlations), len(self.correlations)
-        held = HeldShares(lambda index: layout(index % size))
+        scratch = None if self.scratch is None else Scratch(self.scratch)
+        held = HeldShares(lambda index: layout(index % size), scratch)
         bench = Workbench(*self._tools, program, [new_seed() for _ in range(count)], self.weights, held)
-        for stage in arranged(self.correlations, count):
-            stage.run(bench)
+        stages = arranged(self.correlations, count)
+        converse(self.channel, self.party, (stage.work(program, stage.run(bench)) for stage in stages))
         return [
             Prepared(self.party, seed, self.correlations, held.part(copy * size, (copy + 1) * size))
             for copy, seed in enumerate(bench.seeds)

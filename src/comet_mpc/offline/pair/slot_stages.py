@@ -18,14 +18,14 @@ import numpy as np
 from comet_mpc.engine.correlations import Monomials, SquareSums, WeightScale
 from comet_mpc.engine.ring import WORD, Ring
 from comet_mpc.engine.share import CLIENT, Words
-from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
 from comet_mpc.offline.pair.elements import monomial
 from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared
 from comet_mpc.offline.pair.workbench import WEIGHT_BITS, Workbench
 from comet_mpc.offline.rlwe.scheme import DEGREE
-from comet_mpc.offline.rlwe.slots import SlotPlan, choose_plan, slot_sums_traffic
+from comet_mpc.offline.rlwe.slots import SlotPlan, choose_plan, slot_sum_sizes
 from comet_mpc.offline.rlwe.tiling import centred
+from comet_mpc.offline.streaming import Sizes, Steps
 
 _WORDS = Ring(WORD)
 """Narrower rings are its low bits."""
@@ -60,11 +60,11 @@ class _Monomials(Stage):
         return choose_plan(len(uploads), mixed, self.width, self.width) if mixed else None
 
     @property
-    def traffic(self) -> Traffic:
+    def sizes(self) -> list[list[Sizes]]:
         count = sum(math.prod(entry.shape) for _, entry in self.members)
-        return slot_sums_traffic(self.plan, count, self.width) if self.plan else Traffic()
+        return slot_sum_sizes(self.plan, count, self.width) if self.plan else []
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Workbench) -> Steps[None]:
         powers, width, members = self.powers, self.width, self.members
         masks = [
             np.concatenate([bench.mask(entry.masks[i], entry.shape).reshape(-1) for _, entry in members])
@@ -81,7 +81,7 @@ class _Monomials(Stage):
         if plan := self.plan:
             mixed = [place for place, entry in enumerate(sums) if entry]
             factors = [right[place] for place in mixed] if right else []
-            shares[mixed] += bench.slot_sums(plan, masks[0].size, width, left, factors)
+            shares[mixed] += yield from bench.slot_sums(plan, masks[0].size, width, left, factors)
         bench.hand_out({index: math.prod(entry.shape) for index, entry in members}, shares)
 
 
@@ -133,11 +133,11 @@ class _SquareSums(Stage):
         return choose_plan(terms, (tuple(range(terms)),), self.width, self.width)
 
     @property
-    def traffic(self) -> Traffic:
+    def sizes(self) -> list[list[Sizes]]:
         terms = self.terms
-        return slot_sums_traffic(self.plan(terms), self.rows * -(-self.columns // terms), self.width)
+        return slot_sum_sizes(self.plan(terms), self.rows * -(-self.columns // terms), self.width)
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Workbench) -> Steps[None]:
         columns, width, rows, terms = self.columns, self.width, self.rows, self.terms
         masks = np.concatenate([bench.mask(entry.mask).reshape(entry.rows, columns) for _, entry in self.members])
         groups = -(-columns // terms)
@@ -146,7 +146,7 @@ class _SquareSums(Stage):
         factors = padded.reshape(rows * groups, terms).T
         left = [centred(np.ascontiguousarray(x), width) for x in factors]
         right = [[centred(x * np.uint64(2), width) for x in factors]]
-        crossing = bench.slot_sums(self.plan(terms), rows * groups, width, left, right)
+        crossing = yield from bench.slot_sums(self.plan(terms), rows * groups, width, left, right)
         total = crossing.reshape(rows, groups).sum(axis=1, dtype=np.uint64)
         total += (masks * masks).sum(axis=1, dtype=np.uint64)
         bench.hand_out({index: entry.rows for index, entry in self.members}, [total])
@@ -180,14 +180,14 @@ class _WeightScales(Stage):
         return sum(entry.facts.elements for _, entry in self.members)
 
     @property
-    def traffic(self) -> Traffic:
-        return slot_sums_traffic(self.plan, self.count, self.width)
+    def sizes(self) -> list[list[Sizes]]:
+        return slot_sum_sizes(self.plan, self.count, self.width)
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Workbench) -> Steps[None]:
         left, right = np.empty(0, np.uint64), np.empty(0, np.int64)
         if bench.party == CLIENT:
             left = np.concatenate([bench.mask(entry.mask).reshape(-1) for _, entry in self.members])
         else:
             right = np.concatenate([np.tile(bench.weight(e.weight, (e.size,)), e.rows) for _, e in self.members])
-        share = bench.slot_sums(self.plan, self.count, self.width, [centred(left, self.width)], [[right]])[0]
-        bench.hand_out({index: entry.facts.elements for index, entry in self.members}, [share])
+        shares = yield from bench.slot_sums(self.plan, self.count, self.width, [centred(left, self.width)], [[right]])
+        bench.hand_out({index: entry.facts.elements for index, entry in self.members}, shares)

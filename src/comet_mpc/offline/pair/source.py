@@ -35,7 +35,7 @@ from comet_mpc.offline.store import BundleStore
 from comet_mpc.retry import retry
 
 _MOST_TRIES = 3  # to get a connection on which the server begins
-_ELEMENTS_TOGETHER = 1 << 20  # of masks: beyond it, the bundles of small programs have no slots left to share
+_ELEMENTS_TOGETHER = 1 << 23  # of masks: beyond it, there are no slots left to share, and all wait long for the first
 
 
 class PairSource(Source):

@@ -9,16 +9,18 @@ are left. Preparers come in their `order`, whoever registered them first, so tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, TypeVar
 
 from comet_mpc.engine.correlations import AnyMask, Correlation, repeated
+from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import RandomnessError
 from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.pair.workbench import Workbench
+from comet_mpc.offline.streaming import Item, Planned, Sizes, Steps, Work, planned_rounds
 
 BATCH = 1 << 19
 """Elements of small tensors that are prepared together."""
@@ -45,8 +47,13 @@ class Stage(ABC):
 
     @property
     @abstractmethod
+    def sizes(self) -> Sequence[Sequence[Sizes]]:
+        """Of the requests that `run` makes, step by step."""
+
+    @property
     def traffic(self) -> Traffic:
-        """What `run` sends and receives, and in how many rounds, as the client counts it."""
+        """Bytes that `run` sends and receives, as the client counts them."""
+        return sum((one.traffic(CLIENT) for step in self.sizes for one in step), Traffic())
 
     @property
     def seconds(self) -> float:
@@ -54,8 +61,17 @@ class Stage(ABC):
         return 0.0
 
     @abstractmethod
-    def run(self, bench: Workbench) -> None:
-        """Does one party's side of it."""
+    def run(self, bench: Workbench) -> Steps[None]:
+        """Does one party's side of it. Other stages may begin while its requests are in flight (`streaming`)."""
+
+    def used_masks(self, program: Sequence[Correlation]) -> frozenset[int]:
+        """Indices of the masks that it needs and does not define."""
+        named = (reference.mask for index in self.prepared for reference in program[index].facts.references)
+        return frozenset(named) - self.free_masks
+
+    def work(self, program: Sequence[Correlation], steps: Iterator[Sequence[Item]]) -> Work[Item]:
+        """The stage in its order among the others, planned or carried out."""
+        return Work(steps, self.free_masks, self.used_masks(program), self.part)
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,15 @@ def _stages(program: tuple[Correlation, ...], copies: int) -> Iterator[Stage]:
         yield from stages
     for entry in left.values():
         raise RandomnessError(f"two parties alone do not know how to prepare {type(entry).__name__}")
+
+
+def stage_rounds(once: Sequence[Correlation], copies: int = 1) -> Counter[str]:
+    """Rounds of carrying out all stages, by their parts."""
+    program = repeated(once, copies)
+    return planned_rounds(
+        stage.work(program, iter([[Planned(one) for one in step] for step in stage.sizes]))
+        for stage in arranged(once, copies)
+    )
 
 
 def masks_by_ciphertext(program: Sequence[Correlation]) -> frozenset[int]:

@@ -19,7 +19,7 @@ import numpy as np
 from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
-from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
+from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.defined import define_words, read_defined, until_even
 from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, multiply_turned, packing_keys
 from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond, upload_seed
@@ -35,6 +35,7 @@ from comet_mpc.offline.rlwe.scheme import (
     round_words,
 )
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
+from comet_mpc.offline.streaming import Request, Sizes, Work, converse
 from comet_mpc.processors import cores
 from comet_mpc.threads import Item, Made, in_order
 
@@ -138,27 +139,13 @@ class Homomorphic:
         """The same, if there are enough items for all threads; else one by one, each of which uses all of them."""
         return list(in_order(function, items, self.threads if len(items) >= self.threads else 1))
 
-    def run(self, given: Sequence[Job]) -> None:
-        """All jobs, small ones in one message; the next upload travels along with an answer.
+    def requests(self, jobs: Sequence[Job]) -> list[Request]:
+        """All jobs, small ones in one message (`together`)."""
+        return [_Together(self, jobs[part]) for part in together([job.upload_bytes for job in jobs])]
 
-        Rounds: one more than messages (`together`).
-        """
-        if not given:
-            return
-        jobs = [_Together(given[part]) for part in together([job.upload_bytes for job in given])]
-        if self.party == CLIENT:
-            self.channel.exchange(jobs[0].upload(self), 0)
-            for job, after in zip(jobs, [*jobs[1:], None], strict=True):
-                outgoing = after.upload(self) if after else []
-                data = self.channel.exchange(outgoing, job.response_bytes)
-                with closing_on_fault(self.channel):
-                    job.finish(self, data)
-        else:
-            data = self.channel.exchange([], jobs[0].upload_bytes)
-            for job, after in zip(jobs, [*jobs[1:], None], strict=True):
-                with closing_on_fault(self.channel):
-                    answer = job.answer(self, data)
-                data = self.channel.exchange(answer, after.upload_bytes if after else 0)
+    def run(self, jobs: Sequence[Job]) -> None:
+        """All jobs, and nothing else meanwhile. Rounds: 2, unless they exceed the window of `streaming`."""
+        converse(self.channel, self.party, [Work(iter([self.requests(jobs)]))])
 
 
 def together(sizes: Sequence[int]) -> list[slice]:
@@ -173,30 +160,35 @@ def together(sizes: Sequence[int]) -> list[slice]:
     return [*parts, slice(start, len(sizes))] if sizes else []
 
 
-def run_traffic(sizes: Sequence[tuple[int, int]]) -> Traffic:
-    """What the client sends and receives in `Homomorphic.run` of jobs with these uploads and responses."""
-    messages = len(together([upload for upload, _ in sizes]))
-    sent, received = (sum(size[side] for size in sizes) + messages * FRAME_HEADER for side in (0, 1))
-    return Traffic(sent, received, messages + 1 if messages else 0)
+def run_sizes(sizes: Sequence[tuple[int, int]]) -> list[Sizes]:
+    """Of `Homomorphic.requests` of jobs with these uploads and responses."""
+    return [
+        Sizes(CLIENT, *(sum(column) for column in zip(*sizes[part], strict=True)))
+        for part in together([upload for upload, _ in sizes])
+    ]
 
 
-class _Together(Job):
+class _Together(Request):
     """Several jobs in one message each way."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
-        self.upload_bytes = sum(job.upload_bytes for job in jobs)
-        self.response_bytes = sum(job.response_bytes for job in jobs)
+    def __init__(self, engine: Homomorphic, jobs: Sequence[Job]) -> None:
+        self._engine, self._jobs = engine, jobs
+        self._sizes = Sizes(CLIENT, sum(job.upload_bytes for job in jobs), sum(job.response_bytes for job in jobs))
 
-    def upload(self, engine: Homomorphic) -> list[Bytes | bytes]:
+    @property
+    def sizes(self) -> Sizes:
+        return self._sizes
+
+    def ask(self) -> list[Bytes | bytes]:
+        engine = self._engine
         return list(chain.from_iterable(engine.side_by_side(lambda job: job.upload(engine), self._jobs)))
 
-    def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
-        given = self._cut(data, [job.upload_bytes for job in self._jobs])
+    def answer(self, question: memoryview) -> list[Bytes]:
+        engine, given = self._engine, self._cut(question, [job.upload_bytes for job in self._jobs])
         return list(chain.from_iterable(engine.side_by_side(lambda one: one[0].answer(engine, one[1]), given)))
 
-    def finish(self, engine: Homomorphic, data: memoryview) -> None:
-        given = self._cut(data, [job.response_bytes for job in self._jobs])
+    def finish(self, answer: memoryview) -> None:
+        engine, given = self._engine, self._cut(answer, [job.response_bytes for job in self._jobs])
         engine.side_by_side(lambda one: one[0].finish(engine, one[1]), given)
 
     def _cut(self, data: memoryview, sizes: Sequence[int]) -> list[tuple[Job, memoryview]]:
@@ -232,14 +224,15 @@ class MatrixJob(Job):
         width: int,
         *,
         x: Words | None = None,
-        y: Integers | None = None,
+        y: Integers | Callable[[], Integers] | None = None,
         scales: Sequence[Integers] = (),
     ) -> None:
+        """y: itself, or what makes it when it is needed: a job may wait for a while, and weights are large"""
         self.tiling, self.width = tiling, width
         self.x = np.empty(0, np.uint64) if x is None else x
         """The client's factor, afterwards also where its ciphertexts define it."""
         self.upload_bytes, self.response_bytes = tiling.upload_bytes, tiling.response_bytes
-        self._right = None if y is None else [y, *(np.diag(scale) for scale in scales)]
+        self._y, self._scales = y, scales
         self._adding = threading.Lock()
         self.shares = [np.zeros((part.rows, part.outputs), np.uint64) for part in tiling.sections()]
         """This party's shares afterwards, of the product and of every scaling; bits above `width` are not specified."""
@@ -276,7 +269,8 @@ class MatrixJob(Job):
         return [sent, *(rest for _, rest in made)]
 
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
-        assert self._right is not None
+        assert self._y is not None
+        right = [self._y() if callable(self._y) else self._y, *(np.diag(scale) for scale in self._scales)]
         tiling, scheme = self.tiling, self.tiling.scheme
         row_blocks, input_blocks, _ = tiling.blocks
         count = row_blocks * input_blocks
@@ -286,7 +280,7 @@ class MatrixJob(Job):
         else:
             read = read_uploads([scheme] * count, seed, packed)
         left = self._left(engine, read)
-        parts = [section.cut(y) for section, y in zip(tiling.sections(), self._right, strict=True)]
+        parts = [section.cut(y) for section, y in zip(tiling.sections(), right, strict=True)]
         group, made = tiling.group_blocks, tiling.turned_scheme if tiling.turns else scheme
         chunk = group if tiling.levels else _CHUNK
 
@@ -322,7 +316,7 @@ class MatrixJob(Job):
             for first in range(0, section.blocks[2], chunk)
         ]
         answers = engine.parallel(some, tasks)
-        self._right = None
+        self._y = None
         return [response for some_answers in answers for response in some_answers]
 
     def _left(self, engine: Homomorphic, uploads: list[Residues]) -> Residues:
@@ -407,19 +401,38 @@ def run_products(
     y: Integers | None = None,
     scales: Sequence[Integers] = (),
 ) -> list[MatrixJob]:
-    """The jobs of a batch of products as the tiling says, done. The server's factors are within its public bounds.
+    """The jobs of `product_jobs`, done. As many rounds as `Homomorphic.run`. Reveals nothing."""
+    jobs = product_jobs(engine.party, tiling, width, batch=batch, x=x, y=y, scales=scales)
+    engine.run(jobs)
+    return jobs
 
-    As many rounds as `Homomorphic.run`. Reveals nothing.
+
+def product_jobs(
+    party: int,
+    tiling: Tiling,
+    width: int,
+    *,
+    batch: int = 1,
+    x: Words | None = None,
+    y: Integers | Callable[[], Integers] | None = None,
+    scales: Sequence[Integers] = (),
+) -> list[MatrixJob]:
+    """A batch of products as the tiling says. The server's factors are within its public bounds.
+
+    y: all of them, or what makes the one of a batch of one when it is needed
     """
     rows, inputs, outputs = tiling.rows, tiling.inputs, tiling.outputs
-    if engine.party == CLIENT:
+    if party == CLIENT:
         if (x is None) != tiling.defines or (x is not None and x.shape != (batch, rows, inputs)):
             raise ShapeError(f"the client's factor is not of shape {(batch, rows, inputs)}")
+    elif callable(y):
+        if batch != 1 or len(scales) != tiling.diagonals:
+            raise ShapeError("a factor that is made when it is needed is that of a batch of one")
+        return [MatrixJob(tiling, width, y=y, scales=scales)]
     elif y is None or y.shape != (batch, outputs, inputs) or len(scales) != tiling.diagonals:
         raise ShapeError(f"the server's factor is not of shape {(batch, outputs, inputs)}")
-    jobs = [
+    assert not callable(y)
+    return [
         MatrixJob(tiling, width, x=None if x is None else x[b], y=None if y is None else y[b], scales=scales)
         for b in range(batch)
     ]
-    engine.run(jobs)
-    return jobs

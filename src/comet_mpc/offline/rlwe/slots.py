@@ -9,7 +9,7 @@ exceeds 4·O. The parties hold v_client + v_server = V mod P (`scheme`; the serv
 
 since both are below P/2 if their sum is V, and one is not if it is V + P. With u_c, u_s for the two bits,
 w = u_c + u_s - u_c·u_s takes one product of a bit of the client's with a word of the server's
-(`ot.extension.bit_times_word`). That step is exact, always.
+(`ot.extension.bit_times_word_steps`). That step is exact, always.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from comet_mpc.engine.ring import slot_prime
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
-from comet_mpc.offline.ot.extension import CHUNK, Transfers, bit_times_word, extension_bytes
-from comet_mpc.offline.rlwe.products import Homomorphic, Job, run_traffic
+from comet_mpc.offline.ot.extension import Transfers, bit_times_word_sizes, bit_times_word_steps
+from comet_mpc.offline.rlwe.products import Homomorphic, Job, run_sizes
 from comet_mpc.offline.rlwe.public_key import respond
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -42,6 +41,7 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
 )
 from comet_mpc.offline.rlwe.tiling import Integers
+from comet_mpc.offline.streaming import Sizes, Steps, carry_out
 
 Sum = tuple[int, ...]
 """A sum of products: the client's factor of each term, by its place among the uploads."""
@@ -275,11 +275,26 @@ def slot_sums(
     left: Sequence[Integers] | None = None,
     right: Sequence[Sequence[Integers]] | None = None,
 ) -> Words:
+    """`slot_sum_steps`, and nothing else meanwhile. Rounds: 4, unless it exceeds the window of `streaming`."""
+    steps = slot_sum_steps(engine, transfers, plan, count, width, left=left, right=right)
+    return carry_out(engine.channel, engine.party, steps)
+
+
+def slot_sum_steps(
+    engine: Homomorphic,
+    transfers: Transfers,
+    plan: SlotPlan,
+    count: int,
+    width: int,
+    *,
+    left: Sequence[Integers] | None = None,
+    right: Sequence[Sequence[Integers]] | None = None,
+) -> Steps[Words]:
     """Shares mod 2^width of every sum of the plan, (sums, count).
 
     left   client: its factors, one vector of `count` integers for every upload
     right  server: for every sum its factors, in the order of the sum's terms
-    Rounds: 2 + ⌈count/8192⌉ and those of the bits. Reveals nothing.
+    Steps: the ciphertexts, and then the bits, which follow from them. Reveals nothing.
     """
     if engine.party == CLIENT:
         if left is None or len(left) != plan.uploads or any(x.shape != (count,) for x in left):
@@ -297,32 +312,26 @@ def slot_sums(
                 right=None if right is None else [[y[cut] for y in entry] for entry in right],
             )
         )
-    engine.run(jobs)
+    yield engine.requests(jobs)
     words = np.concatenate([job.words for job in jobs], axis=1)
     upper = np.concatenate([job.upper for job in jobs], axis=1)
-    return _to_ring(engine.channel, transfers, plan, words, upper, width)
+    return (yield from _to_ring(transfers, plan, words, upper, width))
 
 
-def slot_sums_traffic(plan: SlotPlan, count: int, width: int) -> Traffic:
-    """What the client sends and receives in it: ciphertexts, and the products of a bit and a word after them."""
-    total = run_traffic([(plan.upload_bytes, plan.response_bytes)] * -(-count // DEGREE))
-    elements = count * len(plan.sums)
-    chunks = [min(CHUNK, elements - start) for start in range(0, elements, CHUNK)]
-    asked = sum(extension_bytes(size) + (size + 7) // 8 + FRAME_HEADER for size in chunks)
-    answered = sum((size * width + 7) // 8 + FRAME_HEADER for size in chunks)
-    return total + Traffic(asked, answered, len(chunks) + 1)
+def slot_sum_sizes(plan: SlotPlan, count: int, width: int) -> list[list[Sizes]]:
+    """Of its requests: ciphertexts, and the products of a bit and a word after them."""
+    uploads = run_sizes([(plan.upload_bytes, plan.response_bytes)] * -(-count // DEGREE))
+    return [uploads, bit_times_word_sizes(CLIENT, count * len(plan.sums), width)]
 
 
-def _to_ring(
-    channel: Channel, transfers: Transfers, plan: SlotPlan, words: Words, upper: NDArray[np.uint8], width: int
-) -> Words:
+def _to_ring(transfers: Transfers, plan: SlotPlan, words: Words, upper: NDArray[np.uint8], width: int) -> Steps[Words]:
     """From shares mod P to shares mod 2^width: v - u·P + [u_client·u_server·P], and the server takes off the offset."""
     wrap = np.uint64(math.prod(plan.primes) % 2**64)
     lifted = upper.astype(np.uint64) * wrap
     if transfers.party == CLIENT:
         bits = np.packbits(upper.reshape(-1), bitorder="little")
-        both = bit_times_word(channel, transfers, upper.size, width, bits=bits)
+        both = yield from bit_times_word_steps(transfers, upper.size, width, bits=bits)
     else:
-        both = bit_times_word(channel, transfers, upper.size, width, words=lifted.reshape(-1))
+        both = yield from bit_times_word_steps(transfers, upper.size, width, words=lifted.reshape(-1))
         words = words - np.uint64(plan.offset % 2**64)
     return words - lifted + both.reshape(words.shape)
