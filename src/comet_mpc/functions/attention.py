@@ -15,15 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from comet_mpc.engine import Open, Session, Truncate
-from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine import Open, Opened, Session, Truncate
+from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.row_rule import row_rule
+from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
+from comet_mpc.functions.row_table import Allowed, row_function
 from comet_mpc.functions.rule import (
     SPARE,
     InverseRule,
@@ -53,6 +54,7 @@ SMALLEST_MEAN = 2.0**-14
 _R_TOP = LARGEST_ACTIVATED**2
 _DENOMINATOR_ERROR = 2.0**-7  # of 1/sqrt: all weights of a row are off by as much
 _TOO_LONG = 0.0016  # what a normalised query or key may be longer than 1
+_NORM_ALLOWED = Allowed(_TOO_LONG, 2.0 * ROW_ERROR)
 
 
 @dataclass(frozen=True)
@@ -248,14 +250,17 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         rows = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
         # enough bits for a coordinate of the shortest row that the rule is made for
         bits = min(rows.fraction, math.ceil(0.5 * math.log2(q.shape[-1] / rule.low)) + _QUERY)
-        limit = rule.overshoot + 2.0**-8
+        limit = max(rule.overshoot, 1.0 + _TOO_LONG) + 2.0**-8
         ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
         if not ring.modulus:
             ring = Ring(min(ring.width, rows.width))
         opened = session.open(session.truncate_to(rows, bits, ring))
         squares = session.square_sum(opened, bound=rule.high)
-        inverse = inverse_sqrt(session, squares, rule)
-        y = session.reopen(inverse, _ROW, ring if ring.modulus else WORD)
+        line = row_function(session, squares, rule, fraction=_ROW, ring=ring, allowed=_NORM_ALLOWED)
+        if line is not None:
+            y = session.open(line)
+        else:
+            y = session.reopen(inverse_sqrt(session, squares, rule), _ROW, ring if ring.modulus else WORD)
         unit = session.product(opened, y, bound=limit)
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
         unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
@@ -283,14 +288,11 @@ def _divide(
     fraction: int,
     width: int,
 ) -> Share:
-    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's.
-
-    To square y once per row takes a round and saves a monomial of every element: two parties alone usually do.
-    """
+    """(R·V) / ΣR = (R·V/n)·(n/ΣR): divided by n, so that the range is the bucket's, not the text's."""
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):
-        limit = (rule.overshoot**2 + 2.0**-6) * bound
+        limit = (max(rule.overshoot, 1.0 + rule.error + rule.rounding) ** 2 + 2.0**-6) * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
         ring = session.ring(whole, limit)
@@ -300,10 +302,23 @@ def _divide(
         if form.floor:
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
         mean = mean.bounded(min(mean.bound, rule.high))
-        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
-        factor = Y**2
-        if session.goes("square reciprocals of rows first", usually=session.odd):
-            square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
-            factor, y = Y, session.open(square if square.modulus else square.narrow(ring.width))
+        factor, y = _reciprocal(session, mean, rule, ring)
         value = session.evaluate(N * factor, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)
+
+
+def _reciprocal(session: Session, mean: Share, rule: InverseRule, ring: Ring) -> tuple[Polynomial, Opened]:
+    """1/mean in terms of what is opened: from a table, or the square of y = 1/sqrt(mean).
+
+    To square y once per row takes a round and saves a monomial of every element: two parties alone usually do.
+    """
+    off = rule.error + rule.rounding  # what bounds were certified with
+    allowed = Allowed(off, off)
+    line = row_function(session, mean, rule, fraction=2 * _RECIPROCAL_ROOT, ring=ring, allowed=allowed, power=1.0)
+    if line is not None:
+        return Y, session.open(line)
+    y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
+    if session.goes("square reciprocals of rows first", usually=session.odd):
+        square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
+        return Y, session.open(square if square.modulus else square.narrow(ring.width))
+    return Y**2, y

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +12,8 @@ from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
-from comet_mpc.functions.row_rule import row_rule
+from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
+from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, may_read, row_function
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
@@ -39,12 +42,28 @@ def layer_norm_rule(
     return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain).inverse()
 
 
-def padding_bits(session: Session, mask: Share, rule: InverseRule) -> Deferred[Opened]:
-    """A padding mask (batch, tokens) as `layer_norm` by that rule takes it: opened along with what is opened anyway."""
+class Padding(NamedTuple):
+    """Which rows `layer_norm` keeps, 1 or 0 for each (last axis 1): as a share and, for a rule's last step, opened."""
+
+    bits: Share
+    opened: Callable[[], Opened]
+
+
+def padding_bits(session: Session, mask: Share, rule: InverseRule) -> Padding:
+    """A padding mask (batch, tokens) as `layer_norm` by that rule takes it: opened along with what is opened anyway.
+
+    A table needs it as a share only: then it is not opened, unless somebody asks for it.
+    """
     bits, ring = mask.reshape(*mask.shape, 1), rule.ring(session)
-    if ring.modulus:
-        return session.defer(Truncate(bits, 0, ring.width, ring.modulus), Open)
-    return session.defer(Open(bits))
+
+    def put_off() -> Deferred[Opened]:
+        if ring.modulus:
+            return session.defer(Truncate(bits, 0, ring.width, ring.modulus), Open)
+        return session.defer(Open(bits))
+
+    if may_read(session, rule):
+        return Padding(bits, lambda: put_off().result())
+    return Padding(bits, put_off().result)
 
 
 def layer_norm(
@@ -55,11 +74,11 @@ def layer_norm(
     epsilon: float = 1e-12,
     fraction: int = 12,
     width: int = WORD,
-    keep: Opened | None = None,
+    keep: Padding | None = None,
 ) -> Share:
     """(x - mean) / sqrt(variance + ε) along the last axis, without γ and β.
 
-    keep: a bit for every row (last axis 1); rows with 0 become zero, at no round and no byte but for the rows' own
+    keep: a bit for every row (`padding_bits`); rows with 0 become zero, at no round and no byte but for the rows' own
 
     Works with v = (size·x - Σx)/2^k, which needs no division before the square. v is opened once and serves the
     square and the product; of the masks' squares only row sums are needed. The result has `fraction` bits in a ring of
@@ -87,26 +106,36 @@ def _over_root(
     epsilon: float,
     fraction: int,
     width: int,
-    keep: Opened | None = None,
+    keep: Padding | None = None,
 ) -> Share:
     """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
     size = v.shape[-1]
     bits, shrink = math.ceil(math.log2(size)), shrink_factor(size)
     total = rule.high * 2.0**bits  # Σ v², for every input
-    limit = (rule.overshoot + 2.0**-8) * math.sqrt(size)
+    limit = (max(rule.overshoot, 1.0 + ROW_ERROR) + 2.0**-8) * math.sqrt(size)
     constant = math.sqrt(shrink) / rule.gain  # n = v·sqrt(shrink)/sqrt(t)
     spare = 0 if constant == 1.0 else SPARE
     whole = _FRACTION_V + _FRACTION_Y + spare
-    ring = session.ring(0, max(total * 4.0**_FRACTION_V, limit * 2.0**whole))
+    room = PADDING_ROOM if keep is not None and may_read(session, rule) else 1.0
+    ring = session.ring(0, max(room * total * 4.0**_FRACTION_V, limit * 2.0**whole))
     if not ring.modulus and (free := width + whole - fraction) <= WORD:
         ring = Ring(max(ring.width, free))  # so that the last truncation is free
     opened = session.open(session.truncate_to(v.bounded(math.sqrt(total)), _FRACTION_V, ring))
     squares = session.square_sum(opened, bound=total).times_power(-bits)
     t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
-    inverse = inverse_sqrt(session, t, rule, keep=keep)
-    y = session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)
+    y = _opened_inverse(session, t, rule, ring, keep)
     result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
     return session.truncate_to(result, fraction, width)
+
+
+def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Opened:
+    """gain/sqrt(t), opened: by a table, or by the rule's steps."""
+    bits = None if keep is None else keep.bits
+    line = row_function(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=ROW_ALLOWED, keep=bits)
+    if line is not None:
+        return session.open(line)
+    inverse = inverse_sqrt(session, t, rule, keep=None if keep is None else keep.opened())
+    return session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)
 
 
 def plain_layer_norm(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:

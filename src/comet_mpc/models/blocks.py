@@ -205,7 +205,7 @@ class PostNormBlock:
         following = [*(part.least_ring for part in self.parts[1:]), 0 if last else first.least_ring]
         for part, least, rule in zip(self.parts, following, rules.variances, strict=True):
             summed = part.run(frame, rows, rules, self.prefix)
-            keep = bits.result() if bits is not None and part is self.parts[-1] else None
+            keep = bits if part is self.parts[-1] else None
             width = max(frame.ring, least)
             rows = layer_norm(session, summed, rule, epsilon=frame.epsilon, fraction=ROWS, width=width, keep=keep)
         return rows

@@ -223,7 +223,7 @@ def embed_privately(
             epsilon=rules.epsilon,
             fraction=ROWS,
             width=max(_ring(shape, rules), Attention.least_ring),
-            keep=keep.result(),
+            keep=keep,
         )
 
 

@@ -18,6 +18,7 @@ from comet_mpc.engine.correlations import (
     MatrixProduct,
     Monomials,
     PartyBits,
+    PointFunctions,
     SquareSums,
     TableTransfers,
     WeightProduct,
@@ -25,6 +26,7 @@ from comet_mpc.engine.correlations import (
     register_kind,
 )
 from comet_mpc.offline.dealer import preparer as dealer_preparers
+from comet_mpc.offline.dealer.points import DealtPoints
 from comet_mpc.offline.dealer.preparer import DealerPreparer
 from comet_mpc.offline.dealer.preparers import (
     DealtBits,
@@ -68,3 +70,4 @@ register(MatrixProduct, pair=[_MATRICES], dealer=DealtMatrixProducts())
 register(WeightProduct, pair=[_MATRICES], dealer=DealtWeightProducts())
 register(WeightScale, pair=[_MATRICES, PairWeightScales()], dealer=DealtWeightScales())
 register(TableTransfers, pair=[PairTables()], dealer=DealtTables())
+register(PointFunctions, pair=[], dealer=DealtPoints())

@@ -40,10 +40,12 @@ class Abilities:
 
     fused  masks of openings that truncate on the way in Z_2^w, so that both share a round
     odd    masks and their monomials modulo odd numbers, in which element-wise work is cheaper for two parties alone
+    points  keys of point functions, by which tables are read at secret places in one round
     """
 
     fused: bool = True
     odd: bool = False
+    points: bool = True
 
 
 FUSED = Abilities()

@@ -37,7 +37,7 @@ class OldMasks:
 
     def draw(self, correlation: Correlation) -> Drawn:
         drawn = self._inner.draw(correlation)
-        if isinstance(correlation, AnyMask | kinds.BitProducts | kinds.TableTransfers):
+        if isinstance(correlation, AnyMask | kinds.BitProducts | kinds.TableTransfers | kinds.PointFunctions):
             return Drawn(drawn.index, self._given.setdefault(correlation, drawn.arrays))
         return drawn
 
