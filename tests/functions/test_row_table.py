@@ -20,7 +20,7 @@ from comet_mpc.errors import RangeError
 from comet_mpc.functions.layer_norm import layer_norm, layer_norm_rule, padding_bits
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
-from comet_mpc.functions.row_table import ROW_ALLOWED, WAY, Allowed, Argument, Curve, row_function, row_table
+from comet_mpc.functions.row_table import ROW_ALLOWED, WAY, WAY_OF_TWO, Allowed, Argument, Curve, open_row, row_table
 from comet_mpc.functions.rule import InverseRule
 from support.two_parties import Program, run_two_parties, together, twin_value
 
@@ -47,9 +47,9 @@ def of_secret(t: Reals, name: str, keep: Reals | None = None) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
         share = session.private(CLIENT, t.shape, fraction, rule.high, t, width)
         kept = None if keep is None else session.private(CLIENT, t.shape, 0, 1.0, keep)
-        found = row_function(session, share, rule, fraction=bits, ring=ring, allowed=allowed, power=power, keep=kept)
+        found = open_row(session, share, rule, fraction=bits, ring=ring, allowed=allowed, power=power, keep=kept)
         assert found is not None
-        return found
+        return session.evaluate(found.polynomial, found.opened, fraction=bits, bound=found.opened["y"].bound)
 
     return program
 
@@ -132,7 +132,7 @@ def test_what_may_exceed_the_top_is_refused() -> None:
 
     def program(session: Session) -> object:
         t = session.private(CLIENT, (4,), 34, 4.5 * rule.high, width=61)
-        return row_function(session, t, rule, fraction=14, ring=Ring(61), allowed=ROW_ALLOWED)
+        return open_row(session, t, rule, fraction=14, ring=Ring(61), allowed=ROW_ALLOWED)
 
     with pytest.raises(RangeError, match="stable only up to"):
         plan_program(program)
@@ -144,7 +144,7 @@ def test_rules_with_counted_steps_and_sources_without_points_keep_their_rounds()
 
         def program(session: Session) -> None:
             t = session.private(CLIENT, (4,), 34, rule.high, width=61)
-            found.append(row_function(session, t, rule, fraction=14, ring=Ring(61), allowed=ROW_ALLOWED))
+            found.append(open_row(session, t, rule, fraction=14, ring=Ring(61), allowed=ROW_ALLOWED))
 
         plan_program(program, abilities=abilities)
         return found
@@ -177,3 +177,16 @@ def test_both_ways_of_a_layer_norm_agree_and_the_table_saves_rounds() -> None:
         assert np.all(np.abs(together(run)[0, [2, 4]]) <= 2.0**-12)
     assert runs[1].plan.rounds - runs[0].plan.rounds == 4  # three steps, and the mask to be opened
     assert math.isclose(float(together(runs[0])[0, 5].std()), 1.0, rel_tol=0.01)
+
+
+@pytest.mark.parametrize("name", ["norms", "denominators"])
+def test_two_tables_may_be_put_together_in_the_product(name: str) -> None:
+    """A round fewer, and the same integers: nothing is rounded in between."""
+    rule, *_ = SITES[name]
+    t = points(rule.low, rule.high * (1 - 1e-9), 4096)
+    seeds = (bytes(16), bytes([1] * 16))
+    usual = run_two_parties(of_secret(t, name), seeds=seeds)
+    (fork,) = (fork for fork in usual.plan.forks if WAY_OF_TWO in fork)
+    together_in_product = run_two_parties(of_secret(t, name), seeds=seeds, ways=frozenset({fork}))
+    assert np.array_equal(together(usual), together(together_in_product))
+    assert usual.plan.rounds - together_in_product.plan.rounds == 1

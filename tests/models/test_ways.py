@@ -89,7 +89,7 @@ def test_every_fork_alone_is_as_planned_and_leaves_the_value_as_it_is(
     program = model.program(1, query.bucket, query)
     usual = twin_value(program, model.weights(), fused=fused)
     forks = run_two_parties(program, model.weights(), fused=fused).plan.forks
-    assert len(forks) >= 9
+    assert len(forks) >= 6
     for fork in forks:
         ways = frozenset({fork})
         run = run_two_parties(program, model.weights(), fused=fused, ways=ways)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from comet_mpc.engine import Open, Opened, Session, Truncate
-from comet_mpc.engine.polynomial import Polynomial, variables
+from comet_mpc.engine import Open, Session, Truncate
+from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
@@ -24,7 +24,7 @@ from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
-from comet_mpc.functions.row_table import Allowed, row_function
+from comet_mpc.functions.row_table import Allowed, Factor, open_row
 from comet_mpc.functions.rule import (
     SPARE,
     InverseRule,
@@ -256,12 +256,11 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
             ring = Ring(min(ring.width, rows.width))
         opened = session.open(session.truncate_to(rows, bits, ring))
         squares = session.square_sum(opened, bound=rule.high)
-        line = row_function(session, squares, rule, fraction=_ROW, ring=ring, allowed=_NORM_ALLOWED)
-        if line is not None:
-            y = session.open(line)
-        else:
-            y = session.reopen(inverse_sqrt(session, squares, rule), _ROW, ring if ring.modulus else WORD)
-        unit = session.product(opened, y, bound=limit)
+        y = open_row(session, squares, rule, fraction=_ROW, ring=ring, allowed=_NORM_ALLOWED)
+        if y is None:
+            inverse = inverse_sqrt(session, squares, rule)
+            y = Factor(Y, {"y": session.reopen(inverse, _ROW, ring if ring.modulus else WORD)})
+        unit = session.evaluate(N * y.polynomial, {"n": opened, **y.opened}, bound=limit)
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
         unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
         halves = session.open(unit[0], unit[1])
@@ -302,23 +301,23 @@ def _divide(
         if form.floor:
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
         mean = mean.bounded(min(mean.bound, rule.high))
-        factor, y = _reciprocal(session, mean, rule, ring)
-        value = session.evaluate(N * factor, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
+        y = _reciprocal(session, mean, rule, ring)
+        value = session.evaluate(N * y.polynomial, {"n": opened.result(), **y.opened}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)
 
 
-def _reciprocal(session: Session, mean: Share, rule: InverseRule, ring: Ring) -> tuple[Polynomial, Opened]:
+def _reciprocal(session: Session, mean: Share, rule: InverseRule, ring: Ring) -> Factor:
     """1/mean in terms of what is opened: from a table, or the square of y = 1/sqrt(mean).
 
     To square y once per row takes a round and saves a monomial of every element: two parties alone usually do.
     """
     off = rule.error + rule.rounding  # what bounds were certified with
-    allowed = Allowed(off, off)
-    line = row_function(session, mean, rule, fraction=2 * _RECIPROCAL_ROOT, ring=ring, allowed=allowed, power=1.0)
-    if line is not None:
-        return Y, session.open(line)
+    allowed, bits = Allowed(off, off), 2 * _RECIPROCAL_ROOT
+    found = open_row(session, mean, rule, fraction=bits, ring=ring, allowed=allowed, power=1.0)
+    if found is not None:
+        return found
     y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
     if session.goes("square reciprocals of rows first", usually=session.odd):
         square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
-        return Y, session.open(square if square.modulus else square.narrow(ring.width))
-    return Y**2, y
+        return Factor(Y, {"y": session.open(square if square.modulus else square.narrow(ring.width))})
+    return Factor(Y**2, {"y": y})

@@ -13,7 +13,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
-from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, may_read, row_function
+from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Factor, may_read, open_row
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
@@ -124,18 +124,18 @@ def _over_root(
     squares = session.square_sum(opened, bound=total).times_power(-bits)
     t = session.add_constant(squares, epsilon * shrink**3).bounded(rule.high)
     y = _opened_inverse(session, t, rule, ring, keep)
-    result = session.evaluate(constant * V * Y, {"v": opened, "y": y}, fraction=whole, bound=limit)
+    result = session.evaluate(constant * V * y.polynomial, {"v": opened, **y.opened}, fraction=whole, bound=limit)
     return session.truncate_to(result, fraction, width)
 
 
-def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Opened:
+def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Factor:
     """gain/sqrt(t), opened: by a table, or by the rule's steps."""
     bits = None if keep is None else keep.bits
-    line = row_function(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=ROW_ALLOWED, keep=bits)
-    if line is not None:
-        return session.open(line)
+    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=ROW_ALLOWED, keep=bits)
+    if found is not None:
+        return found
     inverse = inverse_sqrt(session, t, rule, keep=None if keep is None else keep.opened())
-    return session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)
+    return Factor(Y, {"y": session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)})
 
 
 def plain_layer_norm(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:

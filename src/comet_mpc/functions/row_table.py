@@ -5,7 +5,7 @@ Where the randomness has point functions, a public table is read instead at the 
 one opening of t, then a line A + B·t of that cell with just the fraction bits that the next product wants. Cells are
 equally wide, so a table is as large as its interval is wide. Beyond a ratio of 2^11 or so, two tables do it with far
 fewer cells: a coarse one for most of the interval, and a fine one for its low end. The coarse one also says which of
-them counts; the product of that bit with the fine one's line takes one more opening.
+them counts; the product of that bit with the fine one's line takes one more opening, or more monomials.
 
 A table is made for the interval of a rule of rows, and keeps what such a rule is made for (`Allowed`): the error on the
 interval, and what y·sqrt(t) may be above 1 from 0 to the top; below the interval y stays at the first cell's value. All
@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Session
+from comet_mpc.engine import Opened, Session
 from comet_mpc.engine.ops import TableLine
 from comet_mpc.engine.points import PHASES, LineTable
-from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
 from comet_mpc.functions.row_rule import ROW_ERROR
@@ -35,10 +35,11 @@ from comet_mpc.functions.rule import InverseRule, Reals
 
 Flags = npt.NDArray[np.bool_]
 
-S, F = variables("s f")
+Y, S, F = variables("y s f")
 
 WAY = "rows from tables"
 """A fork of every program with row functions: lines of a table, or steps of a polynomial."""
+WAY_OF_TWO = "rows of two tables put together in the product"
 _MOST_CELLS = 14
 """Of one table, as a power of two."""
 _CELLS_AT_ONCE = 1 << 23
@@ -252,6 +253,13 @@ def _smallest(curve: Curve, fraction: int, own: Argument, most: int, start: floa
     return None
 
 
+class Factor(NamedTuple):
+    """y as a polynomial in what was opened, for the product that it enters."""
+
+    polynomial: Polynomial
+    opened: dict[str, Opened]
+
+
 @dataclass(frozen=True, eq=False)
 class RowTable:
     """One table, or a coarse and a fine one, for t of so many fraction bits."""
@@ -287,15 +295,22 @@ class RowTable:
         """Fraction bits that t is given."""
         return max(fit.cells.fraction for fit in self.fits)
 
-    def lines(self, session: Session, t: Share) -> Share:
-        """y with `fraction` bits in a ring of `width`. One round, or two with two tables. Reveals nothing."""
-        read = session.communicate(*(self._request(which, t) for which in range(len(self.fits))))
-        if len(read) == 1:
-            return read[0][0].bounded(self.bound)
-        (coarse, chosen), (fine, *_) = read
-        opened = dict(zip("sf", session.open(chosen.times_power(self.fraction), fine), strict=True))
+    def read(self, session: Session, t: Share) -> Factor:
+        """y with `fraction` bits in a ring of `width`, opened. Rounds: 2, or with two tables 3 or 2. Reveals nothing.
+
+        With two tables y = coarse + chosen·fine. To put that together and open it takes a round more than to open the
+        three; a product with the three takes five monomials of every element instead of one.
+        """
+        lines = session.communicate(*(self._request(which, t) for which in range(len(self.fits))))
+        if len(lines) == 1:
+            return Factor(Y, {"y": session.open(lines[0][0].bounded(self.bound))})
+        (coarse, chosen), (fine, *_) = lines
+        chosen = chosen.times_power(self.fraction)
+        if session.goes(WAY_OF_TWO, usually=False):
+            return Factor(Y + S * F, dict(zip("ysf", session.open(coarse, chosen, fine), strict=True)))
+        opened = dict(zip("sf", session.open(chosen, fine), strict=True))
         product = session.evaluate(S * F, opened, bound=self.fits[1].bound)
-        return (coarse + product).bounded(self.bound)
+        return Factor(Y, {"y": session.open((coarse + product).bounded(self.bound))})
 
     def _request(self, which: int, t: Share) -> TableLine:
         fit = self.fits[which]
@@ -363,7 +378,7 @@ def may_read(session: Session, rule: InverseRule) -> bool:
     return session.points and rule.of_rows
 
 
-def row_function(
+def open_row(
     session: Session,
     t: Share,
     rule: InverseRule,
@@ -373,12 +388,12 @@ def row_function(
     allowed: Allowed,
     power: float = 0.5,
     keep: Share | None = None,
-) -> Share | None:
+) -> Factor | None:
     """gain·t^-power for t in the rule's interval by a table, with `fraction` bits in a ring; None to take the rule.
 
     power  1/2, or 1 for 1/t (gain 1)
     keep   1 for a row, 0 for one of padding, whose result is 0
-    Rounds: 1, or 2 if the interval is wide. Opens t and, then, the fine table's line. Reveals nothing.
+    Rounds: 2, or up to 3 if the interval is wide. Opens t and lines. Reveals nothing.
     """
     if not may_read(session, rule) or ring.modulus or t.modulus:
         return None
@@ -393,4 +408,4 @@ def row_function(
         away = keep.times(-table.padding).times_power(-table.lifted).narrow(moved.width)
         away = session.add_constant(away, table.padding * 2.0**-table.lifted)
         t = (moved + away).bounded(t.bound + table.padding * 2.0**-table.lifted)
-    return table.lines(session, t)
+    return table.read(session, t)
