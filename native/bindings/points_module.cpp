@@ -1,4 +1,4 @@
-// Bindings of distributed point functions, for comet_mpc/engine/points.py.
+// Bindings of distributed point functions, for comet_mpc/engine/tables.py.
 
 #include "bindings/arguments.hpp"
 #include "points/tree.hpp"

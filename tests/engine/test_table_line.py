@@ -15,8 +15,8 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.correlations import PointFunctions
 from comet_mpc.engine.ops import TableLine
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.points import PHASES, LineTable, PointKeys, PointShape
 from comet_mpc.engine.share import CLIENT, SERVER, Share
+from comet_mpc.engine.tables import PHASES, LineTable, PointKeys, PointShape
 from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import DealtRandomness

@@ -23,10 +23,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self, Union
 import msgspec
 import numpy as np
 
-from comet_mpc.engine.points import MOST_INDEX_BITS, POINT_ROWS, PointShape
 from comet_mpc.engine.ring import MOST_BITS, WORD, Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
-from comet_mpc.engine.tables import MOST_ENTRIES
+from comet_mpc.engine.tables import MOST_ENTRIES, MOST_INDEX_BITS, POINT_ROWS, PointShape
 from comet_mpc.errors import ConfigurationError, ShapeError
 
 # What a description from outside may say. Decoding enforces it, so nobody computes with numbers beyond reason.

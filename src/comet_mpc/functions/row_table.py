@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Opened, Session
 from comet_mpc.engine.ops import TableLine
-from comet_mpc.engine.points import PHASES, LineTable
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
+from comet_mpc.engine.tables import PHASES, LineTable
 from comet_mpc.functions.row_rule import ROW_ERROR
 from comet_mpc.functions.rule import InverseRule, Reals
 

@@ -19,8 +19,8 @@ from comet_mpc.engine.ops.operation import (
 )
 from comet_mpc.engine.ops.truncate import Shifted
 from comet_mpc.engine.ops.truncate_open import opened_shifted
-from comet_mpc.engine.points import LineTable, PointKeys
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
+from comet_mpc.engine.tables import LineTable, PointKeys
 from comet_mpc.errors import ShapeError
 
 

@@ -22,12 +22,11 @@ from comet_mpc.engine.ops.look_up import Choose, Chosen, Fetch, look_up
 from comet_mpc.engine.ops.operation import Drawn, Leg, Packed
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
-from comet_mpc.engine.points import LineTable
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
-from comet_mpc.engine.tables import Column, Table
+from comet_mpc.engine.tables import Column, LineTable, Table
 from comet_mpc.local.audit.controls import BareBits, Control, OldMasks, Unmasked, flooded
 from comet_mpc.local.audit.statistics import Message
 from comet_mpc.net.channel import Channel

@@ -9,10 +9,10 @@ import numpy as np
 from comet_mpc.engine.correlations import PointFunctions
 from comet_mpc.engine.ops.operation import mask_bits
 from comet_mpc.engine.ops.truncate_open import truncated_mask
-from comet_mpc.engine.points import make_corrections
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams
 from comet_mpc.engine.share import Words
+from comet_mpc.engine.tables import make_corrections
 from comet_mpc.offline.bundle import read_exactly
 from comet_mpc.offline.dealer.preparer import DealerPreparer, DealerView, PartyView, stream_of
 
