@@ -28,6 +28,7 @@ template <class T> std::vector<span<T>> spans(const std::vector<Array<T>> &array
 
 void bind_ring(nb::module_ &m);
 void bind_ot(nb::module_ &m);
+void bind_points(nb::module_ &m);
 void bind_rlwe(nb::module_ &m);
 
 } // namespace comet

@@ -244,3 +244,48 @@ def lattice_round_odd(plain: Basis, fractions: Words, out: Residues, /, isa: str
 def lattice_split(basis: Basis, residues: Residues, words: Words, upper: Bytes, /, isa: str = "") -> None: ...
 def lattice_pack_residues(basis: Basis, x: Residues, out: Bytes, /) -> None: ...
 def lattice_unpack_residues(basis: Basis, data: Bytes, out: Residues, /) -> bool: ...
+
+# Distributed point functions ---------------------------------------------------------------------------
+
+def make_points(
+    index_bits: int,
+    early: int,
+    words: int,
+    client_roots: Words,
+    server_roots: Words,
+    places: Words,
+    payloads: Words,
+    corrections: Words,
+    last: Words,
+    isa: str,
+    /,
+) -> None: ...
+def evaluate_lines(
+    index_bits: int,
+    early: int,
+    words: int,
+    server: bool,
+    roots: Words,
+    corrections: Words,
+    last: Words,
+    tables: Words,
+    columns: int,
+    starts: Words,
+    values: Words,
+    factors: Words,
+    out: Words,
+    isa: str,
+    /,
+) -> None: ...
+def evaluate_points(
+    index_bits: int,
+    early: int,
+    words: int,
+    server: bool,
+    roots: Words,
+    corrections: Words,
+    last: Words,
+    out: Words,
+    isa: str,
+    /,
+) -> None: ...

@@ -275,7 +275,8 @@ def deal(
     """Both parts of a bundle, as a dealer makes them."""
     dealing = Dealing(tuple(correlations), key, seeds)
     corrections = io.BytesIO(b"".join(dealing.corrections()))
-    client = Bundle(CLIENT, dealing.client_seed, tuple(correlations))
+    common = io.BytesIO(b"".join(dealing.common()))
+    client = Bundle(CLIENT, dealing.client_seed, tuple(correlations), common)
     return client, Bundle(SERVER, dealing.server_seed, tuple(correlations), corrections)
 
 
@@ -290,7 +291,10 @@ def _dealt(
     bundles = deal(plan.correlations, WEIGHT_KEY, seeds)
     corrections = bundles[SERVER].stored
     assert isinstance(corrections, io.BytesIO)
-    _compare("bytes of corrections", len(corrections.getvalue()), plan.correction_bytes)
+    common = bundles[CLIENT].stored
+    assert isinstance(common, io.BytesIO)
+    dealt = len(corrections.getvalue()) + len(common.getvalue())
+    _compare("bytes of corrections", dealt, plan.correction_bytes)
     held = masked(weights), weights
     return lambda _, party: (DealtRandomness(bundles[party], held[party], abilities=abilities), held[party])
 

@@ -13,6 +13,7 @@ from comet_mpc.engine.correlations import (
     Monomials,
     MonomialTerm,
     PartyBits,
+    PointFunctions,
     SquareSums,
     WeightProduct,
     WeightScale,
@@ -45,6 +46,9 @@ PROGRAM: dict[Correlation, str] = {
     ),
     WeightScale(2, "s", 2, 2, 24): '{"type":"WeightScale","mask":2,"weight":"s","rows":2,"size":2,"width":24}',
     TableTransfers(6, 16, (1, 3)): '{"type":"TableTransfers","count":6,"entries":16,"sizes":[1,3]}',
+    PointFunctions(5, 6, 9, 20, 40, 12, 33): (
+        '{"type":"PointFunctions","count":5,"index_bits":6,"factor":9,"cut":20,"width":40,"shift":12,"out_width":33}'
+    ),
     PartyBits((4,), 33, 0, 33, ODD, 1): (
         f'{{"type":"PartyBits","shape":[4],"width":33,"shift":0,"out_width":33,"modulus":{ODD},"owner":1}}'
     ),
@@ -67,6 +71,13 @@ def test_a_dealer_streams_the_corrections_that_a_kind_announces() -> None:
     for place, entry in enumerate(PROGRAM):
         upto = [b"".join(Dealing(list(PROGRAM)[:end], bytes(16)).corrections()) for end in (place, place + 1)]
         assert len(upto[1]) - len(upto[0]) == entry.correction_bytes
+
+
+def test_what_both_parties_get_is_a_part_of_what_the_server_gets() -> None:
+    dealing = Dealing(list(PROGRAM), bytes(16))
+    common, all_of_it = b"".join(dealing.common()), b"".join(dealing.corrections())
+    assert len(common) == dealing.common_bytes == sum(entry.common_bytes for entry in PROGRAM) > 0
+    assert common in all_of_it
 
 
 def test_many_rows_of_a_weight_product_are_dealt_in_pieces() -> None:

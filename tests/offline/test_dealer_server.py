@@ -245,7 +245,7 @@ def test_a_client_that_confirms_after_the_server_was_given_up_is_not_told_that_b
     meeting = Meeting()
     for role in PARTY_ROLES:
         meeting.join(role, "digest")
-    meeting.advance(client_seed=bytes(16))
+    meeting.advance(dealing=Dealing((), bytes(16)))
 
     def confirm_late() -> None:
         near.receive(FRAME_BYTES)  # the seed

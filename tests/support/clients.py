@@ -195,7 +195,7 @@ class RecordingService(Deployment):
     def __init__(self, model: ServedModel, identity: TlsIdentity, state: Path) -> None:
         super().__init__(model, DealerSource(("127.0.0.1", 1)), identity, state, ServiceLimits(stall_seconds=PATIENCE))
         self.consumed: list[str] = []
-        self._dealt: tuple[bytes, bytes, bytes] | None = None
+        self._dealt: tuple[bytes, bytes, bytes, bytes] | None = None
         take = self.store.take
 
         def recorded(bundle_id: str, digest: str, correlations: Any, *, owner: str = "") -> Bundle:
@@ -213,12 +213,14 @@ class RecordingService(Deployment):
         plan, name = order.plan, order.bundle_id
         if self._dealt is None:
             dealing = Dealing(plan.correlations, self.key)
-            self._dealt = dealing.client_seed, dealing.server_seed, b"".join(dealing.corrections())
-        client_seed, server_seed, corrections = self._dealt
+            streams = b"".join(dealing.common()), b"".join(dealing.corrections())
+            self._dealt = dealing.client_seed, dealing.server_seed, *streams
+        client_seed, server_seed, common, corrections = self._dealt
         with self.store.add(name, plan.digest, server_seed, owner=order.owner) as writer:
             writer.write(corrections)
         if client is not None:
-            client.add(name, plan.digest, client_seed).commit()
+            with client.add(name, plan.digest, client_seed) as part:
+                part.write(common)
 
 
 class LocalSupplier(Supplier):

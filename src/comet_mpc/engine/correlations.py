@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, Union
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from comet_mpc.engine.ring import MOST_BITS, WORD, Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words, word_bytes
+from comet_mpc.engine.tables import MOST_INDEX_BITS, POINT_ROWS, PointShape
 from comet_mpc.errors import ConfigurationError, ShapeError
 
 # What a description from outside may say. Decoding enforces it, so nobody computes with numbers beyond reason.
@@ -41,6 +42,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _OPENED_WORD = 12e-9  # expand, mask, pack, send, receive, unpack, add
 _MONOMIAL = 6e-9  # of an element: expand or unpack, multiply, add
 _BIT = 6e-9
+_CELL = 6e-9  # of a point function: expand, convert, multiply with a line, add
 _PRODUCT = 1.0 / 6e9
 _WEIGHT_PRODUCT = 1.0 / 9e9
 
@@ -78,9 +80,14 @@ class Correlation(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
         raise NotImplementedError
 
     @property
+    def common_bytes(self) -> int:
+        """Bytes that both parties receive, the same: what a key has beside its secret part."""
+        return 0
+
+    @property
     def correction_bytes(self) -> int:
-        """Bytes that the server receives."""
-        return sum(ring.wire_bytes(count) for count, ring in self.facts.corrections)
+        """Bytes that the server receives, the common ones among them."""
+        return sum(ring.wire_bytes(count) for count, ring in self.facts.corrections) + self.common_bytes
 
     def layout(self, party: int) -> list[tuple[int, int]]:
         """The arrays that a party draws, masks aside: (elements, bytes of a word), or (bytes, 0) for packed bytes."""
@@ -317,6 +324,53 @@ class WeightScale(WeightCorrelation, frozen=True, omit_defaults=True):
         count = self.rows * self.size
         reference = Reference(self.mask, ClientMask, count)
         return Facts(count, count * _MONOMIAL, ((count, Ring(self.width)),), (reference,))
+
+
+class PointFunctions(Correlation, frozen=True):
+    """Masks a in Z_2^width and keys of point functions, for lines of public tables at secret places (`ops.table_line`).
+
+    The place of a row is bits cut … cut+index_bits-1 of factor·a. The payload is (1, a), or (1, u, 2^step·top) if the
+    opening truncates by shift > 0 bits, u and top being those of such a mask (`Mask`) and step = width - 1 - shift; in
+    Z_2^out_width. A party's root is from its seed, the corrections are common (native/points/tree.hpp).
+    """
+
+    count: Size
+    index_bits: Annotated[int, msgspec.Meta(ge=1, le=MOST_INDEX_BITS)]
+    factor: Annotated[int, msgspec.Meta(ge=1, le=1 << 8)]
+    cut: Power
+    width: Width
+    shift: Power
+    out_width: Width
+
+    @property
+    def shape(self) -> PointShape:
+        return PointShape(self.index_bits, 3 if self.shift else 2)
+
+    @property
+    def facts(self) -> Facts:
+        cells = self.count << self.index_bits
+        return Facts(cells, cells * _CELL, party_words=self.count * self.shape.key_words)
+
+    def chunks(self) -> Iterator[int]:
+        """Rows whose corrections stand together, one chunk after the other."""
+        for start in range(0, self.count, POINT_ROWS):
+            yield min(POINT_ROWS, self.count - start)
+
+    @property
+    def common_bytes(self) -> int:
+        ring, shape = Ring(self.out_width), self.shape
+        return sum(16 * rows * shape.levels + ring.wire_bytes(rows * shape.leaf_words) for rows in self.chunks())
+
+    def layout(self, party: int) -> list[tuple[int, int]]:
+        words = 2 * self.count * self.shape.levels
+        last = self.count * self.shape.leaf_words
+        return [(self.count, 8), (2 * self.count, 8), (words, 8), (last, word_bytes(self.out_width))]
+
+    def check(self, masks: Sequence[AnyMask]) -> None:
+        if self.cut + self.index_bits > self.width:
+            raise ShapeError(f"a mask of {self.width} bits has no index of {self.index_bits} from bit {self.cut} on")
+        if self.shift > self.width - 2 or (not self.shift and self.out_width > self.width):
+            raise ShapeError(f"a mask of {self.width} bits does not serve lines in a ring of {self.out_width}")
 
 
 _KINDS: list[type[Correlation]] = []

@@ -69,7 +69,7 @@ def _grouped(plan: Plan, name_of: Callable[[str], str]) -> list[Cost]:
         online[name] += entry.from_client + entry.from_server
     for correlation, part in zip(plan.correlations, plan.parts, strict=True):
         name = name_of(part)
-        offline[name] += correlation.correction_bytes
+        offline[name] += correlation.correction_bytes + correlation.common_bytes
         compute[name] += correlation.facts.seconds
     found = dict.fromkeys([*online, *offline])
     return [Cost(name, rounds[name], online[name], offline[name], compute[name]) for name in found]

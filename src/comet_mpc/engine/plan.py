@@ -57,8 +57,9 @@ class Plan:
 
     @cached_property
     def correction_bytes(self) -> int:
-        """Bytes of correlated randomness that cannot be compressed to a seed: all of it goes to the server."""
-        return sum(correlation.correction_bytes for correlation in self.correlations)
+        """Bytes of correlated randomness that cannot be compressed to a seed: what the server gets, and what both get
+        counts twice."""
+        return sum(correlation.correction_bytes + correlation.common_bytes for correlation in self.correlations)
 
     @cached_property
     def digest(self) -> str:

@@ -78,6 +78,11 @@ class Session(ABC):
         """Whether element-wise work is done modulo odd numbers, which the randomness must support."""
         return self._abilities.odd
 
+    @property
+    def points(self) -> bool:
+        """Whether tables are read at secret places in one round, which the randomness must support."""
+        return self._abilities.points
+
     def ring(self, fraction: int, bound: float) -> Ring:
         """The ring in which a tensor is opened for element-wise work whose results have these bits and this bound.
 

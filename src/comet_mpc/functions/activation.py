@@ -11,11 +11,12 @@ from comet_mpc.engine.share import WORD, Share
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.row_rule import row_rule
+from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
+from comet_mpc.functions.row_table import ROW_ALLOWED, Factor, open_row
 from comet_mpc.functions.rule import PRECISION, InverseRule, Rule, Smu, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
-(X,) = variables("x")
+X, Y = variables("x y")
 
 
 def argument_interval(form: Smu, bound: float) -> tuple[float, float]:
@@ -77,6 +78,9 @@ def tanh_like(session: Session, x: Share, rule: InverseRule, *, fraction: int = 
     with session.part("tanh"):
         opened = session.open(x)
         t = session.add_constant(session.evaluate(X**2, {"x": opened}, bound=x.bound**2), 1.0)
-        y = session.reopen(inverse_sqrt(session, t, rule), 14)
-        limit = rule.overshoot + 2.0**-10 + 2.0**-14 * x.bound
-        return session.truncate_to(session.product(opened, y, bound=limit), fraction)
+        y = open_row(session, t, rule, fraction=14, ring=opened.ring, allowed=ROW_ALLOWED)
+        if y is None:
+            y = Factor(Y, {"y": session.reopen(inverse_sqrt(session, t, rule), 14)})
+        limit = max(rule.overshoot, 1.0 + ROW_ERROR) + 2.0**-10 + 2.0**-14 * x.bound
+        product = session.evaluate(X * y.polynomial, {"x": opened, **y.opened}, bound=limit)
+        return session.truncate_to(product, fraction)

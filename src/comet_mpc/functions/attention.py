@@ -23,7 +23,8 @@ from comet_mpc.errors import RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.row_rule import row_rule
+from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
+from comet_mpc.functions.row_table import Allowed, Factor, open_row
 from comet_mpc.functions.rule import (
     SPARE,
     InverseRule,
@@ -53,6 +54,7 @@ SMALLEST_MEAN = 2.0**-14
 _R_TOP = LARGEST_ACTIVATED**2
 _DENOMINATOR_ERROR = 2.0**-7  # of 1/sqrt: all weights of a row are off by as much
 _TOO_LONG = 0.0016  # what a normalised query or key may be longer than 1
+_NORM_ALLOWED = Allowed(_TOO_LONG, 2.0 * ROW_ERROR)
 
 
 @dataclass(frozen=True)
@@ -264,15 +266,17 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
     with session.part("scores"):
         rows = concatenate([q, k], axis=-2)
         bits = min(rows.fraction, _query_bits(rule, q.shape[-1]))
-        limit = rule.overshoot + 2.0**-8
+        limit = max(rule.overshoot, 1.0 + _TOO_LONG) + 2.0**-8
         ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
         if not ring.modulus:
             ring = Ring(min(ring.width, rows.width))
         opened = session.open(session.truncate_to(rows, bits, ring))
         squares = session.square_sum(opened, bound=rule.high)
-        inverse = inverse_sqrt(session, squares, rule)
-        y = session.reopen(inverse, _ROW, ring if ring.modulus else WORD)
-        unit = session.product(opened, y, bound=limit)
+        y = open_row(session, squares, rule, fraction=_ROW, ring=ring, allowed=_NORM_ALLOWED)
+        if y is None:
+            inverse = inverse_sqrt(session, squares, rule)
+            y = Factor(Y, {"y": session.reopen(inverse, _ROW, ring if ring.modulus else WORD)})
+        unit = session.evaluate(N * y.polynomial, {"n": opened, **y.opened}, bound=limit)
         top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
         unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
         halves = session.open(*_halves(unit, q))
@@ -300,14 +304,11 @@ def _divide(
     fraction: int,
     width: int,
 ) -> Share:
-    """(R·V) / ΣR = (R·V/n)·y², y = 1/sqrt(ΣR/n): divided by n, so that the range is the bucket's, not the text's.
-
-    To square y once per row takes a round and saves a monomial of every element: two parties alone usually do.
-    """
+    """(R·V) / ΣR = (R·V/n)·(n/ΣR): divided by n, so that the range is the bucket's, not the text's."""
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):
-        limit = (rule.overshoot**2 + 2.0**-6) * bound
+        limit = (max(rule.overshoot, 1.0 + rule.error + rule.rounding) ** 2 + 2.0**-6) * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
         ring = session.ring(whole, limit)
@@ -317,10 +318,23 @@ def _divide(
         if form.floor:
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
         mean = mean.bounded(min(mean.bound, rule.high))
-        y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
-        factor = Y**2
-        if session.goes("square reciprocals of rows first", usually=session.odd):
-            square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
-            factor, y = Y, session.open(square if square.modulus else square.narrow(ring.width))
-        value = session.evaluate(N * factor, {"n": opened.result(), "y": y}, fraction=whole, bound=limit)
+        y = _reciprocal(session, mean, rule, ring)
+        value = session.evaluate(N * y.polynomial, {"n": opened.result(), **y.opened}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)
+
+
+def _reciprocal(session: Session, mean: Share, rule: InverseRule, ring: Ring) -> Factor:
+    """1/mean in terms of what is opened: from a table, or the square of y = 1/sqrt(mean).
+
+    To square y once per row takes a round and saves a monomial of every element: two parties alone usually do.
+    """
+    off = rule.error + rule.rounding  # what bounds were certified with
+    allowed, bits = Allowed(off, off), 2 * _RECIPROCAL_ROOT
+    found = open_row(session, mean, rule, fraction=bits, ring=ring, allowed=allowed, power=1.0)
+    if found is not None:
+        return found
+    y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
+    if session.goes("square reciprocals of rows first", usually=session.odd):
+        square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
+        return Factor(Y, {"y": session.open(square if square.modulus else square.narrow(ring.width))})
+    return Factor(Y**2, {"y": y})

@@ -95,6 +95,10 @@ class MinimaxRule(InverseRule):
     def counted_steps(self) -> int:
         return 1 + len(self.steps)
 
+    @property
+    def of_rows(self) -> bool:
+        return self.start_t > 0
+
     def normalised(self, t: Any) -> Any:
         """gain/sqrt of τ itself, by the rule, in real arithmetic: what the protocol computes but for rounding."""
         return self._trace(t * 2.0**-self.exponent)[-1]

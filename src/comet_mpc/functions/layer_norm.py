@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
-from comet_mpc.functions.row_rule import row_rule
+from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
+from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Factor, may_read, open_row
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
@@ -47,12 +50,28 @@ def layer_norm_rule(
     return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain).inverse()
 
 
-def padding_bits(session: Session, mask: Share, rule: InverseRule) -> Deferred[Opened]:
-    """A padding mask (batch, tokens) as `layer_norm` by that rule takes it: opened along with what is opened anyway."""
+class Padding(NamedTuple):
+    """Which rows `layer_norm` keeps, 1 or 0 for each (last axis 1): as a share and, for a rule's last step, opened."""
+
+    bits: Share
+    opened: Callable[[], Opened]
+
+
+def padding_bits(session: Session, mask: Share, rule: InverseRule) -> Padding:
+    """A padding mask (batch, tokens) as `layer_norm` by that rule takes it: opened along with what is opened anyway.
+
+    A table needs it as a share only: then it is not opened, unless somebody asks for it.
+    """
     bits, ring = mask.reshape(*mask.shape, 1), rule.ring(session)
-    if ring.modulus:
-        return session.defer(Truncate(bits, 0, ring.width, ring.modulus), Open)
-    return session.defer(Open(bits))
+
+    def put_off() -> Deferred[Opened]:
+        if ring.modulus:
+            return session.defer(Truncate(bits, 0, ring.width, ring.modulus), Open)
+        return session.defer(Open(bits))
+
+    if may_read(session, rule):
+        return Padding(bits, lambda: put_off().result())
+    return Padding(bits, put_off().result)
 
 
 @dataclass(frozen=True)
@@ -105,11 +124,11 @@ def normalise(
     epsilon: float = 1e-12,
     fraction: int = 12,
     width: int = WORD,
-    keep: Opened | None = None,
+    keep: Padding | None = None,
 ) -> Share:
     """x / sqrt(mean square + ε) along the last axis, of v = x·size/2^k: LayerNorm, if x has the mean 0.
 
-    keep: a bit for every row (last axis 1); rows with 0 become zero, at no round and no byte but for the rows' own
+    keep: a bit for every row (`padding_bits`); rows with 0 become zero, at no round and no byte but for the rows' own
 
     v is opened once and serves the square and the product; of the masks' squares only row sums are needed. The result
     has `fraction` bits in a ring of `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row
@@ -154,7 +173,7 @@ class _Sizes:
     @property
     def limit(self) -> float:
         """A coordinate of n."""
-        return (self.rule.overshoot + 2.0**-8) * math.sqrt(self.size)
+        return (max(self.rule.overshoot, 1.0 + ROW_ERROR) + 2.0**-8) * math.sqrt(self.size)
 
     @property
     def constant(self) -> float:
@@ -166,20 +185,17 @@ class _Sizes:
         """Fraction bits of n before it is truncated."""
         return _FRACTION_V + _FRACTION_Y + (0 if self.constant == 1.0 else SPARE)
 
-    def ring(self, session: Session, limit: float, fraction: int) -> Ring:
-        """For v², and for a product of v that has this bound and these fraction bits."""
-        return session.ring(0, max(self.total * 4.0**_FRACTION_V, limit * 2.0**fraction))
+    def ring(self, session: Session, limit: float, fraction: int, room: float = 1.0) -> Ring:
+        """For v², times `room`, and for a product of v that has this bound and these fraction bits."""
+        return session.ring(0, max(room * self.total * 4.0**_FRACTION_V, limit * 2.0**fraction))
 
-    def inverse(
-        self, session: Session, v: Share, ring: Ring, epsilon: float, keep: Opened | None = None
-    ) -> tuple[Opened, Share]:
-        """v, opened in that ring, and 1/sqrt(t)."""
+    def argument(self, session: Session, v: Share, ring: Ring, epsilon: float) -> tuple[Opened, Share]:
+        """v, opened in that ring, and t."""
         bits, shrink = math.ceil(math.log2(self.size)), shrink_factor(self.size)
         top = largest_norm(self.size, self.rule)
         opened = session.open(session.truncate_to(v.bounded(top), _FRACTION_V, ring))
         squares = session.square_sum(opened, bound=self.total).times_power(-bits)
-        t = session.add_constant(squares, epsilon * shrink**3).bounded(self.rule.high)
-        return opened, inverse_sqrt(session, t, self.rule, keep=keep)
+        return opened, session.add_constant(squares, epsilon * shrink**3).bounded(self.rule.high)
 
 
 def _over_root(
@@ -189,17 +205,30 @@ def _over_root(
     epsilon: float,
     fraction: int,
     width: int,
-    keep: Opened | None = None,
+    keep: Padding | None = None,
 ) -> Share:
     """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
     sizes = _Sizes(v.shape[-1], rule)
-    ring = sizes.ring(session, sizes.limit, sizes.fraction)
+    room = PADDING_ROOM if keep is not None and may_read(session, rule) else 1.0
+    ring = sizes.ring(session, sizes.limit, sizes.fraction, room)
     if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
         ring = Ring(max(ring.width, free))  # so that the last truncation is free
-    opened, inverse = sizes.inverse(session, v, ring, epsilon, keep)
-    y = session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)
-    result = session.evaluate(sizes.constant * V * Y, {"v": opened, "y": y}, fraction=sizes.fraction, bound=sizes.limit)
+    opened, t = sizes.argument(session, v, ring, epsilon)
+    y = _opened_inverse(session, t, rule, ring, keep)
+    result = session.evaluate(
+        sizes.constant * V * y.polynomial, {"v": opened, **y.opened}, fraction=sizes.fraction, bound=sizes.limit
+    )
     return session.truncate_to(result, fraction, width)
+
+
+def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Factor:
+    """gain/sqrt(t), opened: by a table, or by the rule's steps."""
+    bits = None if keep is None else keep.bits
+    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=ROW_ALLOWED, keep=bits)
+    if found is not None:
+        return found
+    inverse = inverse_sqrt(session, t, rule, keep=None if keep is None else keep.opened())
+    return Factor(Y, {"y": session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)})
 
 
 def _mean_over_root(
@@ -217,8 +246,8 @@ def _mean_over_root(
         deferred = session.defer(Truncate(column, 0, ring.width, ring.modulus), Open)
     else:
         deferred = session.defer(Open(column))
-    opened, inverse = sizes.inverse(session, v, ring, epsilon)
-    y, w = session.reopen(inverse, _FRACTION_Y, row_ring), deferred.result()
+    opened, t = sizes.argument(session, v, ring, epsilon)
+    y, w = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y, row_ring), deferred.result()
     weighed = session.evaluate(
         sizes.constant * W * Y, {"w": w, "y": y}, fraction=whole - _FRACTION_V, bound=y.bound * averages.bound
     )

@@ -219,6 +219,11 @@ class InverseRule(Rule):
         return t * self(t)
 
     @property
+    def of_rows(self) -> bool:
+        """Whether it is as exact as rows need it, and no more: then a table may stand for it (`row_table`)."""
+        return False
+
+    @property
     def rounding(self) -> float:
         """What fixed point adds to `error` at most."""
         return math.inf

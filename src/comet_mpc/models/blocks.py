@@ -290,7 +290,7 @@ class PostNormBlock:
             summed = part.run(frame, rows, rules, total, self.prefix)
             if self.reads == "mean" and part is self.parts[-1]:
                 return self._mean(frame, summed, total.rule, width)
-            keep = bits.result() if bits is not None and part is self.parts[-1] else None
+            keep = bits if part is self.parts[-1] else None
             rows = normalise(
                 session, summed, total.rule, epsilon=frame.epsilon, fraction=ROWS, width=following, keep=keep
             )

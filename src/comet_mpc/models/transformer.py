@@ -240,7 +240,7 @@ def embed_privately(
             epsilon=rules.epsilon,
             fraction=ROWS,
             width=encoder_blocks(shape)[0].ring(encoder_frame(session, mask, rules, weights), rules.layers[0]),
-            keep=keep.result(),
+            keep=keep,
         )
 
 

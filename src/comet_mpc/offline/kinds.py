@@ -18,12 +18,14 @@ from comet_mpc.engine.correlations import (
     MatrixProduct,
     Monomials,
     PartyBits,
+    PointFunctions,
     SquareSums,
     WeightProduct,
     WeightScale,
     register_kind,
 )
 from comet_mpc.offline.dealer import preparer as dealer_preparers
+from comet_mpc.offline.dealer.points import DealtPoints
 from comet_mpc.offline.dealer.preparer import DealerPreparer
 from comet_mpc.offline.dealer.preparers import (
     DealtBits,
@@ -64,3 +66,4 @@ register(SquareSums, pair=[_ODD, PairSquareSums()], dealer=DealtSquareSums())
 register(MatrixProduct, pair=[_MATRICES], dealer=DealtMatrixProducts())
 register(WeightProduct, pair=[_MATRICES], dealer=DealtWeightProducts())
 register(WeightScale, pair=[_MATRICES, PairWeightScales()], dealer=DealtWeightScales())
+register(PointFunctions, pair=[], dealer=DealtPoints())

@@ -41,11 +41,13 @@ class Abilities:
     fused  masks of openings that truncate on the way in Z_2^w, so that both share a round
     odd    masks and their monomials modulo odd numbers, in which element-wise work is cheaper for two parties alone
     near   products of matrices that are as exact as what is cut from them later lets them be (`product_error`)
+    points  keys of point functions, by which tables are read at secret places in one round
     """
 
     fused: bool = True
     odd: bool = False
     near: bool = False
+    points: bool = True
 
 
 FUSED = Abilities()

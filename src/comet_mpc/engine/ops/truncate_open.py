@@ -102,13 +102,8 @@ class TruncateOpen(Shifted[Opened]):
 
         As in an ordinary truncation, (c* >> d) + (r* >> d) + 1 is off by less than a unit, and unbiased.
         """
-        width, shift = self.share.width, self.shift
-        top = (c >> np.uint64(width - 1)) & np.uint64(1)
-        low = c & mask_bits(width - 1)
-        offset = 1 - 2 ** (width - 2 - shift)
-        step = np.uint64(2 ** (width - 1 - shift))
-        public = (low >> np.uint64(shift)) + np.uint64(offset % 2**WORD) - top * step
-        return replace(self._opened(drawn, public), factors=(np.uint64(1) - np.uint64(2) * top,))
+        public, sign = opened_shifted(c, self.share.width, self.shift)
+        return replace(self._opened(drawn, public), factors=(sign,))
 
     def _odd_leg(self, leader: bool, drawn: Drawn | None) -> Leg[Opened]:
         share, ring = self.share, self.ring
@@ -138,3 +133,20 @@ class TruncateOpen(Shifted[Opened]):
         )
         s0, s1 = (np.where(v == 0, np.uint64(1), np.uint64(ring.modulus - 1)) for v in (v0, v1))
         return v0 * v1, v1 * s0, v0 * s1, ring.multiply(s0, s1)
+
+
+def opened_shifted(c: Words, width: int, shift: int) -> tuple[Words, Words]:
+    """The public part of what is truncated on the way, and the sign with which 2^step times the mask's top bit is
+    subtracted: from c, opened in Z_2^width."""
+    top = (c >> np.uint64(width - 1)) & np.uint64(1)
+    low = c & mask_bits(width - 1)
+    offset = 1 - 2 ** (width - 2 - shift)
+    step = np.uint64(2 ** (width - 1 - shift))
+    public = (low >> np.uint64(shift)) + np.uint64(offset % 2**WORD) - top * step
+    return public, np.uint64(1) - np.uint64(2) * top
+
+
+def truncated_mask(a: Words, width: int, shift: int) -> tuple[Words, Words]:
+    """u and the top bit of a mask that truncates."""
+    low = a & mask_bits(width - 1)
+    return low >> np.uint64(shift), (a >> np.uint64(width - 1)) & np.uint64(1)

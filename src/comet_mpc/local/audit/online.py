@@ -25,6 +25,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
+from comet_mpc.engine.tables import LineTable
 from comet_mpc.local.audit.controls import BareBits, Control, OldMasks, Unmasked
 from comet_mpc.local.audit.statistics import Message
 from comet_mpc.net.channel import Channel
@@ -40,6 +41,7 @@ Program = Callable[[Session, Mapping[str, Weight], Secrets], object]
 
 X, Y = variables("x y")
 _ROWS, _COLUMNS = 4, 8
+_LINES = LineTable.of(4, [[(j, j % 3) for j in range(16)]], cut=9, shift=4, fraction=8, width=40)
 _EARLIER = 6
 """Messages of the same size that a message is compared with."""
 _CORRECTIONS: dict[type[Correlation], str] = {
@@ -49,6 +51,7 @@ _CORRECTIONS: dict[type[Correlation], str] = {
     kinds.MatrixProduct: "matrix",
     kinds.WeightProduct: "weights",
     kinds.WeightScale: "scale",
+    kinds.PointFunctions: "points",
 }
 
 
@@ -69,9 +72,15 @@ def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets
     session.communicate(ops.Truncate(first.lift(36), 24), ops.Truncate(second.lift(36), 24))
     if session.odd:
         _in_an_odd_ring(session, first.lift(36), second.lift(36), product)
+    if session.points:
+        session.open(*(line for share in (first, second) for line in session.request(_read(share))))
     linear = session.linear(session.give(first), weights["matrix"])
     scaled = session.scale(session.give(linear), weights["vector"])
     return session.reveal(session.truncate(scaled, 20, 32) + scores[:_ROWS, :_COLUMNS], CLIENT)
+
+
+def _read(share: Share) -> ops.TableLine:
+    return ops.TableLine(share.bounded(1.0), _LINES.shift, _LINES.width, table=_LINES)
 
 
 def _in_an_odd_ring(session: Session, *shares: Share) -> None:
@@ -161,7 +170,7 @@ class Watching(PartySession):
                 bits, other = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
                 seed = self._expansion(other, share.count) & np.uint64(1)
                 self._note_masked(f"{kind}, bit", bits, 2, size - length, self._likely_bit(share), seed)
-            case ((ops.Open() | ops.TruncateOpen() | ops.Give()), Drawn(index=index)):
+            case ((ops.Open() | ops.TruncateOpen() | ops.Give() | ops.TableLine()), Drawn(index=index)):
                 words = share.ring.unpack(data, share.count)
                 self._note_masked(kind, words, modulus, size, share.flat(), self._mask(index, share.count, share.ring))
             case ops.Truncate(), Drawn(arrays=(bits, _)):
@@ -188,9 +197,21 @@ class Watching(PartySession):
         drawn = super()._draw(correlation)
         if isinstance(correlation, AnyMask) and drawn.arrays:
             self._masks[drawn.index] = drawn.arrays[0]
-        if self.party == SERVER and self._dealt and not isinstance(correlation, AnyMask | kinds.WeightCorrelation):
+        if isinstance(correlation, kinds.PointFunctions):
+            self._keyed(drawn, correlation)
+        elif self.party == SERVER and self._dealt and not isinstance(correlation, AnyMask | kinds.WeightCorrelation):
             self._corrected(drawn, correlation)
         return drawn
+
+    def _keyed(self, drawn: Drawn, correlation: kinds.PointFunctions) -> None:
+        """The corrections of keys, beside this party's own mask and its own seed."""
+        mask, roots, corrections, last = drawn.arrays
+        ring = Ring(correlation.out_width)
+        for words, modulus in ((corrections, 2**WORD), (last, ring.size)):
+            count, size = words.size, words.size * (modulus.bit_length() - 1) // 8
+            held = {"mask": np.resize(mask, count), "roots": np.resize(roots, count)}
+            seed = self._expansion(drawn.index, count, 2)
+            self._note(f"products, {_CORRECTIONS[kinds.PointFunctions]}", words, modulus, size, seed=seed, **held)
 
     def _corrected(self, drawn: Drawn, correlation: Correlation) -> None:
         """What the dealer has sent for this correlation."""
@@ -279,11 +300,9 @@ class _Case:
         seeds = self.seeds[run]
         if self.control == "same seed":
             seeds = seeds[0], seeds[0]
-        if party == CLIENT:
-            return DealtRandomness(Bundle(CLIENT, seeds[CLIENT], self.plan.correlations), weights)
         dealing = (Unmasked if self.control == "no mask" else Dealing)(self.plan.correlations, key, seeds)
-        stored = io.BytesIO(b"".join(dealing.corrections()))
-        return DealtRandomness(Bundle(SERVER, seeds[SERVER], self.plan.correlations, stored), weights)
+        stored = io.BytesIO(b"".join(dealing.corrections() if party == SERVER else dealing.common()))
+        return DealtRandomness(Bundle(party, seeds[party], self.plan.correlations, stored), weights)
 
     def prepared(self, run: int, preparer: Preparer, weights: Mapping[str, Weight]) -> OpenBundle:
         preparer.weights = weights

@@ -71,8 +71,8 @@ class DealtRandomness(OpenBundle):
         self.abilities = abilities
         self._view = PartyView(bundle.party, Streams(bundle.seed), bundle.stored, dict(weights or {}))
         self._ahead: dict[int, tuple[Words, ...]] = {}
-        if self.party == SERVER and bundle.stored is None:
-            raise ForeignRandomness("the server's bundle has no corrections")
+        if bundle.stored is None and (self.party == SERVER or any(entry.common_bytes for entry in bundle.correlations)):
+            raise ForeignRandomness(f"the {('client', 'server')[self.party]}'s bundle has no corrections")
 
     def compute_ahead(self) -> None:
         """The client's products with masked weights: most of its work, and it needs no input."""
@@ -130,6 +130,17 @@ class Dealing:
                 for value in _in_eights(values):
                     yield ring.pack(self._hidden(value, ring, stream_of(index, array + 1), place)).data
                     place += value.size
+            yield from dealer_preparer(correlation).common(self._view, index, correlation)
+
+    @property
+    def common_bytes(self) -> int:
+        return sum(correlation.common_bytes for correlation in self.correlations)
+
+    def common(self) -> Iterator[memoryview]:
+        """The client's stream: of the server's, what both get."""
+        for index, correlation in enumerate(self.correlations):
+            if correlation.common_bytes:
+                yield from dealer_preparer(correlation).common(self._view, index, correlation)
 
     def _hidden(self, value: Words, ring: Ring, stream: int, place: int) -> Words:
         """A product less the client's share of it."""

@@ -6,7 +6,7 @@
                                  <-     Proceed                     to the server only
     the program                   ->                                from the server only
                                  <-     Wait …                      while the other party is awaited or served
-                                 <-     Seed, then (server) the corrections
+                                 <-     Seed, then the corrections: to the client those that both get
     Received                      ->
                                  <-     Done
 
@@ -108,6 +108,11 @@ def decode_from_party(data: bytes | bytearray, kind: type[M]) -> M:
     return message
 
 
+def dealt_bytes(party: int, correlations: Sequence[Correlation]) -> int:
+    """What a party's part has beside its seed."""
+    return sum(entry.correction_bytes if party == SERVER else entry.common_bytes for entry in correlations)
+
+
 class BundleSink(Protocol):
     """Where a party's part goes as it comes in: see `store.BundleWriter`."""
 
@@ -204,7 +209,7 @@ def fetch_bundle(
             dealer.message(Proceed)
             channel.send(program)
         header = dealer.message(Seed)
-        expected = sum(entry.correction_bytes for entry in correlations) if party == SERVER else 0
+        expected = dealt_bytes(party, correlations)
         if len(header.seed) != SEED_BYTES:
             raise PeerError(f"the dealer sent a seed of {len(header.seed)} bytes, expected {SEED_BYTES}")
         if header.corrections != expected:

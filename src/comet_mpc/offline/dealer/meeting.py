@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from comet_mpc.errors import CometError, PeerClosed, ProtocolMismatch, RandomnessSpent
+from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES, PartyRole
 
 
@@ -18,7 +19,8 @@ class Meeting:
         self.changed = threading.Condition()
         self.digests: dict[PartyRole, str] = {}
         self.failures: dict[PartyRole, CometError] = {}
-        self.client_seed: bytes | None = None
+        self.dealing: Dealing | None = None
+        """Once the server has all of its part."""
         self.confirmed = False
         self.dealt = 0
         """Bytes of corrections that the server has been sent so far."""
@@ -35,9 +37,9 @@ class Meeting:
                 self.failures["server"] = ProtocolMismatch(what, got=client, expected=server)
             self.changed.notify_all()
 
-    def advance(self, *, client_seed: bytes | None = None, confirmed: bool = False) -> None:
+    def advance(self, *, dealing: Dealing | None = None, confirmed: bool = False) -> None:
         with self.changed:
-            self.client_seed = self.client_seed or client_seed
+            self.dealing = self.dealing or dealing
             self.confirmed = self.confirmed or confirmed
             self.changed.notify_all()
 

@@ -68,7 +68,7 @@ class DealerView:
 
 @dataclass(frozen=True, eq=False)
 class PartyView:
-    """What a party draws from: its seed's streams, and at the server the corrections as they are read."""
+    """What a party draws from: its seed's streams, and the corrections as they are read: at the client common ones."""
 
     party: int
     streams: Streams = field(repr=False)
@@ -98,6 +98,10 @@ class DealerPreparer(Generic[Kind]):
     def values(self, view: DealerView, index: int, entry: Kind, array: int) -> Iterator[Words]:
         """What the two parties' shares of a correction add up to, chunk by chunk. array: which correction."""
         raise NotImplementedError(f"{type(self).__name__} has no corrections")
+
+    def common(self, view: DealerView, index: int, entry: Kind) -> Iterator[memoryview]:
+        """What both parties receive, `Correlation.common_bytes` of it."""
+        return iter(())
 
     def held_words(self, entry: Kind, masks: Sequence[AnyMask]) -> int:
         """Words that the dealer holds at once, beyond a few chunks. masks: those that it refers to."""

@@ -41,6 +41,7 @@ from comet_mpc.net.metrics import Counters, refusal_reason
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import TlsChannel, listen
 from comet_mpc.offline.dealer.admission import ProgramLimits, Slots, admit_program
+from comet_mpc.offline.dealer.bundles import Dealing
 from comet_mpc.offline.dealer.fetch import (
     CORRECTIONS,
     FRAME_BYTES,
@@ -64,6 +65,7 @@ _log = logging.getLogger(__name__)
 
 _TICK = 0.1
 _PARTING_SECONDS = 0.5
+_SLOWEST_RATE = 1e5  # bytes a second of a client
 _COUNTERS = {
     "bundles_dealt_total": "Bundles of which both parties have their parts.",
     "parts_dealt_total": "Parts of bundles that a party has confirmed.",
@@ -307,30 +309,44 @@ class Dealer:
         self._context.check(channel.peer_serial)
         with _deadline(channel, self.limits.deal_seconds):
             _say(channel, Seed(dealing.server_seed, dealing.correction_bytes))
-            for frame in _frames(dealing.corrections()):
-                meeting.check("server")
-                if channel.closed:
-                    raise PeerTimeout(f"a bundle must be dealt within {self.limits.deal_seconds:g} s")
-                if frame:
-                    channel.send(CORRECTIONS, frame)
-                    meeting.dealt += len(frame)
+            for sent in self._stream(channel, "server", meeting, dealing.corrections()):
+                meeting.dealt += sent
             decode_from_party(channel.receive(MESSAGE_LIMIT), Received)
-        meeting.advance(client_seed=dealing.client_seed)
-        self._await(channel, "server", meeting, lambda: meeting.confirmed, 2 * self.limits.stall_seconds)
+        meeting.advance(dealing=dealing)
+        self._await(channel, "server", meeting, lambda: meeting.confirmed, 2 * self._client_seconds(dealing))
         _say(channel, Done())
 
     def _serve_client(self, channel: Channel, meeting: Meeting) -> None:
         self._await_partner(channel, "client", meeting)
         limit = self.limits.ask_seconds + self.limits.deal_seconds
-        self._await(channel, "client", meeting, lambda: meeting.client_seed is not None, limit)
-        assert meeting.client_seed is not None
+        self._await(channel, "client", meeting, lambda: meeting.dealing is not None, limit)
+        dealing = meeting.dealing
+        assert dealing is not None
         self._context.check(channel.peer_serial)
-        with _deadline(channel, self.limits.stall_seconds):
-            _say(channel, Seed(meeting.client_seed, 0))
+        with _deadline(channel, self._client_seconds(dealing)):
+            _say(channel, Seed(dealing.client_seed, dealing.common_bytes))
+            for _ in self._stream(channel, "client", meeting, dealing.common()):
+                pass
             decode_from_party(channel.receive(MESSAGE_LIMIT), Received)
         meeting.advance(confirmed=True)
         meeting.check("client")  # the server may have been given up meanwhile: then nobody is to keep anything
         _say(channel, Done())
+
+    def _client_seconds(self, dealing: Dealing) -> float:
+        """In which a client must take its part."""
+        return self.limits.stall_seconds + dealing.common_bytes / _SLOWEST_RATE
+
+    def _stream(
+        self, channel: Channel, role: PartyRole, meeting: Meeting, chunks: Iterable[memoryview]
+    ) -> Iterator[int]:
+        """Sends corrections, unless the other party has failed. Gives the bytes of every frame that was sent."""
+        for frame in _frames(chunks):
+            meeting.check(role)
+            if channel.closed:
+                raise PeerTimeout(f"a bundle must be dealt within {self.limits.deal_seconds:g} s")
+            if frame:
+                channel.send(CORRECTIONS, frame)
+                yield len(frame)
 
     def _await_partner(self, channel: Channel, role: PartyRole, meeting: Meeting) -> None:
         self._await(channel, role, meeting, lambda: len(meeting.digests) == 2, self.limits.partner_seconds)

@@ -19,7 +19,7 @@ from comet_mpc.net.channel import Channel, Traffic
 from comet_mpc.net.sockets import Address, connect
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer.bundles import DealtRandomness, mask_weight
-from comet_mpc.offline.dealer.fetch import Wait, fetch_bundle
+from comet_mpc.offline.dealer.fetch import Wait, dealt_bytes, fetch_bundle
 from comet_mpc.offline.source import ClientDesk, Order, Provider, ServerDesk, Source, Supplier, Visitor
 from comet_mpc.offline.store import BundleStore
 from comet_mpc.retry import retry
@@ -34,7 +34,7 @@ class DealerSource(Source):
     """Randomness from a dealer. A server must know where it is; a client learns it from its server."""
 
     name, number = "dealer", 0
-    who = "from the dealer to the server"
+    who = "from the dealer to the two parties"
     promise = "Privacy rests on the dealer being run by neither the server's operator nor the client's."
     abilities = DealtRandomness.abilities
     has_third_party = True
@@ -49,7 +49,7 @@ class DealerSource(Source):
         return DealerSource(address)
 
     def stored_bytes(self, party: int, correlations: Sequence[Correlation]) -> int:
-        return sum(entry.correction_bytes for entry in correlations) if party == SERVER else 0
+        return dealt_bytes(party, correlations)
 
     def open(self, bundle: Bundle, weights: Mapping[str, Weight]) -> DealtRandomness:
         return DealtRandomness(bundle, weights)
@@ -58,7 +58,7 @@ class DealerSource(Source):
         return count * plan.correction_bytes
 
     def offline_traffic(self, correlations: Sequence[Correlation], count: int = 1) -> Traffic:
-        return Traffic(0, count * sum(entry.correction_bytes for entry in correlations), 1)
+        return Traffic(0, count * sum(dealt_bytes(party, correlations) for party in (CLIENT, SERVER)), 1)
 
     def supplier(self, desk: ClientDesk) -> Supplier:
         return _Supplier(desk)
@@ -87,7 +87,7 @@ class _Supplier(Supplier):
                 raise PeerClosed("this client is closed")
             spent = order.plan.correction_bytes + 2 * SEED_BYTES
             sink = partial(store.add, order.bundle_id, order.plan.digest, spent=spent)
-            waiting = partial(self._waiting, _Absence(ended), order.plan.correction_bytes)
+            waiting = partial(self._waiting, _Absence(ended), dealt_bytes(SERVER, order.plan.correlations))
             fetch_bundle(channel, CLIENT, order.bundle_id, order.plan.correlations, sink, waiting=waiting)
         finally:
             channel.close()
@@ -172,7 +172,7 @@ class _Provider(Provider):
             except Exception as error:
                 visitor.failed(order, error)
             else:
-                visitor.prepared(order, order.plan.correction_bytes, time.monotonic() - start)
+                visitor.prepared(order, dealt_bytes(SERVER, order.plan.correlations), time.monotonic() - start)
             finally:
                 self._under_way.discard(channel)
 
