@@ -48,5 +48,5 @@ def test_a_node_without_clients_for_long_serves_no_more() -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(0, 0), (3, 2), (-1, 4)])
 def test_impossible_numbers_are_refused(least: int, most: int) -> None:
-    with pytest.raises(ConfigurationError, match="at least one serves"):
+    with pytest.raises(ConfigurationError, match="1 <= --min-nodes <= --max-nodes"):
         Scale(least, most)
