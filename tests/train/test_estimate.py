@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="training needs the extra [train]")
 
+from comet_mpc.models.checkpoint import CometConfig  # noqa: E402
 from comet_mpc.train.batches import Encoded  # noqa: E402
-from comet_mpc.train.estimate import Speed, Work, per_token, work_of  # noqa: E402
+from comet_mpc.train.estimate import Speed, Work, per_token, proof_seconds, work_of  # noqa: E402
 from comet_mpc.train.loop import Recipe  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
 from support.small_models import UNMODIFIED, small_model  # noqa: E402
@@ -46,6 +48,23 @@ def test_a_form_with_ranges_is_calibrated_once_and_one_with_a_teacher_is_fitted(
     fitted = work_of(model, train, judge, dev, replace(RECIPE, fit=True), teacher)
     assert fitted.evaluated > found.evaluated + 2 * 20 * 6
     assert (fitted.trained, fitted.updates) == (found.trained, found.updates)
+
+
+def test_a_proof_takes_as_long_as_its_layers_and_what_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, tensors = small_model()
+    config = msgspec.structs.replace(config, encoder=msgspec.structs.replace(config.encoder, layers=12))
+    now = 0.0
+
+    def certify(first: CometConfig, given: object, told: Callable[[int, int], None]) -> None:
+        nonlocal now
+        assert (first.encoder.layers, given) == (1, tensors)
+        for done, seconds in enumerate((5.0, 2.0)):
+            now += seconds
+            told(done, 1)
+        now += 0.3
+
+    monkeypatch.setattr("comet_mpc.train.estimate.certify", certify)
+    assert proof_seconds(config, tensors, lambda: now) == pytest.approx(5.0 + 12 * 2.0 + 0.3)
 
 
 def test_the_first_update_warms_up_and_does_not_count() -> None:
