@@ -18,6 +18,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine.conversion import free_shift
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ops import (
     OPERATIONS,
@@ -78,7 +79,7 @@ class Session(ABC):
         """Whether element-wise work is done modulo odd numbers, which the randomness must support."""
         return self._abilities.odd
 
-    def ring(self, fraction: int, bound: float) -> Ring:
+    def ring(self, fraction: float, bound: float) -> Ring:
         """The ring in which a tensor is opened for element-wise work whose results have these bits and this bound.
 
         An odd one where that pays and there is one that is large enough.
@@ -130,7 +131,7 @@ class Session(ABC):
         self,
         owner: int,
         shape: tuple[int, ...],
-        fraction: int,
+        fraction: float,
         bound: float,
         values: npt.ArrayLike | None = None,
         width: int | Ring = WORD,
@@ -149,7 +150,7 @@ class Session(ABC):
         rounded = max(bound, round(bound * 2.0**fraction) * 2.0**-fraction)
         return Share(shape, fraction, rounded, ring.width, self._trivial(owner, shape, words), ring.modulus)
 
-    def constant(self, values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Share:
+    def constant(self, values: npt.ArrayLike, fraction: float, width: int | Ring = WORD) -> Share:
         """A public value as a share."""
         real, ring = np.asarray(values, dtype=np.float64), as_ring(width)
         bound = float(np.max(np.abs(real), initial=0.0)) + 2.0 ** -(fraction + 1)
@@ -247,12 +248,12 @@ class Session(ABC):
         opened = self.communicate(*(Open(share) for share in shares))
         return opened if len(shares) > 1 else opened[0]
 
-    def truncate(self, share: Share, shift: int, width: int | Ring = WORD) -> Share:
+    def truncate(self, share: Share, shift: float, width: int | Ring = WORD) -> Share:
         """x / 2^shift. One round, one bit each way and element; nothing at all into a ring narrow enough."""
         ring = as_ring(width)
         return self.request(Truncate(share, shift, ring.width, ring.modulus))
 
-    def truncate_to(self, share: Share, fraction: int, width: int | Ring = WORD) -> Share:
+    def truncate_to(self, share: Share, fraction: float, width: int | Ring = WORD) -> Share:
         """The same value with fewer fraction bits, in a ring; a round, or nothing if it has them already."""
         ring = as_ring(width)
         if share.fraction == fraction and share.ring == ring:
@@ -261,7 +262,21 @@ class Session(ABC):
             return share.narrow(ring.width)
         return self.truncate(share, share.fraction - fraction, ring)
 
-    def truncate_open(self, share: Share, shift: int, width: int = WORD) -> Opened:
+    def cut_to(self, share: Share, least: float, ring: Ring, most: float) -> Share:
+        """The same value with `least` fraction bits or, where that sends nothing, with up to `most`.
+
+        Into an odd ring it is then scaled by a multiple of T/2^w, which is no power of two: the result's `fraction` is
+        no whole number, and whatever comes next takes it as it is (`evaluate` in its coefficients, `truncate_to` back
+        to whole bits).
+        """
+        if ring.modulus and not share.modulus and share.fraction > least:
+            shift = free_shift(share.ring, share.fraction, least, ring)
+            request = Truncate(share, shift, ring.width, ring.modulus)
+            if 0.0 < shift and share.fraction - shift <= most and ring.holds(share.bound * 2.0**request.fraction):
+                return self.request(request)
+        return self.truncate_to(share, least, ring)
+
+    def truncate_open(self, share: Share, shift: float, width: int = WORD) -> Opened:
         """x / 2^shift, opened. One round."""
         if shift == 0 and width <= share.width:
             return self.open(share.narrow(width))
@@ -269,7 +284,7 @@ class Session(ABC):
             share, shift = share.lift(share.fraction + 1), 1
         return self.request(TruncateOpen(share, shift, width))
 
-    def reopen(self, share: Share, fraction: int, width: int | Ring = WORD) -> Opened:
+    def reopen(self, share: Share, fraction: float, width: int | Ring = WORD) -> Opened:
         """The value with `fraction` bits, opened: in one round, or in two with less correlated randomness.
 
         One takes about twice the randomness in Z_2^w, where it is usual, and four times in an odd ring.
@@ -284,7 +299,7 @@ class Session(ABC):
             return self.request(TruncateOpen(share, shift, ring.width, ring.modulus))
         return self.open(self.truncate_to(share, fraction, ring))
 
-    def reopen_later(self, share: Share, fraction: int, width: int | Ring = WORD) -> Deferred[Opened]:
+    def reopen_later(self, share: Share, fraction: float, width: int | Ring = WORD) -> Deferred[Opened]:
         """The same in two rounds that happen anyway."""
         share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
         return self.defer(Truncate(share, share.fraction - fraction, ring.width, ring.modulus), Open)
@@ -313,7 +328,7 @@ class Session(ABC):
         polynomial: Polynomial,
         opened: Mapping[str, Opened],
         *,
-        fraction: int | None = None,
+        fraction: float | None = None,
         bound: float,
     ) -> Share:
         """A share of a polynomial in opened tensors, broadcast to a common shape. Local.

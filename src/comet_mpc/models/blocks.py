@@ -80,6 +80,12 @@ class Part(ABC):
     """The name of γ."""
     least_ring: int
     """Of the rows it takes, in bits: what it makes of them is then truncated for free."""
+    least_before_odd: int
+    """The same where that is truncated into an odd ring."""
+
+    @classmethod
+    def least(cls, session: Session) -> int:
+        return cls.least_before_odd if session.odd else cls.least_ring
 
     @abstractmethod
     def weights(self) -> Sizes:
@@ -99,6 +105,7 @@ class Attention(Part):
     buckets: int
     skip: str = "first"
     least_ring: int = 55
+    least_before_odd: int = 56
 
     def weights(self) -> Sizes:
         d = self.hidden
@@ -153,6 +160,7 @@ class FeedForward(Part):
     intermediate: int
     skip: str = "second"
     least_ring: int = 53
+    least_before_odd: int = 54
 
     def weights(self) -> Sizes:
         d, m = self.hidden, self.intermediate
@@ -200,9 +208,9 @@ class PostNormBlock:
         rows meet no attention any more.
         """
         session, first = frame.session, self.parts[0]
-        rows = rows.narrow(max(frame.ring, first.least_ring))
+        rows = rows.narrow(max(frame.ring, first.least(session)))
         bits = None if last else padding_bits(session, frame.mask, rules.variances[-1])
-        following = [*(part.least_ring for part in self.parts[1:]), 0 if last else first.least_ring]
+        following = [*(part.least(session) for part in self.parts[1:]), 0 if last else first.least(session)]
         for part, least, rule in zip(self.parts, following, rules.variances, strict=True):
             summed = part.run(frame, rows, rules, self.prefix)
             keep = bits.result() if bits is not None and part is self.parts[-1] else None

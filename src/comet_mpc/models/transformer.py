@@ -222,7 +222,7 @@ def embed_privately(
             rules.embeddings,
             epsilon=rules.epsilon,
             fraction=ROWS,
-            width=max(_ring(shape, rules), Attention.least_ring),
+            width=max(_ring(shape, rules), Attention.least(session)),
             keep=keep.result(),
         )
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from comet_mpc.engine.conversion import whole
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, Words
@@ -189,9 +190,12 @@ def reconstructed(share: Share, own: Words, data: memoryview) -> Words:
     return total.reshape(share.shape)
 
 
-def rounded(share: Share, shift: int = 0, ring: Ring | None = None) -> Words:
+def rounded(share: Share, shift: float = 0, ring: Ring | None = None) -> Words:
     """The value of a share that holds all of it, over 2^shift and rounded to the nearest, in a ring."""
     signed = share.ring.signed(share.flat())
-    if shift:
-        signed = (signed + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift)
+    if not whole(shift):
+        signed = np.rint(signed.astype(np.float64) * 2.0**-shift).astype(np.int64)
+    elif shift:
+        bits = int(shift)
+        signed = (signed + (np.int64(1) << np.int64(bits - 1))) >> np.int64(bits)
     return (ring or share.ring).reduced(signed.view(np.uint64)).reshape(share.shape)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
+from comet_mpc.engine.conversion import LARGEST_SCALED, LEAST_SHIFT, MOST_OFF, Cut, whole
 from comet_mpc.engine.correlations import BitProducts, Correlation
-from comet_mpc.engine.ops.operation import BIT, Drawn, Leg, Message, Request, expect, mask_bits, rounded
-from comet_mpc.engine.ring import Conversion, Ring
+from comet_mpc.engine.ops.operation import BIT, Drawn, Leg, Message, Request, expect, rounded
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words
 from comet_mpc.errors import RangeError
 
@@ -20,19 +23,26 @@ Made_co = TypeVar("Made_co", covariant=True)
 class Shifted(Request[Made_co]):
     """A share divided by 2^shift, into the ring of `width` bits, or `modulus`."""
 
-    shift: int
+    shift: float
+    """A whole number, unless the share's scale is no power of two (`Session.cut_to`)."""
     width: int = WORD
     modulus: int = 0
 
     @property
-    def conversion(self) -> Conversion:
-        return Conversion(self.share.ring, self.shift, Ring(self.width, self.modulus))
+    def target(self) -> Ring:
+        return Ring(self.width, self.modulus)
 
     def check(self, part: str) -> None:
         share = self.share
         if not 0 <= self.shift <= share.width - 2:
-            raise RangeError(f"{part}: cannot truncate by {self.shift} bits in a ring of {share.width}")
-        if not Ring(self.width, self.modulus).holds(share.bound * 2.0 ** (share.fraction - self.shift)):
+            raise RangeError(f"{part}: cannot truncate by {self.shift:g} bits in a ring of {share.width}")
+        large = share.bound * 2.0**self.fraction > LARGEST_SCALED
+        if not whole(self.shift) and (large or self.shift < LEAST_SHIFT):
+            raise RangeError(
+                f"{part}: cannot truncate by {self.shift:g} bits: by less than {LEAST_SHIFT:g}, and values above "
+                f"2^{math.log2(LARGEST_SCALED):g}, only by whole bits"
+            )
+        if not self.target.holds(share.bound * 2.0 ** (share.fraction - self.shift)):
             raise RangeError(f"{part}: the truncated value does not fit into a ring of {self.width} bits")
         if not share.ring.holds(share.bound * 2.0**share.fraction + (2.0**self.shift if share.modulus else 0.0)):
             raise RangeError(
@@ -41,16 +51,18 @@ class Shifted(Request[Made_co]):
             )
 
     @property
-    def fraction(self) -> int:
+    def fraction(self) -> float:
         """Fraction bits of the result."""
         return self.share.fraction - self.shift
 
     @property
     def bound(self) -> float:
         """Of the result: it grows by the unit in the last place by which it may be off."""
-        share = self.share
-        unit = 2.0 ** (self.shift - share.fraction) * (1.125 if share.modulus else 1.0) if self.shift else 0.0
-        return share.bound + unit
+        if not self.shift:
+            return self.share.bound
+        exact = not (self.share.modulus or self.modulus) and whole(self.shift)
+        unit: float = 2.0**-self.fraction
+        return self.share.bound + unit * (1.0 if exact else MOST_OFF)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +71,23 @@ class Truncate(Shifted[Share]):
     share's bound proves.
 
     From Z_2^w into Z_2^(w - shift) or less it is free: the wrap-around that has to be taken back is a multiple of
-    2^(w-shift), which is zero there, so each party shifts its own share and nothing is sent.
+    2^(w-shift), which is zero there, so each party shifts its own share and nothing is sent. Into Z_T it is free if the
+    share is scaled by a multiple of T/2^w.
     """
+
+    @cached_property
+    def cut(self) -> Cut:
+        share = self.share
+        return Cut(share.ring, self.shift, self.target, share.bound * 2.0**share.fraction)
 
     @property
     def free(self) -> bool:
-        return not self.share.modulus and not self.modulus and self.width <= self.share.width - self.shift
+        return self.cut.free
 
     def demand(self) -> tuple[Correlation, ...]:
         if self.free:
             return ()
-        ring = self.conversion.product_ring
+        ring = self.cut.product_ring
         return (BitProducts(self.share.count, ring.width, ring.modulus),)
 
     def messages(self) -> tuple[Message, Message]:
@@ -85,24 +103,19 @@ class Truncate(Shifted[Share]):
         return self._truncated(None)
 
     def in_the_clear(self) -> Share:
-        return self._truncated(rounded(self.share, self.shift, self.conversion.target))
+        return self._truncated(rounded(self.share, self.shift, self.target))
 
     def leg(self, party: int, drawn: Drawn | None) -> Leg[Share]:
         share, leader = self.share, party == CLIENT
         if self.free:
-            words = self._shifted(leader)
+            words = self.cut.free_part(share.flat(), leader)
             return None, lambda data: self._truncated(words)
         drawn_bits, product = expect(drawn, 2)
         bits = drawn_bits.view(np.uint8)
-        mine = self.conversion.mask(share.flat(), bits, leader)
+        mine = self.cut.mask(share.flat(), bits, leader)
 
         def finish(data: memoryview) -> Share:
             theirs = np.frombuffer(data, np.uint8)
-            return self._truncated(self.conversion.finish(share.flat(), bits, mine, theirs, product, leader))
+            return self._truncated(self.cut.finish(share.flat(), bits, mine, theirs, product, leader))
 
         return mine, finish
-
-    def _shifted(self, leader: bool) -> Words:
-        """Each party's own share of z - 1, shifted; with the one given back it is as unbiased as any truncation."""
-        share, one = self.share, np.uint64(1 if leader else 0)
-        return (((share.flat() - one) & mask_bits(share.width)) >> np.uint64(self.shift)) + one
