@@ -16,7 +16,7 @@ namespace comet::ring {
 /// and with shares r_0 + r_1 = n_0·n_1 mod P the product is Σ r_i·j·N/P: what wraps mod P is a multiple of N. Each party
 /// adds up its own terms with 64 bits after the point; the leader rounds up, the other down.
 ///
-/// P = 1 takes no bits: what wraps mod M is a multiple of M·s = j·N. engine/conversion.py chooses the numbers.
+/// P = 1 takes no bits: what wraps mod M is a multiple of M·s = j·N. engine/ops/conversion.py chooses the numbers.
 struct Cut {
     u64 modulus;                      // M, or 0 for 2^width
     unsigned width;                   // of M

@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from comet_mpc.engine import Session, Weight
-from comet_mpc.engine.conversion import LARGEST_SCALED, LEAST_SHIFT, MOST_OFF, Cut, free_shift
 from comet_mpc.engine.correlations import BitProducts
+from comet_mpc.engine.ops.conversion import LARGEST_SCALED, LEAST_SHIFT, MOST_OFF, Cut, free_shift
 from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.errors import RangeError, ScaleError, ShapeError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from comet_mpc.engine import Opened, Session, TruncateOpen
-from comet_mpc.engine.conversion import LARGEST_SCALED, MOST_OFF, Conversion, Cut
+from comet_mpc.engine.ops.conversion import LARGEST_SCALED, MOST_OFF, Conversion, Cut
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import (
     LATTICE_PRIMES,

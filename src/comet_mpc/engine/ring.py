@@ -5,7 +5,7 @@ where two parties prepare their randomness alone: T is a product of primes that 
 slots of a homomorphic ciphertext is the product of the ring (`offline.rlwe.slots`). A word of Z_2^w may have any bits
 above w. A word of Z_T is a residue, 0 … T-1.
 
-Shares are taken from one ring into another by `engine.conversion`.
+Shares are taken from one ring into another by `engine.ops.conversion`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Ring:
                 raise ShapeError(f"no ring: {self.width} bits and the modulus {self.modulus}")
         elif not 1 <= self.width <= WORD:
             raise ShapeError(f"a ring of {self.width} bits: the width must be 1 to {WORD}")
+
+    def __str__(self) -> str:
+        return f"{self.width} odd" if self.modulus else f"{self.width}"
 
     @property
     def size(self) -> int:

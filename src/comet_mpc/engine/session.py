@@ -18,7 +18,6 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.conversion import free_shift
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ops import (
     OPERATIONS,
@@ -34,6 +33,7 @@ from comet_mpc.engine.ops import (
     TruncateOpen,
     Weigh,
 )
+from comet_mpc.engine.ops.conversion import free_shift
 from comet_mpc.engine.ops.deferred import Deferred
 from comet_mpc.engine.ops.operation import FUSED, Abilities, Drawn
 from comet_mpc.engine.parts import Block, in_all_blocks, path
@@ -64,6 +64,7 @@ class Session(ABC):
     def __init__(self, *, abilities: Abilities = FUSED, permits_leaks: bool = False, ways: Ways = USUAL_WAYS) -> None:
         self._abilities, self._permits_leaks, self._ways = abilities, permits_leaks, ways
         self._parts: list[str] = []
+        self._parts_of_round: Sequence[str] = ()
         self._deferred: list[Deferred[Any]] = []
         self._kept: dict[str, Masked] = {}
         self.forks: dict[str, None] = {}
@@ -198,7 +199,7 @@ class Session(ABC):
         free = requests and not any(any(request.wire_bytes()) for request in requests)
         riders = [] if free else list(self._deferred)  # what sends nothing is not a round to ride along with
         extra = [deferred.request for deferred in riders if deferred.request is not None]
-        results = self._communicate([*requests, *extra])
+        results = self._communicate([*requests, *extra], [self.here] * len(requests) + [each.part for each in riders])
         for deferred, value in zip(riders, results[len(requests) :], strict=True):
             deferred.advance(value)
         self._deferred = [deferred for deferred in self._deferred if deferred.request is not None]
@@ -220,16 +221,20 @@ class Session(ABC):
 
         `then` makes the next request from the result, for the round after: `defer(Truncate(x, 12), Open)`.
         """
-        deferred: Deferred[Any] = Deferred(self.communicate, request, then)
+        deferred: Deferred[Any] = Deferred(self.communicate, request, then, self.here)
         self._deferred.append(deferred)
         return deferred
 
-    def _communicate(self, requests: Sequence[Request[Any]]) -> list[Any]:
+    def _communicate(self, requests: Sequence[Request[Any]], parts: Sequence[str]) -> list[Any]:
+        """parts: of the program, that the requests are for"""
         for request in requests:
             OPERATIONS.check(request, self.here)
         splits = {i: split for i, request in enumerate(requests) if (split := request.split(self._abilities))}
-        results = self._round([splits[i][0] if i in splits else request for i, request in enumerate(requests)])
+        first = [splits[i][0] if i in splits else request for i, request in enumerate(requests)]
+        self._parts_of_round = parts
+        results = self._round(first)
         if splits:
+            self._parts_of_round = [parts[i] for i in splits]
             second = self._round([then(results[i]) for i, (_, then) in splits.items()])
             for i, result in zip(splits, second, strict=True):
                 results[i] = result

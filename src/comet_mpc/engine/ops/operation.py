@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine.conversion import whole
 from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.ops.conversion import whole
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, Words
 from comet_mpc.errors import ConfigurationError, ShapeError
@@ -92,6 +92,11 @@ class Request(Operation, ABC, Generic[Made_co]):
     """An operation on a share that communicates."""
 
     share: Share
+
+    @property
+    def target(self) -> Ring:
+        """The result's ring."""
+        return self.share.ring
 
     @abstractmethod
     def messages(self) -> tuple[Message, Message]:

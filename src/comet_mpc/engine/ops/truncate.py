@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from comet_mpc.engine.conversion import LARGEST_SCALED, LEAST_SHIFT, MOST_OFF, Cut, whole
 from comet_mpc.engine.correlations import BitProducts, Correlation
+from comet_mpc.engine.ops.conversion import LARGEST_SCALED, LEAST_SHIFT, MOST_OFF, Cut, whole
 from comet_mpc.engine.ops.operation import BIT, Drawn, Leg, Message, Request, expect, rounded
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from comet_mpc.engine.conversion import Conversion, whole
 from comet_mpc.engine.correlations import Correlation, Mask, PartyBits
+from comet_mpc.engine.ops.conversion import Conversion, whole
 from comet_mpc.engine.ops.open import Open
 from comet_mpc.engine.ops.operation import (
     BIT,
