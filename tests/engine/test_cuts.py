@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.correlations import BitProducts
-from comet_mpc.engine.ops.conversion import LARGEST_SCALED, LEAST_SHIFT, MOST_OFF, Cut, free_shift
+from comet_mpc.engine.ops.conversion import LARGEST_SCALED, LEAST_SHIFT, LEAST_WIDTH, MOST_OFF, Cut, free_shift
 from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.share import CLIENT, Share, Words
 from comet_mpc.errors import RangeError, ScaleError, ShapeError
@@ -64,6 +64,7 @@ def cuts(draw: st.DrawFn) -> Cut:
     room = int(min(source.size / 4.1, target.size / 4.1 * 2.0**shift)) - int(2.0**shift) - 2
     assume(room > 2)
     if isinstance(shift, float):
+        assume(source.width >= LEAST_WIDTH)
         room = min(room, int(LARGEST_SCALED * 2.0**shift))
     largest = draw(st.one_of(st.just(room), st.integers(1, room)))
     return Cut(source, shift, target, largest)
@@ -242,10 +243,12 @@ def test_scales_that_differ_by_a_part_of_a_bit_are_not_mixed() -> None:
         odd.lift(15)
 
 
-@pytest.mark.parametrize(("largest", "shift"), [(2.0**60, 8.5), (2.0**20, 0.5)])
-def test_a_large_value_or_one_that_loses_few_bits_is_truncated_by_whole_bits(largest: float, shift: float) -> None:
+@pytest.mark.parametrize(("largest", "shift", "width"), [(2.0**60, 8.5, 64), (2.0**20, 0.5, 64), (2.0**20, 6.5, 31)])
+def test_a_large_value_or_one_that_loses_few_bits_is_truncated_by_whole_bits(
+    largest: float, shift: float, width: int
+) -> None:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
-        return session.truncate(session.private(CLIENT, (1,), 0, largest, [largest], 64), shift, 64)
+        return session.truncate(session.private(CLIENT, (1,), 0, largest, [largest], width), shift, 64)
 
     with pytest.raises(RangeError, match="only by whole bits"):
         run_two_parties(program)

@@ -40,8 +40,8 @@ MOST_OFF = 1.125
 
 LARGEST_SCALED = 2.0**44
 """Results of a conversion whose shift is no whole number are below this, so that 2^shift is exact enough."""
-LEAST_SHIFT = 6.0
-"""A shift that is no whole number is not less."""
+LEAST_SHIFT, LEAST_WIDTH = 6.0, 32
+"""A shift that is no whole number is not less, and its ring not narrower."""
 
 _SCALE_OFF = 1.0 / 32.0  # units, for the largest value
 _LARGEST_P = 1 << 40  # with 64 bits after the point, multiples of N/P are then right to 2^-24 of a unit
@@ -98,9 +98,12 @@ class Conversion:
         )
 
     def _constant(self, wrap: int) -> int:
-        """Near K/4, so that o = constant/s is nearly whole: by few bits, rounding it would be felt in the result."""
-        size, tried = self.source.size, 1 if whole(self.shift) else max(1, min(64, self.source.size >> 31))
-        near = range(wrap // 4, max(wrap // 4 - tried, -1), -1)
+        """Near K/4, so that o = constant/s is nearly whole: by few bits, rounding it would be felt in the result.
+
+        o is then less than M/4 by 2^-13 of M at most, for which `Truncate.check` leaves room.
+        """
+        size, tried = self.source.size, 1 if whole(self.shift) else max(1, min(64, wrap >> 13))
+        near = range(wrap // 4, wrap // 4 - tried, -1)
         return min(near, key=lambda constant: abs((constant * size + wrap // 2) % wrap - wrap // 2))
 
     @property

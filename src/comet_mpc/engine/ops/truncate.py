@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from comet_mpc.engine.correlations import BitProducts, Correlation
-from comet_mpc.engine.ops.conversion import LARGEST_SCALED, LEAST_SHIFT, MOST_OFF, Cut, whole
+from comet_mpc.engine.ops.conversion import LARGEST_SCALED, LEAST_SHIFT, LEAST_WIDTH, MOST_OFF, Cut, whole
 from comet_mpc.engine.ops.operation import BIT, Drawn, Leg, Message, Request, expect, rounded
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words
@@ -36,19 +36,27 @@ class Shifted(Request[Made_co]):
         share = self.share
         if not 0 <= self.shift <= share.width - 2:
             raise RangeError(f"{part}: cannot truncate by {self.shift:g} bits in a ring of {share.width}")
-        large = share.bound * 2.0**self.fraction > LARGEST_SCALED
-        if not whole(self.shift) and (large or self.shift < LEAST_SHIFT):
+        large, narrow = share.bound * 2.0**self.fraction > LARGEST_SCALED, share.width < LEAST_WIDTH
+        if not whole(self.shift) and (large or narrow or self.shift < LEAST_SHIFT):
             raise RangeError(
-                f"{part}: cannot truncate by {self.shift:g} bits: by less than {LEAST_SHIFT:g}, and values above "
-                f"2^{math.log2(LARGEST_SCALED):g}, only by whole bits"
+                f"{part}: cannot truncate by {self.shift:g} bits: by less than {LEAST_SHIFT:g}, in a ring below "
+                f"{LEAST_WIDTH} bits, and values above 2^{math.log2(LARGEST_SCALED):g}, only by whole bits"
             )
         if not self.target.holds(share.bound * 2.0 ** (share.fraction - self.shift)):
             raise RangeError(f"{part}: the truncated value does not fit into a ring of {self.width} bits")
-        if not share.ring.holds(share.bound * 2.0**share.fraction + (2.0**self.shift if share.modulus else 0.0)):
+        if not share.ring.holds(self._largest):
             raise RangeError(
                 f"{part}: a value up to {share.bound:g} with {share.fraction} fraction bits may reach "
                 f"2^{share.width - 2}, where a truncation in a ring of {share.width} bits is no longer exact"
             )
+
+    @property
+    def _largest(self) -> float:
+        """In units, with room for an offset that is not quite a quarter of the ring."""
+        largest: float = self.share.bound * 2.0**self.share.fraction
+        if whole(self.shift):
+            return largest + (2.0 ** int(self.shift) if self.share.modulus else 0.0)
+        return 1.001 * largest + float(2.0**self.shift)
 
     @property
     def fraction(self) -> float:
