@@ -33,7 +33,7 @@ from comet_mpc.engine.ops import (
     TruncateOpen,
     Weigh,
 )
-from comet_mpc.engine.ops.conversion import free_shift
+from comet_mpc.engine.ops.conversion import LEAST_SHIFT, LEAST_WIDTH, free_shift, whole
 from comet_mpc.engine.ops.deferred import Deferred
 from comet_mpc.engine.ops.operation import FUSED, Abilities, Drawn
 from comet_mpc.engine.parts import Block, in_all_blocks, path
@@ -277,7 +277,8 @@ class Session(ABC):
         if ring.modulus and not share.modulus and share.fraction > least:
             shift = free_shift(share.ring, share.fraction, least, ring)
             request = Truncate(share, shift, ring.width, ring.modulus)
-            if 0.0 < shift and share.fraction - shift <= most and ring.holds(share.bound * 2.0**request.fraction):
+            fits = share.width >= LEAST_WIDTH and ring.holds(1.02 * share.bound * 2.0**request.fraction)
+            if shift >= LEAST_SHIFT and share.fraction - shift <= most and fits:
                 return self.request(request)
         return self.truncate_to(share, least, ring)
 
@@ -294,7 +295,7 @@ class Session(ABC):
 
         One takes about twice the randomness in Z_2^w, where it is usual, and four times in an odd ring.
         """
-        share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
+        share, ring = _lifted(share, fraction), as_ring(width)
         shift, even = share.fraction - fraction, not share.modulus and not ring.modulus
         needed = shift or (share.width < ring.width if even else share.ring != ring)
         possible = self.fused if even else self.odd and bool(ring.modulus)
@@ -306,7 +307,7 @@ class Session(ABC):
 
     def reopen_later(self, share: Share, fraction: float, width: int | Ring = WORD) -> Deferred[Opened]:
         """The same in two rounds that happen anyway."""
-        share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
+        share, ring = _lifted(share, fraction), as_ring(width)
         return self.defer(Truncate(share, share.fraction - fraction, ring.width, ring.modulus), Open)
 
     def give(self, share: Share) -> Given:
@@ -396,6 +397,14 @@ class Session(ABC):
             )
         mean = self.truncate(total.times(factor).times_power(-spare), spare)
         return mean.bounded(x.bound * (1.0 + error) + 2.0**-x.fraction)
+
+
+def _lifted(share: Share, fraction: float) -> Share:
+    """With at least so many fraction bits; if that is not by whole bits, with enough of them to be cut off again."""
+    missing = fraction - share.fraction
+    if whole(missing):
+        return share.lift(max(fraction, share.fraction))
+    return share.lift(share.fraction + max(0, math.ceil(missing + LEAST_SHIFT)))
 
 
 class DrawingSession(Session):

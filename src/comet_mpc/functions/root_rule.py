@@ -226,7 +226,7 @@ class RootRule(Rule):
         largest: float = form.largest_argument(x.bound) * 4.0**bits
         if self._linear_in_square(form):
             largest = max(largest, self._smu_bound(x, form) * 2.0 ** self._smu_fraction(bits, form))
-        return ring.room(largest) / 2 - 2.0**-6
+        return ring.room(largest) / 2 - 2.0**-4
 
     def _linear_in_square(self, form: Smu) -> bool:
         """Whether the root is a polynomial in x² that needs no opening of t."""

@@ -40,7 +40,7 @@ MOST_OFF = 1.125
 
 LARGEST_SCALED = 2.0**44
 """Results of a conversion whose shift is no whole number are below this, so that 2^shift is exact enough."""
-LEAST_SHIFT, LEAST_WIDTH = 6.0, 32
+LEAST_SHIFT, LEAST_WIDTH = 2.0, 32
 """A shift that is no whole number is not less, and its ring not narrower."""
 
 _SCALE_OFF = 1.0 / 32.0  # units, for the largest value

@@ -56,7 +56,7 @@ class Shifted(Request[Made_co]):
         largest: float = self.share.bound * 2.0**self.share.fraction
         if whole(self.shift):
             return largest + (2.0 ** int(self.shift) if self.share.modulus else 0.0)
-        return 1.001 * largest + float(2.0**self.shift)
+        return 1.02 * largest + float(2.0**self.shift)
 
     @property
     def fraction(self) -> float:
