@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "bindings/arguments.hpp"
+#include "ring/cut.hpp"
 #include "ring/matmul.hpp"
 #include "ring/odd.hpp"
 #include "ring/polynomial.hpp"
@@ -78,6 +79,22 @@ void convert_finish(const Numbers &numbers, bool leader, span<const u64> x, span
     ring::convert_finish(x, {bits, mine, theirs, product}, out, conversion(numbers, leader));
 }
 
+// the source as above; scale, target, P, j, step and constant: see ring/cut.hpp
+using CutNumbers = std::tuple<u64, unsigned, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64>;
+
+ring::Cut cut(const CutNumbers &numbers, bool leader) {
+    return std::apply([leader](auto... each) { return ring::Cut{each..., leader}; }, numbers);
+}
+
+void cut_finish(const CutNumbers &numbers, bool leader, span<const u64> x, span<const u8> bits, span<const u8> mine,
+                span<const u8> theirs, span<const u64> product, span<u64> out) {
+    ring::cut_finish(x, {bits, mine, theirs, product}, out, cut(numbers, leader));
+}
+
+void cut_free(const CutNumbers &numbers, bool leader, span<const u64> x, span<u64> out) {
+    ring::cut_free(x, out, cut(numbers, leader));
+}
+
 void truncate_mask(span<const u64> x, span<const u8> bits, span<u8> out, unsigned width, bool leader, Isa isa) {
     ring::truncate_mask(x, bits, out, {width, 0, leader}, isa);
 }
@@ -105,6 +122,8 @@ void bind_ring(nb::module_ &m) {
     m.def("odd_uniform", &odd_uniform, Release());
     m.def("convert_mask", &convert_mask, Release());
     m.def("convert_finish", &convert_finish, Release());
+    m.def("cut_finish", &cut_finish, Release());
+    m.def("cut_free", &cut_free, Release());
 }
 
 } // namespace comet

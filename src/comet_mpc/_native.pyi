@@ -49,6 +49,7 @@ def unpack_words(data: Bytes, out: Words, size: int, isa: str, /) -> None: ...
 
 # Modulo an odd number: use comet_mpc.engine.ring instead.
 Numbers = tuple[int, int, int, int, int, int, int, int, int]
+CutNumbers = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 def pack_bits(x: Words, out: Bytes, width: int, /) -> None: ...
 def unpack_bits(data: Bytes, out: Words, width: int, limit: int, /) -> bool: ...
@@ -69,6 +70,18 @@ def convert_finish(
     out: Words,
     /,
 ) -> None: ...
+def cut_finish(
+    numbers: CutNumbers,
+    leader: bool,
+    x: Words,
+    bits: Bytes,
+    mine: Bytes,
+    theirs: Bytes,
+    product: Words,
+    out: Words,
+    /,
+) -> None: ...
+def cut_free(numbers: CutNumbers, leader: bool, x: Words, out: Words, /) -> None: ...
 
 # Oblivious transfer: use comet_mpc.offline.ot instead.
 def transfer_isa_names() -> list[str]: ...

@@ -70,7 +70,7 @@ class Toy:
         def noted(session: Session, share: Share, to: int, name: str) -> Share:
             if isinstance(session, PartySession) and session.party == CLIENT:
                 assert share.values is not None
-                seen[name] = _low_bits(share.values, share.fraction - to)
+                seen[name] = _low_bits(share.values, int(share.fraction) - to)
             return share
 
         def program(session: Session, weights: Mapping[str, Weight]) -> Reals | None:

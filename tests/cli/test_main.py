@@ -142,6 +142,13 @@ def test_plan_prints_tables_or_json(checkpoint: str) -> None:
     planned = json.loads(comet("plan", checkpoint, "--tokens", "16", "--json", "-").stdout)
     assert planned["online_bytes"] == planned["client_sends"] + planned["server_sends"]
     assert sum(cost["rounds"] for cost in planned["operations"]) == planned["rounds"]
+    assert "schedule" not in planned
+    listed = comet("plan", checkpoint, "--tokens", "16", "--rounds")
+    assert "Rounds of layer 0" in listed.stdout
+    assert "TruncateOpen" in listed.stdout or "Truncate" in listed.stdout
+    planned = json.loads(comet("plan", checkpoint, "--tokens", "16", "--rounds", "--json", "-").stdout)
+    assert len(planned["schedule"]) == planned["rounds"]
+    assert sum(entry["from_client"] for entry in planned["schedule"]) == planned["client_sends"]
     for wrong in (["plan"], ["plan", "--shape", "gpt"], ["plan", "--shape", "minilm", "--network", "fast"]):
         assert comet(*wrong).exit_code != 0
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from comet_mpc.engine.costs import Network, by_layer, by_operation, compute_seconds, party_memory
-from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.costs import Network, by_layer, by_operation, compute_seconds, party_memory, stretches
+from comet_mpc.engine.plan import Plan, decode_plan, encode_plan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.transformer import SHAPES
-from comet_mpc.offline.sources import DEALER
+from comet_mpc.net.channel import FRAME_HEADER
+from comet_mpc.offline.sources import DEALER, PAIR
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,29 @@ def test_groups_add_up_to_the_plan(bert: Plan) -> None:
 def test_operations_and_layers_have_names(bert: Plan) -> None:
     assert {cost.name for cost in by_operation(bert)} == {"linear", "attention", "layer_norm", "activation", "head"}
     assert [cost.name for cost in by_layer(bert)] == [*(f"layer {i}" for i in range(12)), "head"]
+
+
+def test_every_round_says_what_it_sends_to_the_byte(bert: Plan) -> None:
+    for entry in bert.schedule:
+        assert entry.requests
+        for party, sent in enumerate((entry.from_client, entry.from_server)):
+            payload = sum((each.from_client, each.from_server)[party] for each in entry.requests)
+            assert sent == (payload + FRAME_HEADER if payload else 0)
+    assert decode_plan(encode_plan(bert)) == bert
+
+
+def test_alike_layers_are_listed_once_and_no_round_is_left_out(bert: Plan) -> None:
+    listed = stretches(bert)
+    assert [stretch.alike[0] for stretch in listed] == ["layer 0", "layer 11", "head"]
+    assert sum(len(stretch.alike) * len(stretch.rounds) for stretch in listed) == bert.rounds
+    assert listed[0].rounds == bert.schedule[: len(listed[0].rounds)]
+
+
+def test_a_request_that_rides_along_says_what_it_is_for() -> None:
+    plan = plan_shape(SHAPES["minilm"], 16, 3, 1, "quadratic", PAIR)
+    scores = next(entry for entry in plan.schedule if entry.part == "layer 0/attention/scores")
+    assert {each.part for each in scores.requests} > {"layer 0/attention/scores", "layer 0/attention"}
+    assert all(each.part.startswith(entry.part.split("/")[0]) for entry in plan.schedule for each in entry.requests)
 
 
 def test_bert_base_at_128_tokens_stays_within_its_budget(bert: Plan) -> None:

@@ -31,7 +31,7 @@ def found(control: Control = "") -> list[Finding]:
     return findings(record("dealer", BROKEN if control else RUNS, control, secret=SECRET), "dealer", control)
 
 
-BOTH = ("Open", "Truncate", "TruncateOpen")
+BOTH = ("Open", "Truncate", "TruncateOpen", "TableLine")
 PRODUCTS = tuple(f"products, {kind}" for kind in ("bits", "powers", "squares", "matrix", "weights", "scale"))
 CASES: list[tuple[Control, str, str]] = [
     *(("same seed", message, to) for message in BOTH for to in ("client", "server")),
@@ -40,6 +40,7 @@ CASES: list[tuple[Control, str, str]] = [
     ("old mask", "Give", "server"),
     *(("same seed", message, "server") for message in PRODUCTS),
     *(("no mask", message, "server") for message in PRODUCTS),
+    *(("same seed", "products, points", to) for to in ("client", "server")),
     ("old mask", "weights", "client"),
 ]
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
 from comet_mpc.engine import Opened, Session, TruncateOpen
+from comet_mpc.engine.ops.conversion import LARGEST_SCALED, MOST_OFF, Conversion, Cut
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import (
     LATTICE_PRIMES,
     ODD_MODULI,
-    Conversion,
     Ring,
     is_prime,
     odd_ring,
@@ -117,32 +119,52 @@ def test_elements_of_the_widest_odd_ring_are_spread_evenly() -> None:
     assert surprising(fresh[::2] % np.uint64(ring.modulus), ring, often)
 
 
-def largest_converted(source: Ring, target: Ring, shift: int) -> int:
+def largest_converted(source: Ring, target: Ring, shift: float) -> int:
     """The largest |value| that fits; 0 where nothing is sent."""
     free = not source.modulus and not target.modulus and target.width <= source.width - shift
-    return 0 if free else min((int(source.size * 0.9985) >> 2) - 2**shift - 2, int(target.size / 4.1) << shift)
+    limit = target.size / 4.1 if isinstance(shift, int) else min(target.size / 4.1, LARGEST_SCALED)
+    fits = int(Fraction(2.0**shift) * int(limit))
+    return 0 if free else min((int(source.size * 0.9985) >> 2) - int(2.0**shift) - 2, fits)
 
 
-CONVERSIONS = [each for each in itertools.product(RINGS, RINGS, [0, 1, 9, 20]) if largest_converted(*each) >= 2]
+CONVERSIONS = [each for each in itertools.product(RINGS, RINGS, [0, 1, 9, 20, 7.614]) if largest_converted(*each) >= 2]
 
 
-@pytest.mark.parametrize(("source", "target", "shift"), CONVERSIONS)
-def test_a_conversion_is_off_by_little_and_never_wraps(source: Ring, target: Ring, shift: int) -> None:
-    largest, count = largest_converted(source, target, shift), 2000
-    z = [*random_integers(largest, count - 2), largest, -largest]
-    z0 = [secrets.randbelow(source.size) for _ in range(count)]
-    shares = words(z0, source), words([a - b for a, b in zip(z, z0, strict=True)], source)
-    how = Conversion(source, shift, target)
-    ring = how.product_ring
+def shared(numbers: list[int], ring: Ring) -> tuple[Words, Words]:
+    own = [secrets.randbelow(ring.size) for _ in numbers]
+    return words(own, ring), words([a - b for a, b in zip(numbers, own, strict=True)], ring)
+
+
+def converted(how: Conversion | Cut, z: list[int], ring: Ring) -> npt.NDArray[np.float64]:
+    """Errors in units of the result, of values that are shared, converted with bits of products in `ring`, and put
+    together."""
+    count, shares = len(z), shared(z, how.source)
     bits = np.random.default_rng(1).integers(0, 2, (2, count)).astype(np.uint8)
-    p0 = [secrets.randbelow(ring.size) for _ in range(count)]
-    products = words(p0, ring), words([int(a & b) - p for a, b, p in zip(*bits, p0, strict=True)], ring)
+    products = shared([int(a & b) for a, b in zip(*bits, strict=True)], ring)
     packed = [np.packbits(own, bitorder="little") for own in bits]
     sent = [how.mask(shares[i], packed[i], i == 0) for i in range(2)]
     made = [how.finish(shares[i], packed[i], sent[i], sent[1 - i], products[i], i == 0) for i in range(2)]
-    found = target.signed(target.add(*made))
-    errors = np.array([(got * 2**shift - want) / 2**shift for got, want in zip(found.tolist(), z, strict=True)])
-    assert np.max(np.abs(errors)) < 1.125 if shift else not errors.any()
+    return errors_of(made, z, how)
+
+
+def errors_of(made: list[Words], z: list[int], how: Conversion | Cut) -> npt.NDArray[np.float64]:
+    found = how.target.signed(how.target.add(*made)).tolist()
+    return np.array([float(got - want * Fraction(2.0**-how.shift)) for got, want in zip(found, z, strict=True)])
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize(("source", "target", "shift"), CONVERSIONS)
+def test_a_conversion_is_off_by_little_and_never_wraps(source: Ring, target: Ring, shift: float, small: bool) -> None:
+    largest, count = largest_converted(source, target, shift), 2000
+    z = [*random_integers(largest, count - 2), largest, -largest]
+    if small:
+        cut = Cut(source, shift, target, largest)
+        errors = converted(cut, z, cut.product_ring)
+    elif source.modulus or target.modulus:
+        errors = converted(Conversion(source, shift, target), z, target)
+    else:
+        return
+    assert np.max(np.abs(errors)) < MOST_OFF if shift else not errors.any()
     assert abs(errors.mean()) < 0.125 + 2.0 ** -(shift + 1) + 5 * 0.5 / np.sqrt(count)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from comet_mpc.engine import Open, Session, Truncate, TruncateOpen, Weight
 from comet_mpc.engine.polynomial import variables
+from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS
 from comet_mpc.engine.share import BOTH, CLIENT, SERVER, Share
 from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
@@ -53,6 +54,18 @@ def _truncate(session: Session, _: Mapping[str, Weight]) -> object:
 
 def _truncate_free(session: Session, _: Mapping[str, Weight]) -> object:
     return session.open(session.truncate(_input(session), 5, 32))
+
+
+def _truncate_into_odd(session: Session, _: Mapping[str, Weight]) -> object:
+    """Into an odd ring, within it and out of it: small products of bits."""
+    first, second = (Ring(modulus.bit_length(), modulus) for modulus in list(ODD_MODULI)[:2])
+    x = session.truncate(session.truncate(_input(session).lift(24), 4, second), 5, first)
+    return session.open(session.truncate(x, 3, 40))
+
+
+def _cut_free(session: Session, _: Mapping[str, Weight]) -> object:
+    (modulus, *_rest) = ODD_MODULI
+    return session.open(session.cut_to(_input(session, 50).lift(30), 10, Ring(modulus.bit_length(), modulus), 16.0))
 
 
 def _truncate_open(session: Session, _: Mapping[str, Weight]) -> object:
@@ -111,6 +124,8 @@ PROTOCOLS: dict[str, Program[object]] = {
     "polynomial": _polynomial,
     "truncate": _truncate,
     "truncate into a narrow ring": _truncate_free,
+    "truncate between odd rings": _truncate_into_odd,
+    "cut into an odd ring": _cut_free,
     "truncate and open": _truncate_open,
     "three requests in a round": _together,
     "matrix product": _matmul,

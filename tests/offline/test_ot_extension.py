@@ -59,9 +59,11 @@ class Pair:
             lambda end, party: set_up_transfers(end, party, fold), self.ends
         )
 
-    def products(self, count: int, width: int, chunk: int = 512) -> tuple[tuple[Bytes, Words], tuple[Bytes, Words]]:
+    def products(
+        self, count: int, width: int, chunk: int = 512, *, modulus: int = 0
+    ) -> tuple[tuple[Bytes, Words], tuple[Bytes, Words]]:
         return as_parties(
-            lambda end, party: bit_products(end, self.transfers[party], count, width, chunk=chunk), self.ends
+            lambda end, party: bit_products(end, self.transfers[party], count, width, modulus, chunk=chunk), self.ends
         )
 
 
@@ -352,6 +354,42 @@ def test_bits_and_shares_are_uniform_and_independent(pair: Pair, party: int) -> 
     assert abs(chi_square(cells)) < 8
     neighbours = first[0::2] | first[1::2] << np.uint64(1) | second[0::2] << np.uint64(2) | second[1::2] << np.uint64(3)
     assert abs(chi_square(np.bincount(neighbours.astype(np.int64), minlength=16))) < 8
+
+
+SMALL_MODULI = [3, 7, 13, 8193, 100_357, 613_552_045, 2**39 + 7]
+
+
+@pytest.mark.parametrize("modulus", SMALL_MODULI)
+def test_products_are_exact_modulo_any_small_odd_number_and_cost_what_is_declared(pair: Pair, modulus: int) -> None:
+    count, width, before = 1543, modulus.bit_length(), [end.traffic for end in pair.ends]
+    (client_bits, client), (server_bits, server) = pair.products(count, width, modulus=modulus)
+    expected = unpacked(client_bits, count) & unpacked(server_bits, count)
+    np.testing.assert_array_equal((client + server) % np.uint64(modulus), expected)
+    for party, end in enumerate(pair.ends):
+        spent = end.traffic - before[party]
+        sizes = bit_products_sizes(count, width, modulus, fold=pair.fold, chunk=512)
+        assert spent == planned_traffic(party, [sizes])
+
+
+def cells_modulo(results: tuple[tuple[Bytes, Words], tuple[Bytes, Words]], party: int, modulus: int) -> float:
+    """How far (b_client, b_server, one share) are from uniform."""
+    share = results[party][1]
+    first, second = (unpacked(bits, share.size) for bits, _ in results)
+    cells = (first + np.uint64(2) * second + np.uint64(4) * share).astype(np.int64)
+    return abs(chi_square(np.bincount(cells, minlength=4 * modulus)))
+
+
+@pytest.mark.parametrize("party", [CLIENT, SERVER])
+@pytest.mark.parametrize("modulus", [3, 7, 13])
+def test_shares_modulo_a_small_odd_number_are_uniform_and_independent(pair: Pair, party: int, modulus: int) -> None:
+    """A share says nothing about the peer's bit. The control: the product itself in place of one in 16 shares."""
+    results = pair.products(1 << 16, modulus.bit_length(), 1 << 13, modulus=modulus)
+    assert cells_modulo(results, party, modulus) < 8
+    bits, shares = results[party]
+    product = unpacked(results[0][0], shares.size) & unpacked(results[1][0], shares.size)
+    told = np.where(np.arange(shares.size) % 16 == 0, product, shares)
+    spoilt = (results[0], (bits, told)) if party else ((bits, told), results[1])
+    assert cells_modulo(spoilt, party, modulus) > 8
 
 
 def test_wide_shares_are_uniform_in_every_byte(pair: Pair) -> None:

@@ -26,7 +26,16 @@ from comet_mpc.cli.options import (
     find_shape,
 )
 from comet_mpc.cli.tables import origin, report, table
-from comet_mpc.engine.costs import Cost, Network, by_layer, by_operation, compute_seconds, party_memory
+from comet_mpc.engine.costs import (
+    Cost,
+    Network,
+    Stretch,
+    by_layer,
+    by_operation,
+    compute_seconds,
+    party_memory,
+    stretches,
+)
 from comet_mpc.engine.plan import Plan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import chosen_rule
@@ -51,11 +60,15 @@ def plan(
     layers: Layers = None,
     source: SourceName = DEFAULT_SOURCE,
     network: NetworkName = None,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="List every round: what it is for and what it sends.")
+    ] = False,
     json: JsonFile = None,
 ) -> None:
     """Show what a private prediction will cost, without running it.
 
-    Bytes, rounds, memory and an estimate of the time, by operation and by layer. Bytes and rounds are exact.
+    Bytes, rounds, memory and an estimate of the time, by operation and by layer. Bytes and rounds are exact. With
+    --rounds, also every round: the part and the operation it is for, its tensors, their rings in bits and their bytes.
     """
     kind, (by, count) = find_source(source), chosen_rule(rule, steps)
     link = Network.parse(network) if network else None
@@ -95,9 +108,11 @@ def plan(
         _costs(f"{name}, {batch} × {tokens} tokens: by operation", groups["operations"], kind),
         _costs("By layer", groups["layers"], kind),
         *([_preparation(parts)] if parts else []),
+        *([_rounds(stretch) for stretch in stretches(planned)] if rounds else []),
         _in_words(summary, kind),
     ]
-    report(summary | records | ({"preparation": parts} if parts else {}) | origin(), json, *tables)
+    listed = {"schedule": msgspec.to_builtins(planned.schedule)} if rounds else {}
+    report(summary | records | ({"preparation": parts} if parts else {}) | listed | origin(), json, *tables)
 
 
 def _summary(planned: Plan, source: Source, words: int) -> dict[str, Any]:
@@ -141,6 +156,28 @@ def _preparation(parts: dict[str, Traffic]) -> Group:
     whole = {**parts, "in all": sum(parts.values(), Traffic())}
     rows = ((n, str(t.rounds), f"{t.sent / 1e6:.2f}", f"{t.received / 1e6:.2f}") for n, t in whole.items())
     return table("Preparation by client and server", ("", "rounds", "client sends MB", "server sends MB"), rows)
+
+
+def _rounds(stretch: Stretch) -> Group:
+    """One row for each tensor that is sent; the first of a round has its number."""
+    first, *others = stretch.alike
+    rows = [
+        (
+            "" if place else str(number),
+            each.part.removeprefix(first).lstrip("/"),
+            each.operation,
+            "×".join(map(str, each.shape)),
+            each.ring if each.ring == each.into else f"{each.ring} → {each.into}",
+            f"{each.from_client:,}",
+            f"{each.from_server:,}",
+        )
+        for number, entry in enumerate(stretch.rounds, start=1)
+        for place, each in enumerate(entry.requests)
+    ]
+    title = f"Rounds of {first}"
+    if others:
+        title += f", and the same in {others[0]}" + (f" … {others[-1]}" if len(others) > 1 else "")
+    return table(title, ("", "for", "operation", "tensor", "ring", "client sends B", "server sends B"), rows, left=5)
 
 
 def _in_words(summary: dict[str, Any], source: Source) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from comet_mpc.engine.parts import PROGRAM, in_all_blocks, names
-from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.parts import PROGRAM, in_all_blocks, names, path
+from comet_mpc.engine.plan import Plan, PlannedRound
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.net.channel import Traffic
 
@@ -82,6 +83,32 @@ def by_operation(plan: Plan) -> list[Cost]:
 
 def by_layer(plan: Plan) -> list[Cost]:
     return _grouped(plan, lambda part: names(part)[0])
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rounds that follow each other in one part of a program, such as a layer.
+
+    alike: the names of the parts that have the same rounds, this one's first
+    """
+
+    alike: tuple[str, ...]
+    rounds: tuple[PlannedRound, ...]
+
+
+def stretches(plan: Plan) -> list[Stretch]:
+    """All rounds, in order; blocks of a kind that have the same ones are put together."""
+    found: dict[tuple[PlannedRound, ...], tuple[list[str], tuple[PlannedRound, ...]]] = {}
+    for name, group in groupby(plan.schedule, lambda entry: names(entry.part)[0]):
+        rounds = tuple(group)
+        found.setdefault(tuple(map(_anywhere, rounds)), ([], rounds))[0].append(name)
+    return [Stretch(tuple(alike), rounds) for alike, rounds in found.values()]
+
+
+def _anywhere(entry: PlannedRound) -> PlannedRound:
+    """A round without the names of its blocks."""
+    requests = tuple(replace(each, part=path(in_all_blocks(names(each.part)))) for each in entry.requests)
+    return replace(entry, part=path(in_all_blocks(names(entry.part))), requests=requests)
 
 
 def compute_seconds(plan: Plan) -> float:

@@ -19,12 +19,29 @@ from comet_mpc.net.channel import FRAME_HEADER
 
 
 @dataclass(frozen=True)
+class PlannedRequest:
+    """What one operation sends in a round: the part of the program it is for, its tensor, and its payload in bytes.
+
+    ring, into: of the tensor before and after, in bits, such as `55` or `33 odd`
+    """
+
+    part: str
+    operation: str
+    shape: tuple[int, ...]
+    ring: str
+    into: str
+    from_client: int
+    from_server: int
+
+
+@dataclass(frozen=True)
 class PlannedRound:
     """One round: the part of the program it belongs to and the bytes on the wire, frame headers included."""
 
     part: str
     from_client: int
     from_server: int
+    requests: tuple[PlannedRequest, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,9 +128,20 @@ class PlanSession(DrawingSession):
         sizes = [request.wire_bytes() for request in requests]
         client, server = (sum(size[party] for size in sizes) for party in (0, 1))
         if client or server:
-            framed = [size + FRAME_HEADER if size else 0 for size in (client, server)]
-            self.schedule.append(PlannedRound(self.here, *framed))
+            client, server = (size + FRAME_HEADER if size else 0 for size in (client, server))
+            self.schedule.append(PlannedRound(self.here, client, server, self._described(requests)))
         return [request.planned(entry) for request, entry in zip(requests, drawn, strict=True)]
+
+    def _described(self, requests: Sequence[Request[Any]]) -> tuple[PlannedRequest, ...]:
+        """Those that send something."""
+        pairs = zip(requests, self._parts_of_round, strict=True)
+        return tuple(
+            PlannedRequest(
+                part, type(each).__name__, each.share.shape, str(each.share.ring), str(each.target), *each.wire_bytes()
+            )
+            for each, part in pairs
+            if any(each.wire_bytes())
+        )
 
     def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
         return None

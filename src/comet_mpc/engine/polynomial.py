@@ -61,7 +61,7 @@ class Polynomial:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted({name for key in self.terms for name, _ in key}))
 
-    def quantised(self, fractions: Mapping[str, int], fraction: int) -> list[tuple[int, Exponents]]:
+    def quantised(self, fractions: Mapping[str, float], fraction: float) -> list[tuple[int, Exponents]]:
         """Ring coefficients [(k, exponents)], so that Σ k·Π v^e has `fraction` bits when v has fractions[v].
 
         k = round(c·2^(fraction - Σ e·fractions[v])). A coefficient that would vanish is an error: it means

@@ -5,22 +5,14 @@ where two parties prepare their randomness alone: T is a product of primes that 
 slots of a homomorphic ciphertext is the product of the ring (`offline.rlwe.slots`). A word of Z_2^w may have any bits
 above w. A word of Z_T is a residue, 0 … T-1.
 
-From one ring into another, by the way divided by 2^d (`Conversion`): z = z_0 + z_1 in Z_M with |z| < M/4. Party 0 adds
-o, near M/4, so that the sum of the shares is below M/2, or M more if it wrapped; it wrapped unless both are below M/2.
-With n_i for "below", K = M·s and a scale s,
-
-    z·s = ⌊z'_0·s⌋ + ⌊z'_1·s⌋ + 1 - (1 - n_0·n_1)·K - o·s     up to rounding, in any ring that holds it.
-
-If M is 2^w, or 1 mod 2^d, s is 2^-d: the result is off by less than one unit, and its mean by less than 2^-(d+1).
-Else K = round(M/2^d) and s = K/M, which differs from 2^-d by |z|/2M < 1/8 of a unit in the result. So a conversion is
-off by less than 9/8 units, always, and its mean by less than 1/8.
+Shares are taken from one ring into another by `engine.ops.conversion`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +65,9 @@ class Ring:
         elif not 1 <= self.width <= WORD:
             raise ShapeError(f"a ring of {self.width} bits: the width must be 1 to {WORD}")
 
+    def __str__(self) -> str:
+        return f"{self.width} odd" if self.modulus else f"{self.width}"
+
     @property
     def size(self) -> int:
         """How many elements it has."""
@@ -81,6 +76,11 @@ class Ring:
     def holds(self, largest: float) -> bool:
         """Whether integers of this size can be converted into any other ring."""
         return largest < 2.0 ** (self.width - 2) if not self.modulus else 4 * (largest + 1) < 0.999 * self.modulus
+
+    def room(self, largest: float) -> float:
+        """Bits by which integers of this size can grow, and still be converted into any other ring."""
+        limit = 2.0 ** (self.width - 2) if not self.modulus else 0.999 * self.modulus / 4 - 1
+        return math.log2(limit / largest)
 
     # Elements ----------------------------------------------------------------------------------------------
 
@@ -204,72 +204,3 @@ def slot_primes(modulus: int) -> tuple[int, ...]:
     if modulus not in ODD_MODULI:
         raise ShapeError(f"the modulus {modulus} is none of the odd rings that ciphertexts have slots for")
     return ODD_MODULI[modulus]
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """From one ring into another, divided by 2^shift. See the top of this module."""
-
-    source: Ring
-    shift: int
-    target: Ring
-
-    @cached_property
-    def _numbers(self) -> tuple[_native.Numbers, int]:
-        """What native/ring/odd.hpp wants to know; and the largest |z| for which it holds."""
-        size, d, target = self.source.size, self.shift, self.target
-        exact = d == 0 or not self.source.modulus or size % (1 << d) == 1
-        wrap = (size if not self.source.modulus or d == 0 else size - 1) >> d if exact else round(size / (1 << d))
-        if exact:
-            constant = size // 4 >> d
-            offset, scale = (constant << d) - (2 if self.source.modulus and d else 1), (1 << 128 - d) % (1 << 128)
-        else:
-            constant = wrap // 4
-            offset, scale = (2 * constant * size + wrap) // (2 * wrap), (wrap << 128) // size
-        into = target.modulus or 1 << WORD
-        numbers = (
-            self.source.modulus,
-            self.source.width,
-            offset,
-            (size + 1) // 2,
-            scale >> 64,
-            scale % (1 << 64),
-            target.modulus,
-            wrap % into,
-            (1 - wrap - constant) % into,
-        )
-        return numbers, offset
-
-    @property
-    def wrap(self) -> int:
-        """What the product of the two bits is worth."""
-        return self._numbers[0][7]
-
-    @property
-    def product_ring(self) -> Ring:
-        """Where the product of the two bits is shared: of 2^w' only what is left of the wrap counts."""
-        if self.target.modulus or self.source.modulus:
-            return self.target
-        return Ring(self.target.width - self.source.width + self.shift)
-
-    def mask(self, words: Words, bits: Bytes, leader: bool) -> Bytes:
-        """Packed n_i xor b_i, the one message. With uniform b_i it reveals nothing."""
-        if not (self.source.modulus or self.target.modulus):
-            return kernels.truncate_mask(words, bits, self.source.width, leader)
-        out = np.empty((words.size + 7) // 8, np.uint8)
-        _native.convert_mask(self._numbers[0], leader, words, bits, out)
-        return out
-
-    def part(self, words: Words, leader: bool) -> Words:
-        """A party's part of the converted value, from which `wrap` times the product of the parties' bits is missing;
-        one of the two rings is odd."""
-        none, zeros = np.zeros((words.size + 7) // 8, np.uint8), np.zeros(words.size, np.uint64)
-        return self.finish(words, none, none, none, zeros, leader)
-
-    def finish(self, words: Words, bits: Bytes, mine: Bytes, theirs: Bytes, product: Words, leader: bool) -> Words:
-        """A share of the converted value; `product` is a share of b_0·b_1 in `product_ring`."""
-        if not (self.source.modulus or self.target.modulus):
-            return kernels.truncate_finish(words, bits, mine, theirs, product, self.source.width, self.shift, leader)
-        out = np.empty(words.size, np.uint64)
-        _native.convert_finish(self._numbers[0], leader, words, bits, mine, theirs, product, out)
-        return out

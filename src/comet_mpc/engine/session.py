@@ -33,6 +33,7 @@ from comet_mpc.engine.ops import (
     TruncateOpen,
     Weigh,
 )
+from comet_mpc.engine.ops.conversion import LEAST_SHIFT, LEAST_WIDTH, free_shift, whole
 from comet_mpc.engine.ops.deferred import Deferred
 from comet_mpc.engine.ops.operation import FUSED, Abilities, Drawn
 from comet_mpc.engine.parts import Block, in_all_blocks, path
@@ -63,6 +64,7 @@ class Session(ABC):
     def __init__(self, *, abilities: Abilities = FUSED, ways: Ways = USUAL_WAYS) -> None:
         self._abilities, self._ways = abilities, ways
         self._parts: list[str] = []
+        self._parts_of_round: Sequence[str] = ()
         self._deferred: list[Deferred[Any]] = []
         self._kept: dict[str, Masked] = {}
         self.forks: dict[str, None] = {}
@@ -83,7 +85,7 @@ class Session(ABC):
         """Whether tables are read at secret places in one round, which the randomness must support."""
         return self._abilities.points
 
-    def ring(self, fraction: int, bound: float) -> Ring:
+    def ring(self, fraction: float, bound: float) -> Ring:
         """The ring in which a tensor is opened for element-wise work whose results have these bits and this bound.
 
         An odd one where that pays and there is one that is large enough.
@@ -127,7 +129,7 @@ class Session(ABC):
         self,
         owner: int,
         shape: tuple[int, ...],
-        fraction: int,
+        fraction: float,
         bound: float,
         values: npt.ArrayLike | None = None,
         width: int | Ring = WORD,
@@ -146,7 +148,7 @@ class Session(ABC):
         rounded = max(bound, round(bound * 2.0**fraction) * 2.0**-fraction)
         return Share(shape, fraction, rounded, ring.width, self._trivial(owner, shape, words), ring.modulus)
 
-    def constant(self, values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Share:
+    def constant(self, values: npt.ArrayLike, fraction: float, width: int | Ring = WORD) -> Share:
         """A public value as a share."""
         real, ring = np.asarray(values, dtype=np.float64), as_ring(width)
         bound = float(np.max(np.abs(real), initial=0.0)) + 2.0 ** -(fraction + 1)
@@ -194,7 +196,7 @@ class Session(ABC):
         free = requests and not any(any(request.wire_bytes()) for request in requests)
         riders = [] if free else list(self._deferred)  # what sends nothing is not a round to ride along with
         extra = [deferred.request for deferred in riders if deferred.request is not None]
-        results = self._communicate([*requests, *extra])
+        results = self._communicate([*requests, *extra], [self.here] * len(requests) + [each.part for each in riders])
         for deferred, value in zip(riders, results[len(requests) :], strict=True):
             deferred.advance(value)
         self._deferred = [deferred for deferred in self._deferred if deferred.request is not None]
@@ -216,16 +218,20 @@ class Session(ABC):
 
         `then` makes the next request from the result, for the round after: `defer(Truncate(x, 12), Open)`.
         """
-        deferred: Deferred[Any] = Deferred(self.communicate, request, then)
+        deferred: Deferred[Any] = Deferred(self.communicate, request, then, self.here)
         self._deferred.append(deferred)
         return deferred
 
-    def _communicate(self, requests: Sequence[Request[Any]]) -> list[Any]:
+    def _communicate(self, requests: Sequence[Request[Any]], parts: Sequence[str]) -> list[Any]:
+        """parts: of the program, that the requests are for"""
         for request in requests:
             OPERATIONS.check(request, self.here)
         splits = {i: split for i, request in enumerate(requests) if (split := request.split(self._abilities))}
-        results = self._round([splits[i][0] if i in splits else request for i, request in enumerate(requests)])
+        first = [splits[i][0] if i in splits else request for i, request in enumerate(requests)]
+        self._parts_of_round = parts
+        results = self._round(first)
         if splits:
+            self._parts_of_round = [parts[i] for i in splits]
             second = self._round([then(results[i]) for i, (_, then) in splits.items()])
             for i, result in zip(splits, second, strict=True):
                 results[i] = result
@@ -244,12 +250,12 @@ class Session(ABC):
         opened = self.communicate(*(Open(share) for share in shares))
         return opened if len(shares) > 1 else opened[0]
 
-    def truncate(self, share: Share, shift: int, width: int | Ring = WORD) -> Share:
+    def truncate(self, share: Share, shift: float, width: int | Ring = WORD) -> Share:
         """x / 2^shift. One round, one bit each way and element; nothing at all into a ring narrow enough."""
         ring = as_ring(width)
         return self.request(Truncate(share, shift, ring.width, ring.modulus))
 
-    def truncate_to(self, share: Share, fraction: int, width: int | Ring = WORD) -> Share:
+    def truncate_to(self, share: Share, fraction: float, width: int | Ring = WORD) -> Share:
         """The same value with fewer fraction bits, in a ring; a round, or nothing if it has them already."""
         ring = as_ring(width)
         if share.fraction == fraction and share.ring == ring:
@@ -258,7 +264,22 @@ class Session(ABC):
             return share.narrow(ring.width)
         return self.truncate(share, share.fraction - fraction, ring)
 
-    def truncate_open(self, share: Share, shift: int, width: int = WORD) -> Opened:
+    def cut_to(self, share: Share, least: float, ring: Ring, most: float) -> Share:
+        """The same value with `least` fraction bits or, where that sends nothing, with up to `most`.
+
+        Into an odd ring it is then scaled by a multiple of T/2^w, which is no power of two: the result's `fraction` is
+        no whole number, and whatever comes next takes it as it is (`evaluate` in its coefficients, `truncate_to` back
+        to whole bits).
+        """
+        if ring.modulus and not share.modulus and share.fraction > least:
+            shift = free_shift(share.ring, share.fraction, least, ring)
+            request = Truncate(share, shift, ring.width, ring.modulus)
+            fits = share.width >= LEAST_WIDTH and ring.holds(1.02 * share.bound * 2.0**request.fraction)
+            if shift >= LEAST_SHIFT and share.fraction - shift <= most and fits:
+                return self.request(request)
+        return self.truncate_to(share, least, ring)
+
+    def truncate_open(self, share: Share, shift: float, width: int = WORD) -> Opened:
         """x / 2^shift, opened. One round."""
         if shift == 0 and width <= share.width:
             return self.open(share.narrow(width))
@@ -266,12 +287,12 @@ class Session(ABC):
             share, shift = share.lift(share.fraction + 1), 1
         return self.request(TruncateOpen(share, shift, width))
 
-    def reopen(self, share: Share, fraction: int, width: int | Ring = WORD) -> Opened:
+    def reopen(self, share: Share, fraction: float, width: int | Ring = WORD) -> Opened:
         """The value with `fraction` bits, opened: in one round, or in two with less correlated randomness.
 
         One takes about twice the randomness in Z_2^w, where it is usual, and four times in an odd ring.
         """
-        share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
+        share, ring = _lifted(share, fraction), as_ring(width)
         shift, even = share.fraction - fraction, not share.modulus and not ring.modulus
         needed = shift or (share.width < ring.width if even else share.ring != ring)
         possible = self.fused if even else self.odd and bool(ring.modulus)
@@ -281,9 +302,9 @@ class Session(ABC):
             return self.request(TruncateOpen(share, shift, ring.width, ring.modulus))
         return self.open(self.truncate_to(share, fraction, ring))
 
-    def reopen_later(self, share: Share, fraction: int, width: int | Ring = WORD) -> Deferred[Opened]:
+    def reopen_later(self, share: Share, fraction: float, width: int | Ring = WORD) -> Deferred[Opened]:
         """The same in two rounds that happen anyway."""
-        share, ring = share.lift(max(fraction, share.fraction)), as_ring(width)
+        share, ring = _lifted(share, fraction), as_ring(width)
         return self.defer(Truncate(share, share.fraction - fraction, ring.width, ring.modulus), Open)
 
     def give(self, share: Share) -> Given:
@@ -310,7 +331,7 @@ class Session(ABC):
         polynomial: Polynomial,
         opened: Mapping[str, Opened],
         *,
-        fraction: int | None = None,
+        fraction: float | None = None,
         bound: float,
     ) -> Share:
         """A share of a polynomial in opened tensors, broadcast to a common shape. Local.
@@ -373,9 +394,9 @@ class Session(ABC):
             raise ShapeError(f"{self.here}: weight {weight.name} has shape {weight.shape}: it must have {axes} axes")
         return self.compute(Weigh(x, weight, bound, self._cut(x.fraction + weight.fraction, precision)))
 
-    def _cut(self, fraction: int, precision: int | None) -> int:
+    def _cut(self, fraction: float, precision: int | None) -> int:
         """Bits that do not matter of a product with so many fraction bits."""
-        return max(0, fraction - precision) if self._abilities.near and precision is not None else 0
+        return max(0, math.floor(fraction) - precision) if self._abilities.near and precision is not None else 0
 
     def mean(self, x: Share, axis: int = -1) -> Share:
         """The mean along an axis, with one truncation that also absorbs the division. One round."""
@@ -390,6 +411,14 @@ class Session(ABC):
             )
         mean = self.truncate(total.times(factor).times_power(-spare), spare)
         return mean.bounded(x.bound * (1.0 + error) + 2.0**-x.fraction)
+
+
+def _lifted(share: Share, fraction: float) -> Share:
+    """With at least so many fraction bits; if that is not by whole bits, with enough of them to be cut off again."""
+    missing = fraction - share.fraction
+    if whole(missing):
+        return share.lift(max(fraction, share.fraction))
+    return share.lift(share.fraction + max(0, math.ceil(missing + LEAST_SHIFT)))
 
 
 class DrawingSession(Session):

@@ -39,7 +39,7 @@ def as_ring(ring: int | Ring) -> Ring:
     return ring if isinstance(ring, Ring) else Ring(ring)
 
 
-def ring_width(fraction: int, bound: float) -> int:
+def ring_width(fraction: float, bound: float) -> int:
     """The narrowest ring, of 8 bits at least, in which values up to `bound` with so many fraction bits stay exact."""
     largest = bound * 2.0**fraction
     if not largest < 2.0 ** (WORD - 2):
@@ -47,7 +47,7 @@ def ring_width(fraction: int, bound: float) -> int:
     return 2 + max(6, math.frexp(largest)[1])  # largest < 2^(width - 2)
 
 
-def encode(values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Words:
+def encode(values: npt.ArrayLike, fraction: float, width: int | Ring = WORD) -> Words:
     """round(v·2^fraction) in a ring; |v|·2^fraction must stay below a quarter of it, where truncation is exact."""
     ring = as_ring(width)
     array = np.asarray(values, dtype=np.float64)
@@ -56,13 +56,13 @@ def encode(values: npt.ArrayLike, fraction: int, width: int | Ring = WORD) -> Wo
     scaled = np.rint(array * 2.0**fraction)
     if scaled.size and not ring.holds(float(np.max(np.abs(scaled)))):
         raise RangeError(
-            f"a value to be encoded is outside the fixed-point range: |v| must be below 2^{ring.width - 2 - fraction} "
-            f"with {fraction} fraction bits in a ring of {ring.width} bits"
+            "a value to be encoded is outside the fixed-point range: |v| must be below "
+            f"2^{ring.width - 2 - fraction:g} with {fraction:g} fraction bits in a ring of {ring.width} bits"
         )
     return ring.reduced(scaled.astype(np.int64).view(np.uint64))
 
 
-def decode(values: Words, fraction: int, width: int | Ring = WORD) -> Reals:
+def decode(values: Words, fraction: float, width: int | Ring = WORD) -> Reals:
     """The real numbers behind ring elements: the integers nearest to zero over 2^fraction."""
     return np.asarray(as_ring(width).signed(values).astype(np.float64) * 2.0**-fraction)
 
@@ -71,6 +71,7 @@ def decode(values: Words, fraction: int, width: int | Ring = WORD) -> Reals:
 class Share:
     """One party's share of a secret tensor.
 
+    fraction  fraction bits: words stand for value·2^fraction. A whole number, unless `Session.cut_to` made the share
     bound   |value| <= bound for every input whatsoever; the program's author answers for it, sums and
             products of bounds are kept here, and the plaintext twin checks it on every value it sees.
     values  this party's words, or None in a plan, where only the shape is known. Never printed.
@@ -79,7 +80,7 @@ class Share:
     """
 
     shape: tuple[int, ...]
-    fraction: int
+    fraction: float
     bound: float
     width: int = WORD
     values: Words | None = field(default=None, repr=False)
@@ -157,14 +158,16 @@ class Share:
         values = None if self.values is None else self.ring.times(self.values, integer)
         return replace(self, bound=self.bound * abs(integer), values=values, error=self.error * abs(integer))
 
-    def lift(self, fraction: int) -> Share:
+    def lift(self, fraction: float) -> Share:
         """The same value with more fraction bits: exact, a local product with a power of two.
 
         Z_2^w grows along with it: what is known mod 2^w is known mod 2^(w+k) once it is multiplied by 2^k.
         """
         if fraction < self.fraction:
             raise ScaleError(f"cannot lift from {self.fraction} to {fraction} fraction bits: that is a truncation")
-        shift = fraction - self.fraction
+        shift = int(fraction - self.fraction)
+        if self.fraction + shift != fraction:
+            raise ScaleError(f"cannot lift from {self.fraction:g} to {fraction:g} fraction bits: not by whole bits")
         values = None if self.values is None else self.ring.times(self.values, 1 << shift)
         width = self.width if self.modulus else min(WORD, self.width + shift)
         return replace(self, fraction=fraction, width=width, values=values)

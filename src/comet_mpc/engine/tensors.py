@@ -21,7 +21,7 @@ class Masked:
     """A secret tensor v = public + m, m being a mask. mask: its index among the program's correlations"""
 
     shape: tuple[int, ...]
-    fraction: int
+    fraction: float
     bound: float
     width: int
     mask: int

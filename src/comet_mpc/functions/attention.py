@@ -270,7 +270,8 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
         if not ring.modulus:
             ring = Ring(min(ring.width, rows.width))
-        opened = session.open(session.truncate_to(rows, bits, ring))
+        spare = min(ring.room(rule.high * 4.0**bits) / 2, ring.room(limit * 2.0 ** (bits + _ROW))) - 2.0**-4
+        opened = session.open(session.cut_to(rows, bits, ring, bits + spare))
         squares = session.square_sum(opened, bound=rule.high)
         y = open_row(session, squares, rule, fraction=_ROW, ring=ring, allowed=_NORM_ALLOWED)
         if y is None:

@@ -319,9 +319,10 @@ def _peak(error: Reals) -> float:
 
 
 def units_off(values: Reals, bound: float) -> Reals:
-    """By how many units a number up to `bound` may be off, once it is truncated out of an odd ring that just holds it.
+    """By how many units a number up to `bound` may be off, once it is truncated out of or into an odd ring.
 
-    One, and |z|/2M of the ring's z < M/4 (docs/explanation/numerics.md, odd rings). Out of Z_2^w it is one.
+    One, and in proportion to the number 1/8 at most, of a ring that just holds it (docs/explanation/numerics.md, odd
+    rings); 1/32 where the bits have small products. Within Z_2^w it is one.
     """
     return np.asarray(1.0 + np.abs(values) / (8.0 * bound))
 

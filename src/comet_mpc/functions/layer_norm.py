@@ -185,7 +185,7 @@ class _Sizes:
         """Fraction bits of n before it is truncated."""
         return _FRACTION_V + _FRACTION_Y + (0 if self.constant == 1.0 else SPARE)
 
-    def ring(self, session: Session, limit: float, fraction: int, room: float = 1.0) -> Ring:
+    def ring(self, session: Session, limit: float, fraction: float, room: float = 1.0) -> Ring:
         """For v², times `room`, and for a product of v that has this bound and these fraction bits."""
         return session.ring(0, max(room * self.total * 4.0**_FRACTION_V, limit * 2.0**fraction))
 

@@ -200,7 +200,8 @@ class RootRule(Rule):
         """
         top, bits = form.largest_argument(x.bound), min(x.fraction, self.fraction_t)
         self.check_argument(session, top)
-        opened = {"x": session.open(session.truncate_to(x, bits, ring))}
+        cut = session.cut_to(x, bits, ring, bits + self._spare_bits(x, form, ring))
+        opened, bits = {"x": session.open(cut)}, cut.fraction
         half = 0.5 * (1.0 + form.alpha) * 2.0 ** (-self.exponent // 2)
         if self._linear_in_square(form):
             root = self._polynomial((form.factor * X**2 + np.square(form.mu)) * 2.0**-self.exponent)
@@ -210,24 +211,30 @@ class RootRule(Rule):
             t = session.add_constant(square, np.square(form.mu)).bounded(top)
             opened["t"] = session.reopen(t.times_power(-self.exponent), self.fraction_t, ring)
             root = self._polynomial(T)
-        fraction, bound = self._smu_fraction(x, form), self._smu_bound(x, form)
+        fraction, bound = self._smu_fraction(bits, form), self._smu_bound(x, form)
         value = session.evaluate(root * 0.5 + half * X, opened, fraction=fraction, bound=bound)
         return value.times_power(self.exponent // 2)
 
     def _smu_ring(self, session: Session, x: Share, form: Smu) -> Ring:
         """The ring that holds x² and smu(x), as `_in_odd_ring` computes them."""
         top, bits = form.largest_argument(x.bound), min(x.fraction, self.fraction_t)
-        whole, bound = self._smu_fraction(x, form), self._smu_bound(x, form)
-        return session.ring(0, max(bound * 2.0**whole, top * 4.0**bits))
+        return session.ring(0, max(self._smu_bound(x, form) * 2.0 ** self._smu_fraction(bits, form), top * 4.0**bits))
+
+    def _spare_bits(self, x: Share, form: Smu, ring: Ring) -> float:
+        """More of x than `precision` for which the ring has room, with something to spare for roundings."""
+        bits = min(x.fraction, self.fraction_t)
+        largest: float = form.largest_argument(x.bound) * 4.0**bits
+        if self._linear_in_square(form):
+            largest = max(largest, self._smu_bound(x, form) * 2.0 ** self._smu_fraction(bits, form))
+        return ring.room(largest) / 2 - 2.0**-4
 
     def _linear_in_square(self, form: Smu) -> bool:
         """Whether the root is a polynomial in x² that needs no opening of t."""
         return self.degree == 1 and isinstance(form.mu, float)
 
-    def _smu_fraction(self, x: Share, form: Smu) -> int:
-        """Fraction bits of smu(x) before it is truncated, in units of the scaled root."""
-        square = 2 * min(x.fraction, self.fraction_t) + self.grain
-        return 1 + (square if self._linear_in_square(form) else self.fraction)
+    def _smu_fraction(self, bits: float, form: Smu) -> float:
+        """Fraction bits of smu(x) before it is truncated, in units of the scaled root. bits: of x"""
+        return 1 + (2 * bits + self.grain if self._linear_in_square(form) else self.fraction)
 
     def _smu_bound(self, x: Share, form: Smu) -> float:
         """|smu(x)|, scaled as the root is."""

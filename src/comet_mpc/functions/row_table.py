@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Opened, Session
 from comet_mpc.engine.ops import TableLine
+from comet_mpc.engine.ops.conversion import whole
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
@@ -395,10 +396,10 @@ def open_row(
     keep   1 for a row, 0 for one of padding, whose result is 0
     Rounds: 2, or up to 3 if the interval is wide. Opens t and lines. Reveals nothing.
     """
-    if not may_read(session, rule) or ring.modulus or t.modulus:
+    if not may_read(session, rule) or ring.modulus or t.modulus or not whole(t.fraction):
         return None
     most = math.floor(math.log2(_CELLS_AT_ONCE / t.count)) if keep is None else _MOST_CELLS
-    own = Argument(t.fraction, t.width, keep is not None)
+    own = Argument(int(t.fraction), t.width, keep is not None)
     table = row_table(allowed.curve(rule, power), own, fraction, ring.width, min(most, _MOST_CELLS))
     if table is None or not session.goes(WAY, usually=True):
         return None

@@ -127,7 +127,13 @@ class Part(ABC):
     skip: str
     """The name of γ."""
     least_ring: int
-    """Of the rows it takes, in bits: what it makes of them is then truncated for free, except into odd rings."""
+    """Of the rows it takes, in bits: what it makes of them is then truncated for free."""
+    least_before_odd: int
+    """The same where that is truncated into an odd ring."""
+
+    @classmethod
+    def least(cls, session: Session) -> int:
+        return cls.least_before_odd if session.odd else cls.least_ring
 
     @abstractmethod
     def weights(self) -> Sizes:
@@ -137,7 +143,7 @@ class Part(ABC):
         """Of the rows it takes, in bits: as wide as a product with its weights needs, and what is skipped."""
         name, bound = self.product(rules)
         product = ring_width(ROWS + frame.weights[prefix + name].fraction, bound * (1.0 + 2.0**-6))
-        return max(product, total.rows_ring, 0 if frame.session.odd else self.least_ring)
+        return max(product, total.rows_ring, self.least(frame.session))
 
     @abstractmethod
     def product(self, rules: LayerRules) -> tuple[str, float]:
@@ -162,6 +168,7 @@ class Attention(Part):
     first: bool = False
     skip: str = "first"
     least_ring: int = 55
+    least_before_odd: int = 56
 
     def weights(self) -> Sizes:
         d = self.hidden
@@ -222,6 +229,7 @@ class FeedForward(Part):
     intermediate: int
     skip: str = "second"
     least_ring: int = 53
+    least_before_odd: int = 54
 
     def weights(self) -> Sizes:
         d, m = self.hidden, self.intermediate

@@ -172,7 +172,7 @@ def coarsened(session: Session, answers: Share, bits: int) -> Share:
     deviates gets no more bits of an answer than that. Nothing is sent, but for one round where the ring is wider than
     what is left when the other bits are cut off.
     """
-    shift = answers.fraction - bits
+    shift = int(answers.fraction) - bits
     dithered = session.dither(answers, shift)
     _, exponent = math.frexp((dithered.bound + 2.0**-bits) * 2.0**bits)
     return session.truncate(dithered, shift, exponent + 2)

@@ -14,9 +14,14 @@ class Deferred(Generic[Made]):
     """A request (and what follows from it) that rides along with rounds that happen anyway. See `Session.defer`."""
 
     def __init__(
-        self, communicate: Callable[[], object], request: Request[Any], then: Sequence[Callable[..., Request[Any]]]
+        self,
+        communicate: Callable[[], object],
+        request: Request[Any],
+        then: Sequence[Callable[..., Request[Any]]],
+        part: str,
     ) -> None:
-        self._communicate = communicate
+        """part: of the program, which it is for"""
+        self._communicate, self.part = communicate, part
         self._request: Request[Any] | None = request
         self._then = list(then)
         self._value: object = None

@@ -42,7 +42,7 @@ class Evaluate(Step):
 
     terms: list[tuple[int, Exponents]]
     operands: list[Opened]
-    fraction: int
+    fraction: float
     bound: float
 
     @property

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.engine.correlations import Correlation
+from comet_mpc.engine.ops.conversion import whole
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, Words
 from comet_mpc.errors import ConfigurationError, RangeError, ShapeError
@@ -99,6 +100,11 @@ class Request(Operation, ABC, Generic[Made_co]):
 
     share: Share
 
+    @property
+    def target(self) -> Ring:
+        """The result's ring."""
+        return self.share.ring
+
     @abstractmethod
     def messages(self) -> tuple[Message, Message]:
         """What is sent: (the client's message, the server's)."""
@@ -170,10 +176,10 @@ class Registry:
         operation.check(part)
 
 
-def product_error(cut: int, fraction: int) -> float:
+def product_error(cut: int, fraction: float) -> float:
     """By how much a product with so many fraction bits is off at most that will be truncated by `cut` bits: half a unit
     of what is left. 0: not at all. A source with `Abilities.near` keeps to it."""
-    return 2.0 ** (cut - 1 - fraction) if cut else 0.0
+    return float(2.0 ** (cut - 1 - fraction)) if cut else 0.0
 
 
 def expect(drawn: Drawn | None, count: int) -> tuple[Words, ...]:
@@ -207,9 +213,12 @@ def reconstructed(share: Share, own: Words, data: memoryview) -> Words:
     return total.reshape(share.shape)
 
 
-def rounded(share: Share, shift: int = 0, ring: Ring | None = None) -> Words:
+def rounded(share: Share, shift: float = 0, ring: Ring | None = None) -> Words:
     """The value of a share that holds all of it, over 2^shift and rounded to the nearest, in a ring."""
     signed = share.ring.signed(share.flat())
-    if shift:
-        signed = (signed + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift)
+    if not whole(shift):
+        signed = np.rint(signed.astype(np.float64) * 2.0**-shift).astype(np.int64)
+    elif shift:
+        bits = int(shift)
+        signed = (signed + (np.int64(1) << np.int64(bits - 1))) >> np.int64(bits)
     return (ring or share.ring).reduced(signed.view(np.uint64)).reshape(share.shape)

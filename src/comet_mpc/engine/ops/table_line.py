@@ -43,6 +43,7 @@ class TableLine(Shifted[tuple[Share, ...]]):
 
     def check(self, part: str) -> None:
         check_even(self.share, part)
+        self.check_error(part)
         share, table = self.share, self.table
         if (self.shift, self.width) != (table.shift, table.width):
             raise ShapeError(f"{part}: a table for another truncation or another ring")
@@ -55,7 +56,7 @@ class TableLine(Shifted[tuple[Share, ...]]):
 
     def demand(self) -> tuple[Correlation, ...]:
         table, share = self.table, self.share
-        described = table.index_bits, table.factor, table.cut, share.width, self.shift, self.width
+        described = table.index_bits, table.factor, table.cut, share.width, self.bits, self.width
         return (PointFunctions(share.count, *described),)
 
     def messages(self) -> tuple[Message, Message]:
@@ -96,7 +97,7 @@ class TableLine(Shifted[tuple[Share, ...]]):
         starts = table.places((c - self._offset) & mask_bits(width), width)
         values, factors = c, np.zeros_like(c)
         if self.shift:
-            values, sign = opened_shifted(c, width, self.shift)
+            values, sign = opened_shifted(c, width, self.bits)
             factors = np.uint64(0) - sign
         flat = table.words.reshape(-1)
         return self._made(keys.lines(party == SERVER, flat, starts, values, factors, table.columns))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from comet_mpc.engine.correlations import Correlation, Mask, PartyBits
+from comet_mpc.engine.ops.conversion import Conversion, whole
 from comet_mpc.engine.ops.open import Open
 from comet_mpc.engine.ops.operation import (
     BIT,
@@ -28,7 +30,7 @@ from comet_mpc.engine.ops.truncate import Shifted, Truncate
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Words
 from comet_mpc.engine.tensors import Opened
-from comet_mpc.errors import RangeError
+from comet_mpc.errors import RangeError, ShapeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +44,22 @@ class TruncateOpen(Shifted[Opened]):
     @property
     def ring(self) -> Ring:
         """That of what is sent."""
-        return Ring(self.width, self.modulus) if self.modulus else self.share.ring
+        return self.target if self.modulus else self.share.ring
+
+    @cached_property
+    def conversion(self) -> Conversion:
+        """Into an odd ring."""
+        return Conversion(self.share.ring, self.shift, self.target)
 
     def check(self, part: str) -> None:
         if self.shift == 0 and not self.modulus:
             raise RangeError(f"{part}: a TruncateOpen by no bits is an Open: ask for that")
         super().check(part)
-        if self.error:
-            raise RangeError(
-                f"{part}: a product that was asked for with fewer bits than the {self.fraction} that are left of it "
-                "here would be off by more than a unit: ask for it with a higher precision"
-            )
+        self.check_error(part)
         if not self.modulus:
             check_even(self.share, part)
+            if not whole(self.shift):
+                raise ShapeError(f"{part}: a TruncateOpen in Z_2^w is by whole bits, not {self.shift:g}")
 
     def split(self, abilities: Abilities) -> tuple[Request[Any], Callable[[Any], Request[Opened]]] | None:
         if abilities.fused or self.modulus:
@@ -64,7 +69,7 @@ class TruncateOpen(Shifted[Opened]):
     def demand(self) -> tuple[Correlation, ...]:
         shape, width, modulus = self.share.shape, self.width, self.modulus
         if not modulus:
-            return (Mask(shape, self.share.width, self.shift, width),)
+            return (Mask(shape, self.share.width, self.bits, width),)
         bits = (PartyBits(shape, width, 0, width, modulus, owner=party) for party in (CLIENT, SERVER))
         return (Mask(shape, width, 0, width, modulus), *bits)
 
@@ -78,7 +83,7 @@ class TruncateOpen(Shifted[Opened]):
         found = Opened(shape, self.fraction, self.bound, self.width, index, public, self.modulus)
         if self.modulus:
             return replace(found, wrap=self.conversion.wrap, bits=() if drawn is None else drawn.more)
-        return replace(found, step=self.share.width - 1 - self.shift)
+        return replace(found, step=self.share.width - 1 - self.bits)
 
     def planned(self, drawn: Drawn | None) -> Opened:
         found = self._opened(drawn, None)
@@ -102,7 +107,7 @@ class TruncateOpen(Shifted[Opened]):
 
         As in an ordinary truncation, (c* >> d) + (r* >> d) + 1 is off by less than a unit, and unbiased.
         """
-        public, sign = opened_shifted(c, self.share.width, self.shift)
+        public, sign = opened_shifted(c, self.share.width, self.bits)
         return replace(self._opened(drawn, public), factors=(sign,))
 
     def _odd_leg(self, leader: bool, drawn: Drawn | None) -> Leg[Opened]:

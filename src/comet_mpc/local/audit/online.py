@@ -191,7 +191,7 @@ class Watching(PartySession):
         """The same in an odd ring."""
         other = request.share.ring.subtract(np.zeros(request.share.count, np.uint64), request.share.flat())
         none = np.zeros((other.size + 7) // 8, np.uint8)
-        return _unpacked(request.conversion.mask(other, none, self.party != CLIENT), other.size)
+        return _unpacked(request.cut.mask(other, none, self.party != CLIENT), other.size)
 
     def _draw(self, correlation: Correlation) -> Drawn:
         drawn = super()._draw(correlation)

@@ -24,10 +24,10 @@ PHASES = ("dealer", "pair", "preparing")
 CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
     "dealer": {
         "same seed": (
-            "Open", "Truncate", "TruncateOpen", "Give", "products, bits", "products, powers",
-            "products, squares", "products, matrix", "products, weights", "products, scale",
+            "Open", "Truncate", "TruncateOpen", "TableLine", "Give", "products, bits", "products, powers",
+            "products, squares", "products, matrix", "products, weights", "products, scale", "products, points",
         ),
-        "old mask": ("weights", "Open", "Truncate", "TruncateOpen", "Give"),
+        "old mask": ("weights", "Open", "Truncate", "TruncateOpen", "TableLine", "Give"),
         "no mask": (
             "products, bits", "products, powers", "products, squares", "products, matrix", "products, weights",
             "products, scale",
