@@ -10,12 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from comet_mpc import _native
+from comet_mpc.engine.correlations import ClientMask, Correlation, WeightProduct, repeated
 from comet_mpc.engine.seeds import new_seed
+from comet_mpc.errors import ShapeError
 from comet_mpc.net.channel import Channel
+from comet_mpc.offline.pair.matrices import key_limbs, matrix_products, packing_of
 from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH
 from comet_mpc.offline.rlwe import products
 from comet_mpc.offline.rlwe.defined import UnevenRest, define_words, read_defined
-from comet_mpc.offline.rlwe.packing import Packing
+from comet_mpc.offline.rlwe.packing import MOST_LIMBS, Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -57,7 +60,7 @@ def mask_tiling(rows: int, inputs: int, outputs: int, width: int, cut: int) -> T
     return choose_tiling(rows, inputs, outputs, width, width, Packing.TURNS, length=length, free=True, cuts=(cut,))
 
 
-def errors(tiling: Tiling, width: int, *, mask: bool = False) -> list[NDArray[np.float64]]:
+def errors(tiling: Tiling, width: int, *, mask: bool = False, limbs: int = MOST_LIMBS) -> list[NDArray[np.float64]]:
     """Of the product and of every scaling, in units of what is left after the cut. Weights are as long as allowed."""
     rows, inputs, outputs = tiling.rows, tiling.inputs, tiling.outputs
     if mask:
@@ -70,7 +73,7 @@ def errors(tiling: Tiling, width: int, *, mask: bool = False) -> list[NDArray[np
 
     def party(channel: Channel, number: int) -> MatrixJob:
         engine = Homomorphic(channel, number)
-        engine.set_up_packing()
+        engine.set_up_packing(Packing.TURNS, limbs)
         job = MatrixJob(tiling, width) if number == 0 else MatrixJob(tiling, width, y=y, scales=z)
         engine.run([job])
         return job
@@ -257,3 +260,39 @@ def test_the_scale_of_words_is_that_of_the_client_and_the_server() -> None:
     q = math.prod(scheme.primes)
     expected = round_up_half(q * int(words[5]), 2**40)
     assert int(scale_words(scheme, words, 40)[5]) == expected % scheme.primes[0]
+
+
+# Keys ----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_made_for_the_primes_that_a_program_packs_with() -> None:
+    """Also for several bundles together, whose tilings may be others; too few are refused."""
+    width, tilings = 53, WEIGHTS["up"][:3]
+    tiling = weight_tiling(*tilings, width, (22, 19))
+    assert tiling.key_limbs == 3
+    rows, inputs, outputs = tilings
+    program: list[Correlation] = []
+    for index, name in enumerate("abcdefgh"):
+        program.append(ClientMask((rows, inputs), width))
+        program.append(WeightProduct(2 * index, name, rows, inputs, 8 * outputs, width, 22))
+    limbs = key_limbs(program)
+    assert packing_of(program)
+    assert limbs <= 4
+    for copies in (1, 2, 5):
+        assert all(p.tiling.key_limbs <= limbs for p in matrix_products(repeated(program, copies), copies))
+    assert Packing.TURNS.bytes_for(3) < 0.3 * Packing.TURNS.key_bytes
+
+    def party(channel: Channel, number: int) -> None:
+        engine = Homomorphic(channel, number)
+        engine.set_up_packing(Packing.TURNS, 2)
+        if number:
+            with pytest.raises(ShapeError, match="2 primes"):
+                engine.packing_keys.pack(tiling.scheme, tiling.answer_scheme, np.zeros((1, 2, 3, DEGREE), np.uint32), 6)
+
+    as_parties(party)
+
+
+def test_products_with_keys_for_three_primes_are_as_near() -> None:
+    rows, inputs, outputs, width, cuts = WEIGHTS["up"]
+    tiling = weight_tiling(rows, inputs, outputs, width, cuts)
+    assert max(np.abs(off).max() for off in errors(tiling, width, limbs=tiling.key_limbs)) <= 0.5

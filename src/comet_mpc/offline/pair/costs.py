@@ -10,7 +10,7 @@ from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.net.channel import FRAME_HEADER, Traffic
 from comet_mpc.offline.ot.extension import set_up_traffic
-from comet_mpc.offline.pair.matrices import packing_of
+from comet_mpc.offline.pair.matrices import key_limbs, packing_of
 from comet_mpc.offline.pair.stages import arranged, stage_rounds
 from comet_mpc.offline.rlwe.public_key import PublicKey
 from comet_mpc.offline.source import Progress
@@ -71,7 +71,7 @@ def _stages(once: Sequence[Correlation], count: int) -> Iterator[tuple[str, Traf
     """What is done one after the other, and about how many seconds that takes beside those for its bytes."""
     yield "agreement", Traffic(32 + FRAME_HEADER, 32 + FRAME_HEADER, 1), 0.0  # the program's digest
     yield "keys", _KEYS + set_up_traffic(), 0.0
-    if keys := packing_of(once).key_bytes:
+    if keys := packing_of(once).bytes_for(key_limbs(once)):
         yield "keys", Traffic(keys + FRAME_HEADER, 0, 1), 0.0
     for stage in arranged(once, count):
         yield stage.part, stage.traffic, stage.seconds

@@ -24,7 +24,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.offline.pair.stages import BATCH, PairPreparer, Stage, Unprepared
 from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH, Workbench
-from comet_mpc.offline.rlwe.packing import Packing
+from comet_mpc.offline.rlwe.packing import MOST_LIMBS, Packing
 from comet_mpc.offline.rlwe.products import MatrixJob, product_jobs, run_sizes
 from comet_mpc.offline.rlwe.scheme import LEAST_CUT
 from comet_mpc.offline.rlwe.tiling import Integers, Tiling, centred, choose_tiling
@@ -177,10 +177,10 @@ def matrix_products(program: Sequence[Correlation], copies: int = 1) -> list[Pro
 
     copies: how many times the program holds the same one (`repeated`)
     """
-    return list(_matrix_products(program, packing_of(program[: len(program) // copies])))
+    return list(_matrix_products(program, *_packing(tuple(program[: len(program) // copies]))))
 
 
-def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterator[Products]:
+def _matrix_products(program: Sequence[Correlation], packing: Packing, key_limbs: int) -> Iterator[Products]:
     riding = _riding(program) if packing else {}
     met: set[int] = set()
     done: set[int] = set()
@@ -205,6 +205,7 @@ def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterat
                     diagonals=len(scales),
                     free=all(free),
                     cuts=_cuts(entry.cut, *(_cut_of(program, scale) for scale in scales)),
+                    key_limbs=key_limbs,
                 )
                 every = tuple(riding.get(other, ()) for other in indices)
                 yield Products(indices, masks, 1, tiling, width, all(free), every)
@@ -214,7 +215,9 @@ def _matrix_products(program: Sequence[Correlation], packing: Packing) -> Iterat
                     free_one = _free(program, mask, width, met)
                     # the server's factor is a mask: uniform. An error's bound holds for every mask, a mean over all.
                     length = math.sqrt(k * 4.0**width / (4 if any(cuts) else 12))
-                    tiling = choose_tiling(*(*shape, width, width, packing), length=length, free=free_one, cuts=cuts)
+                    tiling = choose_tiling(
+                        *(*shape, width, width, packing), length=length, free=free_one, cuts=cuts, key_limbs=key_limbs
+                    )
                     yield Products((index,), (mask,), batch, tiling, width, free_one)
 
 
@@ -264,12 +267,20 @@ def _free(program: Sequence[Correlation], index: int, width: int, met: set[int])
 
 def packing_of(program: Sequence[Correlation]) -> Packing:
     """Whether packed responses, and turned uploads, save more than the keys for them take."""
-    return _packing(tuple(program))
+    return _packing(tuple(program))[0]
+
+
+def key_limbs(program: Sequence[Correlation]) -> int:
+    """Primes that these keys are needed for."""
+    return _packing(tuple(program))[1]
 
 
 @lru_cache(maxsize=4)
-def _packing(program: tuple[Correlation, ...]) -> Packing:
-    def cost(packing: Packing) -> float:
-        return packing.key_bytes + sum(p.batch * p.tiling.cost for p in _matrix_products(program, packing))
+def _packing(program: tuple[Correlation, ...]) -> tuple[Packing, int]:
+    def cost(packing: Packing) -> tuple[float, Packing, int]:
+        tilings = [(p.batch, p.tiling) for p in _matrix_products(program, packing, MOST_LIMBS)]
+        limbs = max((tiling.key_limbs for _, tiling in tilings), default=0)
+        return packing.bytes_for(limbs) + sum(batch * tiling.cost for batch, tiling in tilings), packing, limbs
 
-    return min(Packing, key=cost)
+    _, packing, limbs = min(cost(packing) for packing in Packing)
+    return packing, limbs

@@ -21,7 +21,7 @@ from comet_mpc.errors import ProtocolMismatch, RandomnessError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.ot.extension import Transfers, set_up_transfers
 from comet_mpc.offline.pair.costs import watcher
-from comet_mpc.offline.pair.matrices import packing_of
+from comet_mpc.offline.pair.matrices import key_limbs, packing_of
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared, layouts
 from comet_mpc.offline.pair.stages import arranged
 from comet_mpc.offline.pair.workbench import HeldShares, Scratch, Workbench
@@ -65,7 +65,7 @@ class Preparer:
         if self._tools is None:
             engine = Homomorphic(self.channel, self.party, threads=self._threads)
             transfers = set_up_transfers(self.channel, self.party)
-            engine.set_up_packing(packing_of(self.correlations))
+            engine.set_up_packing(packing_of(self.correlations), key_limbs(self.correlations))
             self._tools = engine, transfers
 
     def prepare(self, count: int = 1, progress: Progress | None = None) -> list[Prepared]:

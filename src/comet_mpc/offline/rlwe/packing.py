@@ -2,7 +2,8 @@
 
 native/rlwe/packing.hpp has the formulas. The client's keys let the server change what is encrypted under s(X^g) back to
 s: for every automorphism g and every prime q_i of q an encryption of p·s(X^g) mod q_i (and of 0 modulo the others)
-under the modulus q·p, with a special prime p; log2(q·p) <= 210 as for everything else. That encryptions of functions
+under the modulus q·p, with a special prime p; log2(q·p) <= 210 as for everything else, and q has no more primes than
+what is packed or turned with these keys. That encryptions of functions
 of s under s itself tell nothing is an assumption (circular security), made by every scheme with such keys.
 
 Noise: a change of keys adds Σ_i (c1 mod q_i)·e_i/p, centred, and a rounding: variance L·N·(21/2)/12 + N/18 + 1 with L
@@ -63,7 +64,8 @@ from comet_mpc.offline.rlwe.scheme import (
 MAX_LEVELS = 7
 _MAX_TURNS = 4
 _Some: TypeAlias = tuple[int, int, int]
-_DIGITS = len(PRIMES) - 1
+MOST_LIMBS = len(PRIMES) - 1
+"""Primes of q that keys can be made for."""
 _SPECIAL = PRIMES[-1]
 _LEVELS = [1 + ((DEGREE >> (MAX_LEVELS - 1)) << level) for level in range(MAX_LEVELS)]
 """The automorphisms X -> X^step of all levels."""
@@ -72,7 +74,18 @@ _SETS = [
     for chosen in range(1, 1 << _MAX_TURNS)
 ]
 """Those of all sets of the first few levels."""
-_SCHEME = Scheme(len(PRIMES), 0)
+
+
+class _KeyScheme(Scheme):
+    """Of keys: its last prime is the special one."""
+
+    @property
+    def primes(self) -> tuple[int, ...]:
+        return (*PRIMES[: self.limbs - 1], _SPECIAL)
+
+
+def _key_scheme(limbs: int) -> Scheme:
+    return _KeyScheme(limbs + 1, 0)
 
 
 def packing_noise(limbs: int, levels: int) -> float:
@@ -124,8 +137,12 @@ class Packing(IntEnum):
 
     @property
     def key_bytes(self) -> int:
-        """What the client sends, once: nothing, 9 MB or 23 MB."""
-        return SEED_BYTES + len(self.steps) * _DIGITS * _SCHEME.upload_bytes if self.steps else 0
+        """What the client sends, once, for all primes: nothing, 9 MB or 23 MB."""
+        return self.bytes_for(MOST_LIMBS)
+
+    def bytes_for(self, limbs: int) -> int:
+        """The same for so many primes of q: with 3, nothing, 3 MB or 7 MB."""
+        return SEED_BYTES + len(self.steps) * limbs * _key_scheme(limbs).upload_bytes if self.steps else 0
 
 
 def _sharing_keys(count: int) -> Iterator[tuple[int, int]]:
@@ -137,15 +154,15 @@ def _sharing_keys(count: int) -> Iterator[tuple[int, int]]:
         first += some
 
 
-def packing_keys(secret: SecretKey, packing: Packing, seed: bytes) -> list[bytes]:
-    """What the client sends, beside the seed."""
-    index, sent = 0, []
+def packing_keys(secret: SecretKey, packing: Packing, seed: bytes, limbs: int = MOST_LIMBS) -> list[bytes]:
+    """What the client sends, beside the seed. limbs: primes of q"""
+    index, sent, scheme = 0, [], _key_scheme(limbs)
     for step in packing.steps:
         turned = secret.turned(step).astype(np.int64)
-        for digit in range(_DIGITS):
-            scaled = np.zeros((len(PRIMES), DEGREE), np.uint32)
+        for digit in range(limbs):
+            scaled = np.zeros((limbs + 1, DEGREE), np.uint32)
             scaled[digit] = np.mod(turned * _SPECIAL, PRIMES[digit])
-            sent.append(secret.encrypt(_SCHEME, scaled.reshape(-1), seed, index).tobytes())
+            sent.append(secret.encrypt(scheme, scaled.reshape(-1), seed, index).tobytes())
             index += 1
     return sent
 
@@ -153,13 +170,14 @@ def packing_keys(secret: SecretKey, packing: Packing, seed: bytes) -> list[bytes
 class PackingKeys:
     """The server's side."""
 
-    def __init__(self, seed: bytes, data: bytes | memoryview, packing: Packing) -> None:
-        uploads = read_uploads([_SCHEME] * (len(packing.steps) * _DIGITS), seed, data)
+    def __init__(self, seed: bytes, data: bytes | memoryview, packing: Packing, limbs: int = MOST_LIMBS) -> None:
+        self._limbs, scheme = limbs, _key_scheme(limbs)
+        uploads = read_uploads([scheme] * (len(packing.steps) * limbs), seed, data)
         for both in uploads:
             for component in both:
                 flat = component.reshape(-1)
-                _native.lattice_to_montgomery(basis(PRIMES), flat, flat)
-        keys = {step: np.stack(uploads[k * _DIGITS : (k + 1) * _DIGITS]) for k, step in enumerate(packing.steps)}
+                _native.lattice_to_montgomery(basis(scheme.primes), flat, flat)
+        keys = {step: np.stack(uploads[k * limbs : (k + 1) * limbs]) for k, step in enumerate(packing.steps)}
         self._keys = np.stack([by_rows(keys[step]).reshape(-1) for step in _LEVELS])
         if packing < Packing.TURNS:
             return
@@ -186,6 +204,7 @@ class PackingKeys:
         """
         if turns > most_turns(levels):
             raise ShapeError(f"there are no keys to turn uploads in {turns} of {levels} levels")
+        self._check(wider)
         inputs, ways = len(uploads[0]), 1 << turns
         size = (DEGREE // LANES + 1) * 2 * LANES
         out = np.empty((len(uploads), wider.limbs, ways, inputs, size), np.uint32)
@@ -201,7 +220,7 @@ class PackingKeys:
                 levels,
                 turns,
                 keys,
-                _DIGITS,
+                self._limbs,
                 1 << (MAX_LEVELS - levels),
                 out[r].reshape(-1),
                 first * size,
@@ -220,6 +239,7 @@ class PackingKeys:
 
         Coefficient k·2^levels of ciphertext i, times 2^levels mod q, becomes coefficient k·2^levels + i.
         """
+        self._check(packed)
         out = np.empty(2 * packed.limbs * DEGREE, np.uint32)
         _native.lattice_pack(
             basis(scheme.primes),
@@ -228,11 +248,15 @@ class PackingKeys:
             ciphertexts.reshape(-1),
             levels,
             self._keys[MAX_LEVELS - levels :].reshape(-1),
-            _DIGITS,
+            self._limbs,
             out,
             isa,
         )
         return out
+
+    def _check(self, scheme: Scheme) -> None:
+        if scheme.limbs > self._limbs:
+            raise ShapeError(f"keys were made for {self._limbs} primes, not for {scheme.limbs}")
 
 
 def multiply_turned(

@@ -21,7 +21,7 @@ from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.rlwe.defined import define_words, read_defined, until_even
-from comet_mpc.offline.rlwe.packing import Packing, PackingKeys, multiply_turned, packing_keys
+from comet_mpc.offline.rlwe.packing import MOST_LIMBS, Packing, PackingKeys, multiply_turned, packing_keys
 from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond, upload_seed
 from comet_mpc.offline.rlwe.scheme import (
     DEGREE,
@@ -92,17 +92,17 @@ class Homomorphic:
             with closing_on_fault(channel):
                 self._public = PublicKey.decode(data, self._common)
 
-    def set_up_packing(self, packing: Packing = Packing.TURNS) -> None:
-        """The client's keys for packed responses, unless they are there."""
+    def set_up_packing(self, packing: Packing = Packing.TURNS, limbs: int = MOST_LIMBS) -> None:
+        """The client's keys for packed responses of so many primes, unless there are keys."""
         if self.packing >= packing:
             return
         if self.party == CLIENT:
             sent = new_seed()
-            self.channel.exchange([sent, *packing_keys(self._secret, packing, self.public_seed(sent))], 0)
+            self.channel.exchange([sent, *packing_keys(self._secret, packing, self.public_seed(sent), limbs)], 0)
         else:
-            data = self.channel.exchange([], packing.key_bytes)
+            data = self.channel.exchange([], packing.bytes_for(limbs))
             with closing_on_fault(self.channel):
-                self._packing_keys = PackingKeys(*self.read_seed(data), packing)
+                self._packing_keys = PackingKeys(*self.read_seed(data), packing, limbs)
         self.packing = packing
 
     def public_seed(self, sent: bytes) -> bytes:

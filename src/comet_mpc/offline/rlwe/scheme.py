@@ -252,7 +252,7 @@ class SecretKey:
     def _encrypt(self, scaled: Residues, errors: Small, seed: bytes, index: int, primes: tuple[int, ...]) -> Residues:
         c0 = np.empty(len(primes) * DEGREE, np.uint32)
         c1 = public_polynomial(seed, index, primes)
-        secret = self._secret[: len(primes) * DEGREE]
+        secret = self._secret.reshape(-1, DEGREE)[[PRIMES.index(prime) for prime in primes]].reshape(-1)
         _native.lattice_encrypt(basis(primes), scaled, errors, c1, secret, c0, "")
         return c0
 

@@ -35,7 +35,15 @@ from numpy.typing import NDArray
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import RangeError, ShapeError
-from comet_mpc.offline.rlwe.packing import MAX_LEVELS, Packing, most_turns, packed_scheme, packing_noise, turning_noise
+from comet_mpc.offline.rlwe.packing import (
+    MAX_LEVELS,
+    MOST_LIMBS,
+    Packing,
+    most_turns,
+    packed_scheme,
+    packing_noise,
+    turning_noise,
+)
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme, noise_variance
 
 Integers = NDArray[np.int64]
@@ -98,6 +106,11 @@ class Tiling:
     def turned_scheme(self) -> Scheme:
         """Of products of turned uploads."""
         return replace(self.scheme, limbs=self.turned_limbs)
+
+    @property
+    def key_limbs(self) -> int:
+        """Primes that keys to pack and turn it must be made for."""
+        return max(self.answer_scheme.limbs, self.turned_limbs) if self.levels else 0
 
     @property
     def turned_bytes(self) -> int:
@@ -262,6 +275,7 @@ def choose_tiling(
     diagonals: int = 0,
     free: bool = False,
     cuts: tuple[int, ...] = (),
+    key_limbs: int = MOST_LIMBS,
 ) -> Tiling:
     """The cheapest blocks for words mod 2^width times integers |y| <= 2^(bits-1), by bytes and server time.
 
@@ -270,6 +284,7 @@ def choose_tiling(
     diagonals  how many vectors scale the same factor of the client's
     free       whether the client's factor may be what its ciphertexts say
     cuts       bits that the product and every scaling are truncated by later; if one of them is 0, all are exact
+    key_limbs  primes that the keys are made for
     """
     if min(rows, inputs, outputs) < 1:
         raise ShapeError(f"an empty product: ({rows}, {inputs})·({outputs}, {inputs})ᵀ")
@@ -297,6 +312,7 @@ def choose_tiling(
             options.append(_shortened(tiling, norm))
             if packing >= Packing.TURNS:
                 options += _turned(tiling, norm)
+    options = [tiling for tiling in options if tiling.key_limbs <= key_limbs]
     if not options:
         raise RangeError(f"no modulus is large enough for words of {width} bits times integers of {bits}")
     best, least = options[0], math.inf
