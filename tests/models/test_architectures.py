@@ -40,11 +40,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "distilbert": {"architecture": "distilbert", "pooler": "smu", "labels": ("a", "b", "c")},
     "quadratic roots": {"rule": "quadratic"},
     "fine neurons": {"rule": "quadratic", "precision": FINE_PRECISION},
+    "no power of two": {"hidden": 24},
     "no pooler": {"pooler": "none"},
     "regression of a mean": {"head": Head(pooling="mean"), "labels": ("score",)},
     "tokens": {"head": Head(kind="tokens"), "labels": ("O", "B-PER", "I-PER")},
     "embedding": {"head": Head(kind="embedding", pooling="mean", unit=True)},
     "embedding of the first": {"architecture": "mpnet", "head": Head(kind="embedding", pooling="first", unit=True)},
+    "embedding of 24": {"hidden": 24, "head": Head(kind="embedding", pooling="mean", unit=True)},
     "embedding as it is": {"head": Head(kind="embedding", pooling="mean")},
 }
 TWIN = 0.006, 0.001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.blocks import MEAN_BOUND, Attention, Sum
+from comet_mpc.models.bounds import Weights
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import check_fixed
@@ -24,8 +26,8 @@ from support.toy_model import make_checkpoint, some_texts
 
 
 @pytest.fixture(scope="module", params=[32, 24])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    """Of a width that is a power of two, and of one that is not."""
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model whose width is a power of two, and of one whose is not."""
     directory = make_checkpoint(tmp_path_factory.mktemp("model"), hidden=request.param)
     config, tensors = load_checkpoint(directory)
     generator = np.random.default_rng(5)
@@ -33,7 +35,29 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         shift = 0.2 + 0.1 * generator.standard_normal(tensors[name].shape)
         tensors[name] = (tensors[name] + shift).astype(np.float32)
     save_checkpoint(directory, certify(config, tensors), tensors)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> ServedModel:
     return ServedModel.load(directory, private_embeddings=True)
+
+
+def test_folded_weights_give_the_sum_centred_and_times_d_over_a_power_of_two(
+    directory: Path, model: ServedModel
+) -> None:
+    """Against the checkpoint's own weights, where nothing is folded."""
+    d, generator = model.shape.hidden, np.random.default_rng(2)
+    n = generator.standard_normal((5, d))
+    n -= n.mean(axis=1, keepdims=True)
+    stored = Weights(load_checkpoint(directory)[1])
+    (gamma, beta), (matrix, bias) = stored.before(1), stored.pair("layers.1.attention_output")
+    context = generator.standard_normal((5, d))
+    x = context @ matrix.T + bias + gamma * n + beta
+    wanted = (d * x - x.sum(axis=1, keepdims=True)) * 2.0 ** -math.ceil(math.log2(d))
+    skip = model.folded["layer.1.first.gamma"] * (n + 1.0) + model.folded["layer.1.output.bias"]
+    skip = (d * skip - skip.sum(axis=1, keepdims=True)) * 2.0 ** -math.ceil(math.log2(d))
+    np.testing.assert_allclose(context @ model.folded["layer.1.output.weight"].T + skip, wanted, atol=1e-6)
 
 
 class _Watching(TwinSession):
