@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Sendable: TypeAlias = Buffer | np.ndarray[Any, Any]
 
 FRAME_HEADER = 8
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 GREETING_LIMIT = 4096
 DEFAULT_TIMEOUT = 60.0
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
