@@ -3,7 +3,7 @@
 The dealer draws two fresh seeds for every bundle. Each party expands its own masks from its seed. For products of
 masks the client's share comes from its seed too, and the server gets the difference (the correction), so the
 client's bundle is 16 bytes and the server's 16 bytes and a stream. Corrections are uniform to the server: each is
-a value minus a fresh expansion of a seed that it does not know.
+a value minus a fresh expansion of a seed that it does not know. Only the corrections of point functions go to both.
 
 The dealer never sees an input, an opened value or a weight. It knows every mask, so it must not collude with
 either party: with the client it could compute W, with the server x.
