@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from comet_mpc.engine import Weight
-from comet_mpc.engine.plan import Plan
+from comet_mpc.engine.plan import Plan, plan_program
+from comet_mpc.engine.session import USUAL_WAYS
 from comet_mpc.engine.share import CLIENT, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CometError, ConfigurationError, RuleError
@@ -121,8 +122,15 @@ def test_repeated_runs_take_a_bundle_each(crew: Crew) -> None:
 
 @pytest.mark.parametrize("source", [DEALER, PAIR])
 def test_a_layer_in_one_piece_sends_online_what_its_parts_do(source: Source) -> None:
+    """By the same ways: messages of a whole are prepared in flight together, so its parts alone may choose others."""
+
     def planned(operation: str, method: str, matrix: tuple[int, int] = MATRICES[0]) -> Plan:
-        return plan_case(build(Case(operation, method, tokens=4, matrix=matrix)), source)
+        built = build(Case(operation, method, tokens=4, matrix=matrix))
+        public = {weight.name: weight for weight in built.weights}
+        return plan_program(
+            lambda session: built.program(session, built.share(session, {}), public),
+            abilities=source.abilities, permits_leaks=built.leaks, ways=USUAL_WAYS,
+        )  # fmt: skip
 
     whole = planned("layer", "quadratic")
     norm = planned("layer_norm", "minimax")
