@@ -129,7 +129,7 @@ def test_a_layer_in_one_piece_sends_online_what_its_parts_do(source: Source) -> 
         public = {weight.name: weight for weight in built.weights}
         return plan_program(
             lambda session: built.program(session, built.share(session, {}), public),
-            abilities=source.abilities, permits_leaks=built.leaks, ways=USUAL_WAYS,
+            abilities=source.abilities, ways=USUAL_WAYS,
         )  # fmt: skip
 
     whole = planned("layer", "quadratic")
