@@ -18,7 +18,7 @@ from comet_mpc.functions.attention import certified_form, plain_attention
 from comet_mpc.functions.layer_norm import layer_norm_rule, plain_centred, plain_normalise, shrink_factor
 from comet_mpc.functions.rule import Smu
 from comet_mpc.models.blocks import SLACK, Attention, FeedForward, Frame, LayerRules
-from comet_mpc.models.prenorm import PreNormBlock, into_stream, normalised, stream_top
+from comet_mpc.models.streams.block import PreNormBlock, into_stream, normalised, stream_top
 from comet_mpc.models.transformer import encode_weight
 from comet_mpc.testing import Weights, run_two_parties
 
