@@ -38,11 +38,11 @@ def mixed(session: Session, weights: Weights, window: Window) -> Share:
     squares = session.square_sum(opened, bound=16.0)
     scores = session.matmul(opened, keys, transposed=True, bound=16.0)
     cut = session.truncate_open(scores, 10, 48)
-    squared = session.truncate(session.evaluate(X**2, {"x": cut}, bound=256.0), 14, 48)
+    squared = session.truncate(session.evaluate(X**2, {"x": cut}, bound=256.0), 6, 48)
     narrow = session.open(heads.narrow(48))
     values = with_past(session, "values", narrow, window, axis=1)
     context = session.matmul(session.open(squared), values, causal=window.first, bound=2.0**12)
-    return context.lift(squares.fraction) + squares.narrow(48)
+    return context + squares.narrow(48).lift(context.fraction).narrow(48)
 
 
 def plain(window: Window) -> Reals:

@@ -6,7 +6,7 @@ import numpy as np
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.models.streams.causal import CausalForm
+from comet_mpc.models.streams.causal import CausalForm, denominator_rule, length_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape, decoder_weights
 from comet_mpc.models.streams.wide_rows import wide_rule
 
@@ -17,7 +17,8 @@ PLAIN = DecoderShape(2, 24, 2, 2, 12, 32, 50, 32, theta=0.0, gated=False, centre
 def small_rules(shape: DecoderShape) -> DecoderRules:
     shrink = shrink_factor(shape.hidden)
     norm = wide_rule(2.0**-6 * shrink**3, 2.0**7 * shrink**3, gain=shrink**0.5)
-    layer = DecoderLayerRules((norm, norm), CausalForm(wide_rule(2.0**-12, 2.0)))
+    form = CausalForm(length_rule(2.0**-10), denominator_rule(16))
+    layer = DecoderLayerRules((norm, norm), form)
     return DecoderRules((layer,) * shape.layers, norm)
 
 
@@ -27,7 +28,7 @@ def small_weights(shape: DecoderShape, seed: int = 0) -> dict[str, Reals]:
     for name, size in decoder_weights(shape).items():
         values = generator.standard_normal(size)
         if name.endswith("scores"):
-            made[name] = np.abs(values) * np.array([0.05, 0.01, 0.001])[:, None] + np.array([0.05, 0.0, 0.02])[:, None]
+            made[name] = np.abs(values) * np.array([0.02, 0.01])[:, None] + np.array([0.05, 0.0])[:, None]
         elif name.endswith("bias"):
             made[name] = 0.02 * values
         elif name.endswith(("qkv.weight", "up.weight")):

@@ -1,14 +1,17 @@
 """Attention of a decoder: every position looks at itself and at those before it.
 
     q̂, k̂ = q·g(|q|²), k·g(|k|²)        a guard: g is near 1 for rows as they occur, and bounds the others
-    u    = 2^e·(q̂·k̂ + b)               b, c, d: a head's own, the server's
-    R    = ((u² + c)² + d)²            for positions up to its own, 0 beyond
-    out  = R·V / ΣR
+    v    = (2^e·(q̂·k̂ + b))² + c        b, c: a head's own, the server's
+    w    = v²·y², y ≈ 1/|v|            for positions up to its own, 0 beyond
+    out  = R·V / ΣR, R = w²            so weights are v⁴ / Σv⁴, whatever y is
 
 With plain scores a product of certified norms is far above what occurs, and its eighth power leaves every ring. The
 guard keeps |q̂| <= `Guard.top`, about what occurs, for every input whatsoever, and changes nothing else: a cubic in
 |q|², of which there is one number a row. All scales are a head's own and in the weights of q and k, whose rows have
 norm 1 at most.
+
+The weights of a row may all be millions of times smaller than those of another row. So rows are brought to one size
+before the last squaring, roughly: y errs by a quarter, and it does not matter. ΣR is then between 1/n and 1, or nearly.
 
 Keys and values are opened once, for all later positions (`engine.windows`).
 """
@@ -28,6 +31,7 @@ from comet_mpc.engine.windows import Window, with_past
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.row_table import Allowed, Factor, open_row
 from comet_mpc.functions.rule import InverseRule, inverse_sqrt, polynomial_value
+from comet_mpc.models.streams.wide_rows import TableRule, wide_rule
 
 N, T, U, Y = variables("n t u y")
 
@@ -37,14 +41,17 @@ _QUERY = 13  # fraction bits of q and k, before and after the guard
 _NORM = 11  # of |q|²
 _FACTOR = 12  # of g(|q|²)
 _VALUE = 12
-_SCORE = (14, 16, 18)  # of u, u² + c, (u² + c)² + d
-_R = 28
+_U, _V, _LENGTH, _W = 15, 18, 3, 16  # of u, v, y and w
+_R = 24
 _NUMERATOR = 28
 _RECIPROCAL = 10
 CONTEXT = 15
 """Fraction bits of what comes out."""
 _ROUNDED = 1.0 + 2.0**-6
 _RECIPROCAL_ERROR = Allowed(2.0**-7, 2.0**-7)
+_ROUGH = Allowed(0.25, 0.25)
+LARGEST = (1.25 + 2.0**-6) ** 4
+"""ΣR of every row: y is at most so much too large."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +82,16 @@ class Guard:
 class CausalForm:
     """What is computed, and its public rules.
 
-    shift        |b| of every head is at most this
-    denominator  for the mean of a row's R, over a power of two not below the number of positions it has
+    lengths       for Σv² over as many positions as there may be (or the next power of two)
+    denominators  for ΣR
     """
 
+    lengths: InverseRule
     denominators: InverseRule
-    shift: float = 0.234375
-    inner: float = 0.5
-    """|c| and |d| are at most this, of u and (u² + c) within 1 and 1 + inner."""
+    shift: float = 0.125
+    """|b| of every head is at most this."""
+    inner: float = 0.125
+    """And |c|."""
     guard: Guard = Guard()
 
     @property
@@ -91,16 +100,22 @@ class CausalForm:
         return -math.ceil(math.log2(self.guard.top**2 * _ROUNDED + self.shift))
 
     @property
-    def bounds(self) -> tuple[float, float, float]:
-        """|u|, |u² + c|, |(u² + c)² + d|, with room for their rounding."""
+    def bounds(self) -> tuple[float, float]:
+        """|u| and |v|, with room for their rounding."""
         u = 2.0**self.scale * (self.guard.top**2 * _ROUNDED + self.shift)
-        v = (u + 2.0**-12) ** 2 + self.inner
-        return u, v, (v + 2.0**-14) ** 2 + self.inner
+        return u, (u + 2.0 ** (1 - _U)) ** 2 + self.inner
 
-    @property
-    def largest(self) -> float:
-        """R of every pair."""
-        return (self.bounds[-1] + 2.0**-16) ** 2
+
+def length_rule(low: float, shift: float = 0.125, inner: float = 0.125) -> InverseRule:
+    """For the mean of v², roughly. low: as a part of the largest that it can be"""
+    none = TableRule(0.5, 1.0, 1.0)
+    largest = CausalForm(none, none, shift, inner).bounds[1] ** 2
+    return wide_rule(low * largest, largest, rough=True)
+
+
+def denominator_rule(positions: int) -> InverseRule:
+    """For ΣR of up to so many positions."""
+    return wide_rule(0.25 / positions, LARGEST, error=2.0**-7)
 
 
 def rotation(positions: np.ndarray, size: int, theta: float) -> tuple[Reals, Reals]:
@@ -129,9 +144,9 @@ def _times(x: Share, factors: Reals) -> Share:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the server alone knows of a layer's heads: b, c and d, (heads,) each; None where they are not known."""
+    """What the server alone knows of a layer's heads: b and c, (heads,) each; None where they are not known."""
 
-    values: tuple[Reals, Reals, Reals] | None
+    values: tuple[Reals, Reals] | None
     heads: int
 
     def share(self, session: Session, which: int, like: Share, bound: float) -> Share:
@@ -153,25 +168,24 @@ def attend(
 ) -> Share:
     """Attention of all heads: q, k, v (heads, positions, size) of a window's positions, rows of norm 1 at most.
 
-    name: of the layer, under which keys and values are kept. The result has `CONTEXT` fraction bits, and is within 1.
-    Rounds: 12 or 13 with tables and openings that truncate. Opens q, k, v, their norms, g, q̂, k̂, u, u² + c,
-    (u² + c)² + d, R, the numerator and lines. Reveals nothing.
+    name: of the layer, under which keys and values are kept. The result has `CONTEXT` fraction bits; it is within 1.
+    Rounds: 13 or 14 with tables and openings that truncate. Opens q, k, v, their norms, g, q̂, k̂, u, v, y, w, R, the
+    numerator and lines. Reveals nothing.
     """
     if not q.shape == k.shape == v.shape:
         raise ShapeError(f"attention needs q, k, v of one shape, got {q.shape}, {k.shape}, {v.shape}")
-    total = window.total
     with session.part("attention"):
-        pair = ring_width(_R + _VALUE, total * form.largest * v.bound * _ROUNDED)
+        pair = ring_width(_R + _VALUE, LARGEST * v.bound * _ROUNDED)
         guarded, values = _guarded(session, q, k, v, form, pair)
         queries, keys = session.open(guarded[0], guarded[1])
         keys = with_past(session, f"{name} keys", keys, window, axis=-2)
         values = with_past(session, f"{name} values", values, window, axis=-2)
         with session.part("scores"):
             z = session.matmul(queries, keys, transposed=True, bound=form.guard.top**2 * _ROUNDED)
-            r = _weights(session, z, form, scores, pair)
+            r = _weights(session, z, form, scores, window, pair)
         opened = session.open(r)
-        summed = session.matmul(opened, values, causal=window.first, bound=total * form.largest * v.bound)
-        return _divided(session, summed, _causal_sum(r, window, form), form, window, v.bound, width)
+        summed = session.matmul(opened, values, causal=window.first, bound=LARGEST * v.bound)
+        return _divided(session, summed, r.sum(keep=True).bounded(LARGEST), form, window, v.bound, width)
 
 
 def _guarded(session: Session, q: Share, k: Share, v: Share, form: CausalForm, pair: int) -> tuple[Share, Opened]:
@@ -193,65 +207,70 @@ def _guarded(session: Session, q: Share, k: Share, v: Share, form: CausalForm, p
         return session.truncate_to(product, _QUERY, room - _FACTOR), opened_values
 
 
-def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, pair: int) -> Share:
-    """R, in the ring of the product that it enters."""
-    u = (z + scores.share(session, 0, z, form.shift)).times_power(form.scale).bounded(form.bounds[0])
-    for which, (bits, bound) in enumerate(zip(_SCORE, form.bounds, strict=True)):
-        last = which == len(_SCORE) - 1
-        after = form.largest if last else form.bounds[which + 1]
-        ring = session.ring(2 * bits, after)
-        if not ring.modulus and last:
-            ring = Ring(min(WORD, max(ring.width, pair + 2 * bits - _R)))  # so that the cut behind it is free
-        opened = session.reopen(u.bounded(bound), bits, ring)
-        u = session.evaluate(U**2, {"u": opened}, fraction=2 * bits, bound=(bound + 2.0 ** (2 - bits)) ** 2)
-        if not last:
-            u = (u + scores.share(session, which + 1, u, form.inner)).bounded(after)
-    return session.truncate_to(u.bounded(form.largest), _R, pair)
-
-
-def _causal_sum(r: Share, window: Window, form: CausalForm) -> Share:
-    """ΣR over the positions that a row may see."""
-    seen = np.tril(np.ones(r.shape[-2:], np.uint64), window.first)
-    values = None if r.values is None else r.values * seen
-    return r.with_values(values).sum(keep=True).bounded(window.total * form.largest)
-
-
-def _over_count(x: Share, window: Window, bound: float) -> Share:
-    """Row i over 2^⌈log2(i + 1)⌉."""
+def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, window: Window, pair: int) -> Share:
+    """R, in the ring of the product that it enters; 0 for positions that a row may not see."""
+    bounds = form.bounds
+    u = (z + scores.share(session, 0, z, form.shift)).times_power(form.scale).bounded(bounds[0])
+    opened = session.reopen(u, _U, session.ring(2 * _U, bounds[1]))
+    v = session.evaluate(U**2, {"u": opened}, fraction=2 * _U, bound=bounds[1])
+    v = _seen(v + scores.share(session, 1, v, form.inner), window).bounded(bounds[1])
     most = math.ceil(math.log2(window.total))
-    own = np.array([math.ceil(math.log2(i + 1)) for i in range(window.first, window.stop)])
-    factors = (np.uint64(1) << (most - own).astype(np.uint64))[:, None]
-    values = None if x.values is None else x.values * factors
-    return x.with_values(values).times_power(-most).bounded(bound)
+    whole = 2 * _V + 2 * _LENGTH
+    ring = session.ring(whole + most, LARGEST**0.5)
+    opened = session.reopen(v, _V, ring)
+    y = _lengths(session, opened, form, window, ring)
+    w = session.evaluate(
+        U**2 * y.polynomial**2, {"u": opened, **y.opened}, fraction=whole, bound=LARGEST**0.5 * 2.0**most
+    ).times_power(-most)
+    last = session.ring(2 * _W, LARGEST)
+    if not last.modulus:
+        last = Ring(min(WORD, max(last.width, pair + 2 * _W - _R)))  # so that the cut behind it is free
+    r = session.evaluate(U**2, {"u": session.reopen(w, _W, last)}, fraction=2 * _W, bound=LARGEST)
+    return session.truncate_to(r, _R, pair)
+
+
+def _lengths(session: Session, v: Opened, form: CausalForm, window: Window, ring: Ring) -> Factor:
+    """y ≈ 1/sqrt(Σv²/2^k), roughly, of every row; k: the next power of two to what a row may have."""
+    most = math.ceil(math.log2(window.total))
+    rule = form.lengths
+    squares = session.evaluate(U**2, {"u": v}, bound=form.bounds[1] ** 2)
+    mean = squares.sum(keep=True).times_power(-most).bounded(rule.high)
+    count = mean.shape[0] * window.total
+    y = open_row(session, mean, rule, fraction=_LENGTH, ring=ring, allowed=_ROUGH, count=count)
+    return y or Factor(Y, {"y": session.reopen(inverse_sqrt(session, mean, rule), _LENGTH, ring)})
+
+
+def _seen(x: Share, window: Window) -> Share:
+    """0 for positions that a row may not see."""
+    seen = np.tril(np.ones(x.shape[-2:], np.uint64), window.first)
+    return x.with_values(None if x.values is None else x.values * seen)
 
 
 def _divided(
     session: Session, summed: Share, total: Share, form: CausalForm, window: Window, bound: float, width: int
 ) -> Share:
-    """(R·V) / ΣR, both over the number of positions."""
+    """(R·V) / ΣR."""
     rule = form.denominators
     with session.part("division"):
         limit = bound * (1.0 + 2.0**-5)
-        numerator = _over_count(summed, window, form.largest * bound)
-        mean = _over_count(total, window, form.largest).bounded(rule.high)
-        ring = Ring(WORD)
-        opened = session.defer(Truncate(numerator, numerator.fraction - _NUMERATOR, ring.width), Open)
+        ring, total = Ring(WORD), total.bounded(min(total.bound, rule.high))
+        opened = session.defer(Truncate(summed, summed.fraction - _NUMERATOR, ring.width), Open)
         y = open_row(
-            session, mean, rule, fraction=_RECIPROCAL, ring=ring, allowed=_RECIPROCAL_ERROR, power=1.0,
+            session, total, rule, fraction=_RECIPROCAL, ring=ring, allowed=_RECIPROCAL_ERROR, power=1.0,
             count=total.shape[0] * window.total,
         )  # fmt: skip
         if y is None:
-            y = Factor(Y**2, {"y": session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL, ring)})
+            y = Factor(Y**2, {"y": session.reopen(inverse_sqrt(session, total, rule), _RECIPROCAL, ring)})
         whole = _NUMERATOR + (2 if (("y", 2),) in y.polynomial.terms else 1) * _RECIPROCAL
         found = {"n": opened.result(), **y.opened}
         value = session.evaluate(N * y.polynomial, found, fraction=whole, bound=limit)
         return session.truncate_to(value, CONTEXT, width)
 
 
-def plain_attend(q: Reals, k: Reals, v: Reals, form: CausalForm, scores: tuple[Reals, Reals, Reals]) -> Reals:
+def plain_attend(q: Reals, k: Reals, v: Reals, form: CausalForm, scores: tuple[Reals, Reals]) -> Reals:
     """The same in real arithmetic, for all positions at once, with exact division."""
     guarded = [x * form.guard((x**2).sum(-1, keepdims=True)) for x in (q, k)]
-    b, c, d = (part[:, None, None] for part in scores)
+    b, c = (part[:, None, None] for part in scores)
     u = 2.0**form.scale * (guarded[0] @ guarded[1].swapaxes(-1, -2) + b)
-    r = np.tril(((u**2 + c) ** 2 + d) ** 2)
+    r = np.tril((u**2 + c) ** 4)
     return np.asarray(r @ v / r.sum(-1, keepdims=True))

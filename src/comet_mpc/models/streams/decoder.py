@@ -120,7 +120,7 @@ def layer_weights(shape: DecoderShape, index: int) -> Sizes:
     """Names and shapes of what the server holds for a layer, in the order in which it is used."""
     d, m, prefix = shape.hidden, shape.intermediate, f"layer.{index}."
     rows = (shape.heads + 2 * shape.groups) * shape.size
-    sizes: Sizes = {"qkv.weight": (rows, d), "scores": (3, shape.heads), "output.weight": (d, shape.heads * shape.size)}
+    sizes: Sizes = {"qkv.weight": (rows, d), "scores": (2, shape.heads), "output.weight": (d, shape.heads * shape.size)}
     if shape.centred:
         sizes |= {"qk.bias": ((shape.heads + shape.groups) * shape.size,), "output.bias": (d,)}
     sizes |= {"up.weight": ((2 if shape.gated else 1) * m, d), "up.bias": (m,), "down.weight": (d, m)}
@@ -222,8 +222,8 @@ def _attention(
 def _scores(weight: Weight, shape: DecoderShape) -> Scores:
     if weight.values is None:
         return Scores(None, shape.heads)
-    b, c, d = weight.values * 2.0**-weight.fraction
-    return Scores((b, c, d), shape.heads)
+    b, c = weight.values * 2.0**-weight.fraction
+    return Scores((b, c), shape.heads)
 
 
 def _heads(session: Session, qkv: Share, shape: DecoderShape, bias: Weight | None) -> tuple[Share, Share, Share]:

@@ -19,6 +19,9 @@ _OF_STEPS = 2.0**16
 """Up to this ratio of an interval's ends there is a rule of steps."""
 WIDEST = 2.0**22
 """Up to this one there are tables."""
+_WIDEST_ROUGH = 2.0**28
+"""The same of tables that err by a quarter."""
+_ROUGH = 0.25
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class TableRule(InverseRule):
     low: float
     high: float
     gain: float
+    rough: bool = False
+    """Whether it errs by a quarter."""
 
     certified = True
     fraction_y = 14
@@ -38,7 +43,7 @@ class TableRule(InverseRule):
 
     @property
     def error(self) -> float:
-        return ROW_ERROR
+        return _ROUGH if self.rough else ROW_ERROR
 
     @property
     def rounding(self) -> float:
@@ -46,10 +51,18 @@ class TableRule(InverseRule):
 
     @property
     def overshoot(self) -> float:
-        return 1.0 + ROW_ERROR
+        return 1.0 + self.error
+
+    @property
+    def _widest(self) -> float:
+        return _WIDEST_ROUGH if self.rough else WIDEST
 
     def check(self) -> None:
-        if not 0.0 < self.low < self.high < math.inf or self.high / self.low > WIDEST or not 0.5 <= self.gain <= 2.0:
+        if (
+            not 0.0 < self.low < self.high < math.inf
+            or self.high / self.low > self._widest
+            or not 0.5 <= self.gain <= 2.0
+        ):
             raise RuleError(f"there is no table for the interval [{self.low:g}, {self.high:g}]")
 
     def inverse_of(self, session: Session, t: Share) -> Share:
@@ -59,13 +72,15 @@ class TableRule(InverseRule):
         )
 
 
-def wide_rule(low: float, high: float, *, gain: float = 1.0, error: float = ROW_ERROR) -> InverseRule:
+def wide_rule(
+    low: float, high: float, *, gain: float = 1.0, error: float = ROW_ERROR, rough: bool = False
+) -> InverseRule:
     """By steps or tables where the interval is narrow enough for steps, else by tables."""
     if high / low <= _OF_STEPS:
         try:
-            return row_rule(low, high, gain=gain, error=error)
+            return row_rule(low, high, gain=gain, error=_ROUGH / 2.0 if rough else error)
         except RuleError:
             pass
-    rule = TableRule(low, high, gain)
+    rule = TableRule(low, high, gain, rough)
     rule.check()
     return rule
