@@ -235,14 +235,14 @@ def _sample(name: str, labels: Labels, value: float) -> str:
 
 def _number(value: float) -> str:
     if math.isinf(value):
-        return "+Inf"
+        return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:
     """The samples of a page by their full names, as `Counters.text` writes them. Raises ConfigurationError."""
     found: dict[str, list[tuple[Labels, float]]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not line or line.startswith("#"):
             continue
         sample = _SAMPLE.fullmatch(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import sys
 import time
@@ -67,7 +68,7 @@ def top(metrics: Metrics = "127.0.0.1:9100", every: Every = 2.0, once: Once = Fa
             console.print(shown(watch, address, troubles, time.time()), highlight=False)
         write_json(json, summary(watch, troubles))
         return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(shown(watch, address, troubles, time.time()), refresh=True)
             time.sleep(every)
@@ -163,7 +164,7 @@ def _long(seconds: float) -> str:
 def _table(title: str, *columns: str) -> Table:
     made = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=any(columns),
-        show_edge=False, pad_edge=False,
+        min_width=34, show_edge=False, pad_edge=False,
     )  # fmt: skip
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if not index else "right", no_wrap=True)
