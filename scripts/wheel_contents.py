@@ -3,7 +3,8 @@
 
 A wheel must hold every file of src/comet_mpc that git knows, the compiled extension, the licence, a bill of the
 software that is compiled into it (PEP 770), and nothing else. The extension names no directory of the machine that
-built it. Needs no other package. Without git, as in an unpacked source distribution, every file counts that Python did not make.
+built it. Needs no other package. Without git, as in an unpacked source distribution, every file counts that Python did
+not make.
 """
 
 from __future__ import annotations
