@@ -109,7 +109,7 @@ def test_a_recall_notices_vectors_that_are_others() -> None:
 
 def test_the_notebook_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    notebook = nbformat.read(EXAMPLES / "first_look.ipynb", as_version=4)
+    notebook = nbformat.read(EXAMPLES / "first_look.ipynb", as_version=4)  # type: ignore[no-untyped-call]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     done = NotebookClient(notebook, timeout=PATIENCE, resources={"metadata": {"path": tmp_path}}).execute()
     shown = "".join(output.get("text", "") for cell in done.cells for output in cell.get("outputs", []))
