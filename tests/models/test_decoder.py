@@ -66,7 +66,7 @@ def test_a_conversation_gives_what_the_formulas_say(
         _program(shape, small_rows(shape, TOTAL)), sizes, TOTAL, weights, source=source, tolerance=4 * UNIT
     )
     found = np.concatenate([run.value[0] for run in runs])
-    np.testing.assert_allclose(found, _expected(shape), atol=0.06)
+    np.testing.assert_allclose(found, _expected(shape), atol=0.15)
     others = plain_states(small_rows(shape, TOTAL, seed=5)[0], shape, small_rules(shape), small_weights(shape))[-1]
     assert np.max(np.abs(found - others)) > 0.5  # the tolerance says something
 
@@ -135,4 +135,4 @@ def test_only_what_is_asked_for_is_told() -> None:
     told = tell(session, states)
     assert told is not None
     assert told.shape == (1, GATED.hidden)
-    np.testing.assert_allclose(told[0], _expected(GATED)[2], atol=0.06)
+    np.testing.assert_allclose(told[0], _expected(GATED)[2], atol=0.15)
