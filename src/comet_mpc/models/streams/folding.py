@@ -32,7 +32,7 @@ SLACK = 1.0 + ABOVE + 2.0**-7
 """What a row of a norm may be longer than √d, by its rule's error and rounding."""
 _WEIGHTS_OFF = 1.0 + 2.0**-5  # what the weights of attention may add up to
 _FULL = 0.98  # of a range that neurons and rows are brought to, so that their roundings stay within
-_SCALE = 3  # the stream is held times 2^_SCALE: its first rows are short
+_SCALE = 2  # the stream is held times 2^_SCALE: its first rows are short
 _LOW = 0.25  # of what was seen least, squared
 LEAST_LENGTH = 2.0**-27
 """Of a row's Σv², as a part of the largest."""

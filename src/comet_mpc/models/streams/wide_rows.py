@@ -18,7 +18,7 @@ from comet_mpc.functions.rule import InverseRule
 
 _OF_STEPS = 2.0**16
 """Up to this ratio of an interval's ends there is a rule of steps."""
-WIDEST = 2.0**22
+WIDEST = 2.0**24
 """Up to this one there are tables."""
 _WIDEST_ROUGH = 2.0**28
 """The same of tables that err by a quarter."""
