@@ -44,6 +44,7 @@ N, Y = variables("n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
 _QUERY = 5
+_FREE = 2  # more of them than that, as a cut that sends nothing may leave
 _SOFT_QUERY = 14  # rows that are shorter than their head's softness matter as well
 _VALUE = 12
 _ROW = 14
@@ -181,8 +182,8 @@ def plain_attention(
 
 
 def argument_bits(form: AttentionForm, size: int) -> int:
-    """Fraction bits that matter of q, k and v, in heads of that size."""
-    return max(_query_bits(form, size), _VALUE) if form.norms is not None else _VALUE
+    """Fraction bits that matter of q, k and v, in heads of that size; of q and k with those that a free cut keeps."""
+    return max(_query_bits(form, size) + _FREE, _VALUE) if form.norms is not None else _VALUE
 
 
 def _query_bits(form: AttentionForm, size: int) -> int:

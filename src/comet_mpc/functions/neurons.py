@@ -100,7 +100,7 @@ class Square(Neurons):
 
     @property
     def argument(self) -> int:
-        return _SQUARED
+        return _SQUARED + 1
 
     @property
     def least_rings(self) -> tuple[int, int]:

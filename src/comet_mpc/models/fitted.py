@@ -159,6 +159,18 @@ def position_biases(tensors: Tensors, heads: int) -> Reals:
 # Where fitting begins, without data ---------------------------------------------------------------------------
 
 
+def first_functions(config: CometConfig, tensors: Tensors, layer: int) -> dict[str, Reals]:
+    """A layer's fitted functions before they are fitted."""
+    made: dict[str, Reals] = {}
+    if config.activation.kind == FITTED:
+        names = (f"layers.{layer}.neurons.{part}" for part in ("scale", "coefficients"))
+        made |= dict(zip(names, first_neurons(tensors, layer), strict=True))
+    if config.attention.kind == FITTED:
+        names = (f"layers.{layer}.{part}" for part in ("scores", "softness"))
+        made |= dict(zip(names, first_scores(tensors, layer, config.encoder.heads), strict=True))
+    return made
+
+
 def first_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals]:
     """Scales and coefficients nearest to GeLU for rows as LayerNorm makes them, in all directions alike."""
     weights = Weights(tensors)

@@ -40,8 +40,7 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.fitted import (
-    first_neurons,
-    first_scores,
+    first_functions,
     neurons_as_squares,
     relative_softness,
     score_numbers,
@@ -337,21 +336,9 @@ def in_form(
             for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
                 made[name] = made[name] * by
     for i in range(encoder.layers):
-        for name, first in _first(changed, made, i).items():
+        for name, first in first_functions(changed, made, i).items():
             made.setdefault(name, first.astype(np.float32))
     return changed, {name: made[name] for name in tensor_shapes(changed)}
-
-
-def _first(config: CometConfig, tensors: Tensors, layer: int) -> dict[str, Reals]:
-    """A layer's fitted functions before they are fitted."""
-    made: dict[str, Reals] = {}
-    if config.activation.kind == FITTED:
-        names = (f"layers.{layer}.neurons.{part}" for part in ("scale", "coefficients"))
-        made |= dict(zip(names, first_neurons(tensors, layer), strict=True))
-    if config.attention.kind == FITTED:
-        names = (f"layers.{layer}.{part}" for part in ("scores", "softness"))
-        made |= dict(zip(names, first_scores(tensors, layer, config.encoder.heads), strict=True))
-    return made
 
 
 def _score_bounds(tensors: Mapping[str, npt.NDArray[np.float32]], layer: int, heads: int) -> Reals:
