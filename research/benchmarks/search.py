@@ -58,6 +58,7 @@ def search(sentences: list[str], count: int) -> dict[str, Any]:
         *found, last = done.stdout.splitlines()
     return {
         "sentences": len(sentences),
+        "source": DEALER.name,
         "count": count,
         "recall": float(last.split()[-3]),
         "nearest": [line.split(maxsplit=1)[1] for line in found],
@@ -77,7 +78,7 @@ def main() -> None:
     step = max(1, len(texts) // arguments.rows)  # the files are sorted by what they are about
     found = search(texts[::step][: arguments.rows], arguments.count)
     command = f"python research/benchmarks/search.py {arguments.sentences.name} --rows {arguments.rows}"
-    text = json.dumps({**found, "command": command}, indent=2) + "\n"
+    text = json.dumps({**found, "command": command, "data": arguments.sentences.name}, indent=2) + "\n"
     sys.stdout.write(text) if arguments.json == "-" else Path(arguments.json).write_text(text, "utf-8")
 
 
