@@ -123,7 +123,7 @@ class SenderSetup:
 
 
 def grow_trees(pads: Sequence[Sequence[bytes]], fold: int, hash_key: bytes) -> tuple[bytes, bytes]:
-    """The receiver's keys of every digit, and what it sends: the sums of every level under the two pads of a transfer."""
+    """The receiver's keys of every digit, and what it sends: sums of every level under the two pads of a transfer."""
     leaves, message = [], []
     for digit in range(0, SECURITY, fold):
         level = [secrets.token_bytes(_NODE)]

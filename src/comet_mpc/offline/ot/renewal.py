@@ -1,6 +1,6 @@
 """New transfers from old ones: with secrets of their own, for what is made of the secrets themselves and is stored.
 
-Keys of point functions are (`offline.pair.points`): a bundle holds its party's secret Δ. So every bundle has another one,
+Keys of point functions are (`offline.pair.points`): a bundle holds its party's secret Δ. So every bundle has another,
 and whoever finds one that is not used yet learns nothing of those that were. The base transfers of the new set-up are
 128 random transfers of the old one, in the other direction: whoever will send chooses, and takes its choices for its
 secret; the other grows the trees of `base`. Bit 0 of the secret is clear at the client and set at the server, by a
