@@ -4,51 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from comet_mpc import _native
 from comet_mpc.engine.ring import ODD_MODULI
 from comet_mpc.engine.share import Words
+from support.point_functions import Reference, Shape
 
 ISAS = _native.transfer_isa_names()
 ODD = max(ODD_MODULI)
 SHAPES = [(1, 0, 2, 0), (3, 1, 2, 0), (5, 2, 3, 0), (9, 2, 2, 0), (7, 0, 2, 0), (7, 0, 2, ODD), (4, 0, 2, 8_388_449)]
 ROWS = (2**40 + 3, 300)  # the table's number and that of the first row
-
-Shape = tuple[int, int, int, int]
-
-
-class Reference:
-    """One row's tree, in integers of 128 bits."""
-
-    def __init__(self, shape: Shape, row: int) -> None:
-        index_bits, self.early, self.words, self.modulus = shape
-        self.levels, self._row = index_bits - self.early, row
-
-    def hashed(self, level: int, node: int, number: int = 0) -> int:
-        key = ROWS[0].to_bytes(8, "little") + (self._row << 8 | level).to_bytes(8, "little")
-        low, high = node & (2**64 - 1), node >> 64
-        x = (high | (low ^ high) << 64) ^ number
-        block = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(x.to_bytes(16, "little"))
-        return int.from_bytes(block, "little") ^ x
-
-    def numbers(self, leaf: int) -> list[int]:
-        count = self.words * 2**self.early
-        if self.modulus:
-            return [self.hashed(self.levels, leaf, i) * self.modulus >> 128 for i in range(count)]
-        blocks = [self.hashed(self.levels, leaf, i) for i in range((count + 1) // 2)]
-        return [block >> 64 * half & (2**64 - 1) for block in blocks for half in (0, 1)][:count]
-
-    def leaves(self, server: bool, root: int, corrections: list[int], last: list[int]) -> list[int]:
-        nodes = [root >> 1 << 1 | server]
-        for level, correction in enumerate(corrections):
-            lefts = [self.hashed(level, node) ^ (correction if node & 1 else 0) for node in nodes]
-            nodes = [child for node, left in zip(nodes, lefts, strict=True) for child in (left, left ^ node)]
-        out, size = [], self.modulus or 2**64
-        for node in nodes:
-            own = [(n + (node & 1) * extra) % size for n, extra in zip(self.numbers(node), last, strict=True)]
-            out += [-n % size for n in own] if server else own
-        return out
 
 
 def _made(shape: Shape, rows: int, isa: str) -> tuple[Words, ...]:
@@ -80,7 +45,7 @@ def test_the_shares_add_up_to_the_payload_at_the_place(shape: Shape, isa: str) -
     parts = [_all(shape, bool(party), (client, server)[party], corrections, last, isa) for party in (0, 1)]
     expected = np.zeros_like(parts[0])
     expected[np.arange(5), places] = payloads.reshape(5, -1)
-    assert np.array_equal(_added(*parts, shape[3]), expected)
+    assert np.array_equal(_added(parts[0], parts[1], shape[3]), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -97,7 +62,7 @@ def test_the_tree_is_the_one_of_an_independent_implementation(shape: Shape, isa:
                 int.from_bytes(corrections[16 * at : 16 * at + 16], "little")
                 for at in range(row * levels, (row + 1) * levels)
             ]
-            reference = Reference(shape, ROWS[1] + row)
+            reference = Reference(shape, ROWS[0], ROWS[1] + row)
             expected = reference.leaves(bool(party), root, own, [int(word) for word in last[row]])
             assert [int(word) for word in native[row].reshape(-1)] == expected
 

@@ -66,7 +66,7 @@ RINGS: dict[str, tuple[float, Ring, Ring]] = {
 
 def of_secret(t: Reals, name: str, keep: Reals | None = None) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
-        rule, allowed, power, own, width, bits, _ = SITES[name]
+        rule, allowed, power, own, width, bits, _rows = SITES[name]
         fraction, argument, ring = float(own), Ring(width), Ring(56 if power == 1.0 else width)
         if not session.fused:
             fraction, argument, ring = RINGS[name]

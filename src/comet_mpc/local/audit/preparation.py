@@ -230,7 +230,10 @@ class _Party:
         """Keys of point functions, with transfers of their own. Their randomness is all that they depend on."""
         transfers = carry_out(self.channel, self.party, renewal_steps(old))
         _, tree = self.channel.taken()
-        self.note("trees, renewed", np.frombuffer(tree, np.uint64).copy(), 2**64, len(tree))
+        words = np.frombuffer(tree, np.uint64).copy()
+        if self.control == "old mask":
+            words = self._last.get("trees, renewed", words)
+        self.note("trees, renewed", words, 2**64, len(tree))
         if self.control == "old mask":
             transfers = self._renewed or transfers
             transfers.sender.used = transfers.receiver.used = 0

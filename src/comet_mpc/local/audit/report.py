@@ -42,8 +42,8 @@ CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
         "old mask": (
             "points", "trees", "extension", "answer", "extension, odd", "answer, odd", "words", "flips", "upload",
             "upload, packed", "upload, turned", "upload in slots", "upload in odd slots, defined",
-            "upload in odd slots", "keys, levels", "keys, bits of masks", "keys, carries", "keys, carries chosen",
-            "keys, signs", "keys, signs chosen", "keys, last",
+            "upload in odd slots", "trees, renewed", "keys, levels", "keys, bits of masks", "keys, carries",
+            "keys, carries chosen", "keys, signs", "keys, signs chosen", "keys, last",
         ),
         "no mask": (
             "public key", "packing keys", "response", "response, decrypted", "response, packed",
