@@ -37,10 +37,10 @@ void leaf_sums(const Described &shape, const Numbered &rows, bool server, span<c
     points::leaf_sums(shape_of(shape), {rows_of(rows), server, root, corrections, {}}, sums, controls, isa);
 }
 
-void evaluate_lines(const Described &shape, const Numbered &rows, bool server, span<const u64> root,
-                    span<const u64> corrections, span<const u64> last, span<const u64> tables, size_t columns,
+void evaluate_lines(const Described &shape, const Numbered &rows, span<const u64> numbers, bool server,
+                    span<const u64> root, span<const u64> corrections, span<const u64> last, span<const u64> tables, size_t columns,
                     span<const u64> starts, span<const u64> values, span<const u64> factors, span<u64> out, Isa isa) {
-    points::evaluate_lines(shape_of(shape), {rows_of(rows), server, root, corrections, last},
+    points::evaluate_lines(shape_of(shape), {{rows.first, rows.second, numbers}, server, root, corrections, last},
                            {tables, columns, starts, values, factors}, out, isa);
 }
 

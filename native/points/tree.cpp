@@ -36,7 +36,7 @@ public:
 
     void key(size_t row, unsigned level) {
         u8 key[16];
-        const u64 high = (rows_.first + row) << 8 | level;
+        const u64 number = rows_.numbers.empty() ? rows_.first + row : rows_.numbers[row], high = number << 8 | level;
         for (unsigned i = 0; i < 8; ++i) {
             key[i] = static_cast<u8>(rows_.table >> 8 * i);
             key[8 + i] = static_cast<u8>(high >> 8 * i);

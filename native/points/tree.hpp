@@ -34,7 +34,8 @@ struct Shape {
 
 /// Names the keys of π: (table, row, level) never comes twice with the same roots.
 struct Rows {
-    u64 table, first; // number of the first row
+    u64 table, first;             // number of the first row
+    span<const u64> numbers = {}; // of the rows, if they are some of a table's
 };
 
 /// One party's keys: its root, the same for all rows, and row by row `corrections` (a block of two words for every

@@ -302,6 +302,7 @@ def point_leaf_sums(
 def evaluate_lines(
     shape: PointShape,
     rows: PointRows,
+    numbers: Words,
     server: bool,
     root: Words,
     corrections: Words,

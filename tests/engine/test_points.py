@@ -80,7 +80,20 @@ def test_lines_are_those_of_the_table(words: int, modulus: int) -> None:
     for party, root in ((False, client), (True, server)):
         out = np.empty(2 * rows, np.uint64)
         _native.evaluate_lines(
-            shape, ROWS, party, root, corrections, last, doubled, 2, starts, public, factors, out, ""
+            shape,
+            ROWS,
+            np.empty(0, np.uint64),
+            party,
+            root,
+            corrections,
+            last,
+            doubled,
+            2,
+            starts,
+            public,
+            factors,
+            out,
+            "",
         )
         total = _added(total, out.reshape(rows, 2), modulus)
     for row in range(rows):

@@ -24,9 +24,9 @@ from comet_mpc.errors import (
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.ot.extension import Transfers, set_up_transfers
+from comet_mpc.offline.ot.point_keys import Making, PointKind, key_steps
 from comet_mpc.offline.ot.renewal import renewal_steps
 from comet_mpc.offline.pair.costs import preparation_traffic
-from comet_mpc.offline.pair.point_keys import Making, PointKind, key_steps
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared
 from comet_mpc.offline.pair.stages import arranged

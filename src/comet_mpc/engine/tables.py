@@ -67,6 +67,8 @@ class PointKeys:
     root: Words = field(repr=False)
     corrections: Words = field(repr=False)
     last: Words = field(repr=False)
+    numbers: Words | None = field(default=None, repr=False)
+    """Of the rows, if they are some of those that were prepared together."""
 
     def __post_init__(self) -> None:
         shape, rows = self.shape, self.last.size // self.shape.leaf_words
@@ -80,12 +82,15 @@ class PointKeys:
         if starts.size * leaf != self.last.size:
             raise ShapeError(f"{starts.size} rows are read with the keys of {self.last.size // leaf}")
         out = np.empty((starts.size, columns), np.uint64)
+        numbers = np.empty(0, np.uint64) if self.numbers is None else self.numbers
 
         def some(start: int, stop: int) -> None:
             at, value, factor = (np.ascontiguousarray(array[start:stop]) for array in (starts, values, factors))
             keys = self.root, self.corrections[start * levels : stop * levels], self.last[start * leaf : stop * leaf]
             into, shape, rows = out[start:stop].reshape(-1), self.shape.native, (self.table, start)
-            _native.evaluate_lines(shape, rows, server, *keys, tables, columns, at, value, factor, into, "")
+            _native.evaluate_lines(
+                shape, rows, numbers[start:stop], server, *keys, tables, columns, at, value, factor, into, ""
+            )
 
         in_blocks(self.shape, starts.size, some)
         return out

@@ -12,7 +12,6 @@ from comet_mpc.engine.ops.operation import (
     Leg,
     Message,
     check_even,
-    expect,
     mask_bits,
     reconstructed,
     rounded,
@@ -97,9 +96,10 @@ class TableLine(Shifted[tuple[Share, ...]]):
         return self._made(self.table.at(exact, truncated))
 
     def leg(self, party: int, drawn: Drawn | None) -> Leg[tuple[Share, ...]]:
-        mask, root, corrections, last = expect(drawn, 4)
-        assert drawn is not None
-        keys = PointKeys(self._described.shape, drawn.index, root, corrections, last)
+        if drawn is None or len(drawn.arrays) not in (4, 5):  # some rows of a window have their numbers (`windows`)
+            raise ShapeError("a row of a table is read with a key for it")
+        mask, root, corrections, last, *numbers = drawn.arrays
+        keys = PointKeys(self._described.shape, drawn.index, root, corrections, last, *numbers)
         share = replace(self.share, width=self.own_ring.width)
         own = share.flat() - mask
         if party == CLIENT:

@@ -32,8 +32,8 @@ from comet_mpc.offline.ot.extension import (
     packed_bytes,
     set_up_transfers,
 )
+from comet_mpc.offline.ot.point_keys import Making, PointKind, key_steps
 from comet_mpc.offline.ot.renewal import renewal_steps
-from comet_mpc.offline.pair.point_keys import Making, PointKind, key_steps
 from comet_mpc.offline.rlwe.defined import read_defined
 from comet_mpc.offline.rlwe.packing import Packing, packing_keys
 from comet_mpc.offline.rlwe.products import Homomorphic, Job, MatrixJob

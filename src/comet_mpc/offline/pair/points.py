@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from comet_mpc.engine.correlations import PointFunctions
 from comet_mpc.errors import RandomnessError
 from comet_mpc.offline.ot.extension import FOLD
+from comet_mpc.offline.ot.point_keys import Making, PointKind, key_steps
 from comet_mpc.offline.ot.renewal import renewal_sizes, renewal_steps
-from comet_mpc.offline.pair.point_keys import Making, PointKind, key_steps
 from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared
 from comet_mpc.offline.pair.workbench import Workbench
 from comet_mpc.offline.streaming import Item, Sizes, Steps, Work
