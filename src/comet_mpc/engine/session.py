@@ -269,8 +269,10 @@ class Session(ABC):
 
         Into an odd ring it is then scaled by a multiple of T/2^w, which is no power of two: the result's `fraction` is
         no whole number, and whatever comes next takes it as it is (`evaluate` in its coefficients, `truncate_to` back
-        to whole bits).
+        to whole bits). A product that is only near its value keeps no bit that would be off by more than a unit.
         """
+        if share.error:
+            most = min(most, -math.log2(share.error))
         if ring.modulus and not share.modulus and share.fraction > least:
             shift = free_shift(share.ring, share.fraction, least, ring)
             request = Truncate(share, shift, ring.width, ring.modulus)

@@ -40,6 +40,7 @@ S, N, Y = variables("s n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
 _QUERY = 5
+_FREE = 2  # more of them than that, as a cut that sends nothing may leave
 _SCORE = 14
 _VALUE = 12
 _ACTIVATED = 14
@@ -175,8 +176,8 @@ def plain_attention(
 
 
 def argument_bits(form: AttentionForm, size: int) -> int:
-    """Fraction bits that matter of q, k and v, in heads of that size."""
-    return max(_query_bits(form.norms, size), _VALUE) if form.norms is not None else _VALUE
+    """Fraction bits that matter of q, k and v, in heads of that size; of q and k with those that a free cut keeps."""
+    return max(_query_bits(form.norms, size) + _FREE, _VALUE) if form.norms is not None else _VALUE
 
 
 def _query_bits(rule: InverseRule, size: int) -> int:

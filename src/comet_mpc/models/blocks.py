@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from comet_mpc.functions.attention import AttentionForm, argument_bits, attentio
 from comet_mpc.functions.layer_norm import (
     SUMMANDS,
     Centred,
+    Padding,
     largest_norm,
     normalise,
     normalised_mean,
@@ -68,19 +70,55 @@ class LayerRules:
 class Frame:
     """What all blocks of a run have in common.
 
-    mask      of padding, (batch, tokens): 1 for a token
+    mask      of padding, (batch, tokens): 1 for a token. None: there is no padding
     averages  the weights of a mean over a text's tokens, (batch, tokens), if it is read
     """
 
     session: Session
-    mask: Share
+    mask: Share | None
     weights: Mapping[str, Weight]
     epsilon: float
     averages: Share | None = None
 
+    def marked(self, rows: Share) -> Share:
+        """n + m, m being the mask: of it a matrix can make W·n + b·m (`fold`)."""
+        mask = self.mask
+        return rows if mask is None else rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width)
+
+    def padding(self, rule: InverseRule) -> Padding | None:
+        """Which rows a LayerNorm by that rule keeps; None: all."""
+        return None if self.mask is None else padding_bits(self.session, self.mask, rule)
+
+
+class Skipped(Protocol):
+    """What is added to a part's product, once it is there."""
+
+    def result(self) -> Share: ...
+
+
+class Total(ABC):
+    """What the product of a part is added to, and how the sum is held."""
+
+    @property
+    @abstractmethod
+    def rows_ring(self) -> int:
+        """The least ring of the rows that a part takes, in bits."""
+
+    @abstractmethod
+    def narrower(self, fraction: int, weight: Weight) -> int:
+        """The ring of f with `fraction` bits, of which W·f is lifted to the scale of the sum."""
+
+    @abstractmethod
+    def skip(self, frame: Frame, rows: Given, gamma: str, bias: str) -> Skipped:
+        """What W·f is added to, the bias included. rows: those that the part takes"""
+
+    @abstractmethod
+    def with_product(self, frame: Frame, rows: Given, weight: str, skip: Share) -> Share:
+        """W·f and what it is added to."""
+
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Total):
     """How a sum W·f + γ⊙n + b is held before its LayerNorm: centred already, and times d/2^k (`Centred`).
 
     The server has centred W and b, and multiplied W by d/2^k (`fold`). So only γ⊙n + b has a mean, one number a row.
@@ -139,7 +177,7 @@ class Part(ABC):
     def weights(self) -> Sizes:
         """Its weights, γ aside, in the order in which they are used."""
 
-    def ring(self, frame: Frame, rules: LayerRules, total: Sum, prefix: str) -> int:
+    def ring(self, frame: Frame, rules: LayerRules, total: Total, prefix: str) -> int:
         """Of the rows it takes, in bits: as wide as a product with its weights needs, and what is skipped."""
         name, bound = self.product(rules)
         product = ring_width(ROWS + frame.weights[prefix + name].fraction, bound * (1.0 + 2.0**-6))
@@ -150,7 +188,7 @@ class Part(ABC):
         """The weight that is applied to the rows, and what their product is within, but for rounding."""
 
     @abstractmethod
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Total, prefix: str) -> Share:
         """The sum, (batch, tokens, hidden), of one token if the part says so. prefix: of its weights' names"""
 
 
@@ -183,12 +221,12 @@ class Attention(Part):
     def product(self, rules: LayerRules) -> tuple[str, float]:
         return "qkv.weight", max(rules.query_bound, rules.value_bound)
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
-        session, mask, d, form, weights = frame.session, frame.mask, self.hidden, rules.attention, frame.weights
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Total, prefix: str) -> Share:
+        session, d, form, weights = frame.session, self.hidden, rules.attention, frame.weights
         batch, tokens, _ = rows.shape
         asking = 1 if self.first else tokens
         with session.part("linear"):
-            given = session.give(rows + mask.reshape(*mask.shape, 1).lift(ROWS).narrow(rows.width))
+            given = session.give(frame.marked(rows))
             top, precision = max(rules.query_bound, rules.value_bound), argument_bits(form, d // self.heads)
             qkv = linear(session, given, weights, prefix + "qkv", top, precision)
             skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "output.bias")
@@ -201,7 +239,7 @@ class Attention(Part):
             v.bounded(rules.value_bound),
             form,
             thresholds=self._thresholds(session, weights[prefix + "threshold"], asking, tokens, form.threshold_bound),
-            mask=mask,
+            mask=frame.mask,
             fraction=_CONTEXT,
             width=max(narrow, ring_width(_CONTEXT, 2.0 * rules.value_bound)),
         )
@@ -238,7 +276,7 @@ class FeedForward(Part):
     def product(self, rules: LayerRules) -> tuple[str, float]:
         return "up.weight", rules.neuron_bound
 
-    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Sum, prefix: str) -> Share:
+    def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Total, prefix: str) -> Share:
         session, weights = frame.session, frame.weights
         fraction = max(_ACTIVE, rules.activation_rule.precision)
         with session.part("linear"):
@@ -291,7 +329,7 @@ class PostNormBlock:
         look at them.
         """
         session, sums = frame.session, self._sums(rules)
-        bits = padding_bits(session, frame.mask, rules.variances[-1]) if self.reads is None else None
+        bits = frame.padding(rules.variances[-1]) if self.reads is None else None
         rings = [part.ring(frame, rules, total, self.prefix) for part, total in zip(self.parts, sums, strict=True)]
         rows = rows.narrow(rings[0])
         for part, total, following in zip(self.parts, sums, [*rings[1:], width], strict=True):

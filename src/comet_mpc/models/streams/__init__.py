@@ -1,0 +1,1 @@
+"""Pre-normalised blocks, and models made of them."""
