@@ -1,0 +1,204 @@
+"""Programs of many positions that are run a few positions at a time: a conversation.
+
+A program of n positions is planned once, and its correlations are prepared as one. A *window* is some consecutive
+positions. Run for a window, the program carries out the same operations in the same order, on the rows of these
+positions only, and draws of each correlation the part that belongs to them (and of what belongs to pairs of positions,
+the columns up to its end). What earlier windows have opened stays opened (`Session.keep`): the window uses the same
+masks, and opens its own rows alone. So a position costs the same randomness whether it is run alone or along with
+others, how many there are in a window is decided when it is run, and no part of a mask is drawn twice.
+
+An axis belongs to positions if it has n elements in the whole program and fewer in a window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from comet_mpc.engine.correlations import AnyMask, BitProducts, Correlation, Monomials, WeightProduct
+from comet_mpc.engine.ops.operation import FUSED, Abilities, Drawn
+from comet_mpc.engine.party import PartySession, Randomness, Sent
+from comet_mpc.engine.plan import Plan, PlanSession
+from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
+from comet_mpc.engine.share import SERVER, Words
+from comet_mpc.engine.tensors import Opened
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
+from comet_mpc.net.channel import Channel
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Positions first … stop-1 of a program of `total`."""
+
+    first: int
+    stop: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.stop <= self.total:
+            raise ShapeError(f"positions {self.first} to {self.stop} of {self.total} are no window")
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.first
+
+    def cut(self, whole: Shape, own: Shape) -> tuple[slice, ...]:
+        """Which part of a tensor of the whole program a window's tensor is."""
+        if len(whole) != len(own):
+            raise ForeignRandomness(f"a tensor of shape {own} is no part of one of shape {whole}")
+        return tuple(self._axis(*sizes) for sizes in zip(whole, own, strict=True))
+
+    def _axis(self, whole: int, own: int) -> slice:
+        if whole == own:
+            return slice(None)
+        if whole == self.total and own in (self.size, self.stop):
+            return slice(self.first if own == self.size else 0, self.stop)
+        raise ForeignRandomness(f"{own} elements are no part of {whole} for positions {self.first} to {self.stop}")
+
+
+WindowProgram = Callable[[Session, Window], object]
+
+
+class WindowPlan:
+    """A program of `total` positions: what is prepared for it, and what each window sends."""
+
+    def __init__(
+        self, program: WindowProgram, total: int, *, abilities: Abilities = FUSED, ways: Ways = USUAL_WAYS
+    ) -> None:
+        session = PlanSession(abilities=abilities, ways=ways)
+        program(session, Window(0, total, total))
+        session.end_program()
+        self.total = total
+        self.whole: Plan = replace(session.plan(), terms=f"{total} positions")
+        self.extents: tuple[Shape, ...] = tuple(session.extents)
+        """The shape of what each of the correlations is for."""
+        self._program, self._abilities, self._ways, self._kept = program, abilities, ways, session.everything_kept()
+
+    def window(self, first: int, stop: int) -> Plan:
+        """What these positions send and draw, once all before them were run."""
+        session = PlanSession(abilities=self._abilities, ways=self._ways)
+        for name, tensor in self._kept.items():
+            session.keep(name, tensor)
+        self._program(session, Window(first, stop, self.total))
+        session.end_program()
+        return session.plan()
+
+
+class WindowSession(PartySession):
+    """A party's side of such a program: `begin` says which positions are run next."""
+
+    def __init__(
+        self,
+        party: int,
+        channel: Channel,
+        randomness: Randomness,
+        plan: WindowPlan,
+        *,
+        watch: Sent | None = None,
+    ) -> None:
+        super().__init__(party, channel, randomness, ways=plan.whole.ways, watch=watch)
+        self._plan = plan
+        self._all = [randomness.draw(correlation) for correlation in plan.whole.correlations]
+        self._window: Window | None = None
+        self._next = len(self._all)
+
+    @property
+    def position(self) -> int:
+        """How many positions were run."""
+        return 0 if self._window is None else self._window.stop
+
+    def begin(self, size: int) -> Window:
+        """The next positions. Whatever happens from now on, their randomness is not used for others."""
+        if self._next != len(self._all):
+            raise RandomnessSpent("the positions before were not run to their end: this conversation cannot go on")
+        if self.position + size > self._plan.total:
+            raise RandomnessExhausted(f"{size} more positions after {self.position} of {self._plan.total}")
+        self._window, self._next = Window(self.position, self.position + size, self._plan.total), 0
+        return self._window
+
+    def _draw(self, correlation: Correlation) -> Drawn:
+        index = self._next
+        if self._window is None or index >= len(self._all):
+            raise RandomnessExhausted("the program asks for more than was prepared for these positions")
+        self._next += 1
+        whole = self._plan.whole.correlations[index]
+        arrays = part_of(whole, correlation, self._all[index].arrays, self._window, self._plan.extents[index], self)
+        return replace(self._all[index], arrays=arrays)
+
+    @property
+    def extent(self) -> Shape:
+        """The shape of what is being drawn for."""
+        return self._extent
+
+
+def part_of(
+    whole: Correlation,
+    own: Correlation,
+    arrays: Sequence[Words],
+    window: Window,
+    extent: Shape,
+    session: WindowSession,
+) -> tuple[Words, ...]:
+    """A window's words of a correlation. extent: of the whole"""
+    if type(whole) is not type(own):
+        raise ForeignRandomness(f"{type(whole).__name__} was prepared, and this program asks for {type(own).__name__}")
+    shapes = extent, session.extent
+    if isinstance(whole, (AnyMask, Monomials)):
+        assert isinstance(own, (AnyMask, Monomials))
+        shapes = whole.shape, own.shape
+    cut = window.cut(*shapes)
+    shape = shapes[0]
+    if isinstance(whole, WeightProduct) and session.party == SERVER:  # its share comes output by output
+        shape, cut = (shape[-1], *shape[:-1]), (cut[-1], *cut[:-1])
+
+    def taken(words: Words) -> Words:
+        return np.ascontiguousarray(words.reshape(*shape, -1)[cut]).reshape(-1)
+
+    if isinstance(whole, BitProducts):
+        packed, product = arrays
+        bits = np.unpackbits(packed.view(np.uint8), count=math.prod(shape), bitorder="little")
+        some = np.packbits(taken(bits.astype(np.uint64)).astype(np.uint8), bitorder="little")
+        return cast(Words, some), taken(product)
+    return tuple(taken(words) for words in arrays)
+
+
+# What a program does with what it has kept -----------------------------------------------------------------------
+
+
+def with_past(session: Session, name: str, opened: Opened, window: Window, axis: int) -> Opened:
+    """The rows of all positions so far along an axis, opened before or now; kept for the next window."""
+    if window.first:
+        opened = _joined(_first(session.kept(name, Opened), window.first, axis), opened, axis)
+    session.keep(name, opened)
+    return opened
+
+
+def _first(opened: Opened, count: int, axis: int) -> Opened:
+    """The first rows of an opened tensor: a plan has kept those of all positions."""
+    shape = list(opened.shape)
+    if shape[axis] == count:
+        return opened
+    shape[axis] = count
+    return replace(opened, shape=tuple(shape), known={}).with_mask(None)
+
+
+def _joined(first: Opened, second: Opened, axis: int) -> Opened:
+    """Rows under the same mask of the whole program, one after the other."""
+    if (first.mask, first.ring, first.fraction) != (second.mask, second.ring, second.fraction) or first.step:
+        raise ShapeError("rows that were opened under different masks cannot be put together")
+    shape = list(first.shape)
+    shape[axis] += second.shape[axis]
+    bound = max(first.bound, second.bound)
+    if first.public is None or second.public is None:
+        return replace(second, shape=tuple(shape), bound=bound, known={}).with_mask(None)
+    public = np.concatenate([first.words(), second.words()], axis=axis)
+    joined = replace(second, shape=tuple(shape), bound=bound, public=public, known={})
+    if not first.known:  # a twin has no masks
+        return joined
+    return joined.with_mask(np.concatenate([first.own_mask(), second.own_mask()], axis=axis))
