@@ -48,6 +48,6 @@ def share_plans(patch: pytest.MonkeyPatch) -> None:
 
     def begun(self: Programs, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
-        self._model = _Remembering(self._model)  # type: ignore[assignment]
+        self._model = _Remembering(self._model)  # type: ignore[assignment, arg-type]
 
     patch.setattr(Programs, "__init__", begun)

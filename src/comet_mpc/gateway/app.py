@@ -33,6 +33,7 @@ from starlette.responses import Response
 
 from comet_mpc import __version__
 from comet_mpc.errors import CometError, PeerClosed, PeerError, ProtocolMismatch
+from comet_mpc.models.packages import answering
 from comet_mpc.gateway import openai, problems
 from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
@@ -275,7 +276,7 @@ def _add_requests(app: FastAPI, desk: _Desk, server: str) -> None:
     async def embeddings(asked: openai.Asked) -> openai.Listed:
         texts = asked.texts()
         async with desk.client() as client:
-            public = await client.connect()
+            public = answering(await client.connect())
             asked.check_dimensions(public.config.encoder.hidden)
             return openai.listed(asked, await client.embed(texts), public.fingerprint)
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.models.packages import answering
 from comet_mpc.progress import bar
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding
@@ -76,7 +77,7 @@ class PrivateEncoder:
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""
-        return self.client.connect().config.encoder.hidden
+        return answering(self.client.connect()).config.encoder.hidden
 
     def get_sentence_embedding_dimension(self) -> int:
         """`dimension`, by the name that sentence-transformers has for it."""
