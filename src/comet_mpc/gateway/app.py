@@ -33,12 +33,13 @@ from starlette.responses import Response
 
 from comet_mpc import __version__
 from comet_mpc.errors import CometError, PeerClosed, PeerError, ProtocolMismatch
-from comet_mpc.models.packages import answering
 from comet_mpc.gateway import openai, problems
 from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
 from comet_mpc.gateway.problems import Problem
-from comet_mpc.models.public import PublicModel
+from comet_mpc.models.packages import Model as AnyModel
+from comet_mpc.models.packages import answering
+from comet_mpc.models.writing.model import WritingModel
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse
@@ -67,7 +68,9 @@ class Model:
 
     server: str
     fingerprint: str
-    kind: Annotated[str, Field(description="What it gives: label (classify), tokens (tag) or embedding (embed).")]
+    kind: Annotated[
+        str, Field(description="What it gives: label (classify), tokens (tag), embedding (embed) or text (generate).")
+    ]
     labels: list[str]
     longest: int
     buckets: list[int]
@@ -300,7 +303,18 @@ def _file(content: bytes, kind: str) -> Callable[[], Response]:
     return answer
 
 
-def _described(server: str, public: PublicModel, source: str) -> Model:
+def _described(server: str, public: AnyModel, source: str) -> Model:
+    if isinstance(public, WritingModel):
+        return Model(
+            server=server,
+            fingerprint=public.fingerprint,
+            kind="text",
+            labels=[],
+            longest=public.longest,
+            buckets=list(public.buckets()),
+            source=source,
+            promise=find_source(source).promise,
+        )
     return Model(
         server=server,
         fingerprint=public.fingerprint,

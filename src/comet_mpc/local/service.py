@@ -20,13 +20,15 @@ _WORKERS = 2
 
 
 @contextlib.contextmanager
-def local_service(model: Served, source: Source, *, batch: int = 4) -> Iterator[tuple[str, Path, Path]]:
+def local_service(
+    model: Served, source: Source, *, batch: int = 4, limits: ServiceLimits | None = None
+) -> Iterator[tuple[str, Path, Path]]:
     """A server, and a dealer if the source has a third party, in processes of their own.
 
     Gives (the server's address, the directory of keys, a directory for a cache).
     """
     with Crew(dealer=source.has_third_party, method="fork") as crew:
-        limits = ServiceLimits(batch=batch)
+        limits = limits or ServiceLimits(batch=batch)
         server = crew.start(
             "server", _serve, model, source.at(crew.dealer_address), crew.keys, crew.directory / "state", limits
         )

@@ -29,7 +29,7 @@ from comet_mpc.net.transport import Transport
 from comet_mpc.offline.source import Progress
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.bundle_pool import Kept
-from comet_mpc.service.clients.writer import Token, Wanted, write
+from comet_mpc.service.generation import Token, Wanted, write
 from comet_mpc.service.link import LinkOptions, ServerLink, Setup, Watch
 from comet_mpc.service.model_cache import default_cache
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging, answers

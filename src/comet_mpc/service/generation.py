@@ -70,8 +70,8 @@ class Wanted(TypedDict, total=False):
     tokens    at most so many. None: as many as the model's context has room for
     sampling  how a token is picked; greedy, unless something else is said
     stop      words that end the text, and are not part of it
-    drafts    so many tokens are guessed before each run, which then gives several if they are right. The text is the
-              same; the server sees how many were right. Each that is wrong takes a position that was prepared
+    drafts    up to so many tokens are guessed before each run, which then gives several if they are right. The text
+              is the same; the server sees how many were guessed and right. One that is wrong takes a position
     drafter   guesses them; None: what followed the same words earlier in the text
     """
 
@@ -202,7 +202,9 @@ class _Text:
 
 def _written(link: ServerLink, text: _Text, drafts: int, drafter: Drafter) -> Generator[Token]:
     start = time.monotonic()
-    conversation, bundle = _begun(link, text.model.fitting(text.end - 1))
+    spare = text.wanted // 2 if drafts else 0  # for guesses that are wrong
+    positions = text.model.fitting(min(text.model.longest, text.end - 1 + spare))
+    conversation, bundle = _begun(link, positions)
     run, kept, guesses = [*text.ids], 0, list[int]()
     try:
         while True:
