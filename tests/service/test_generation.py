@@ -1,4 +1,4 @@
-"""Texts that are written privately: by real parties over TLS, as the plaintext twin writes them, and kept when it ends."""
+"""Texts that are written privately: by real parties over TLS, as the plaintext twin writes them."""
 
 from __future__ import annotations
 
@@ -206,11 +206,10 @@ def test_a_client_that_asks_out_of_order_is_refused_and_goes_on(dealt: Place) ->
 @pytest.mark.service
 def test_tokens_of_a_day_are_counted_and_what_was_written_is_there() -> None:
     with served(DEALER, tokens_per_day=4) as place, place.client() as client:
-        found: list[int] = []
+        tokens = client.generate(PROMPT, tokens=COUNT)
+        assert [next(tokens).id for _ in range(4)] == EXPECTED[:4]
         with pytest.raises(QuotaExceeded, match="writes 4 tokens a day"):
-            for token in client.generate(PROMPT, tokens=COUNT):
-                found.append(token.id)
-        assert found == EXPECTED[:4]
+            next(tokens)
         with pytest.raises(QuotaExceeded):
             next(client.generate(PROMPT, tokens=1))
 
@@ -229,7 +228,7 @@ def _children(pid: int) -> list[int]:
 
 
 def conversations() -> list[int]:
-    """The processes of a server's connections: the server is a child of this process, and its front desk one of that."""
+    """The processes of the connections of servers, which are children of this process."""
     servers = [child for child in _children(os.getpid()) if len(_children(child)) >= 1]
     return [worker for server in servers for desk in _children(server) for worker in _children(desk)]
 
