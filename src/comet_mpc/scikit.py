@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import ConfigurationError, needs_extra
-from comet_mpc.models.packages import answering
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.service.client import Client
 from comet_mpc.service.prediction import Prediction
 

@@ -43,7 +43,7 @@ class Place:
     cache: Path
 
     def client(self, **options: Any) -> Client:
-        return Client(self.address, **{"keys": self.keys, "cache": self.cache, "timeout": PATIENCE} | options)
+        return Client(self.address, keys=self.keys, cache=self.cache, timeout=PATIENCE, **options)
 
 
 @contextlib.contextmanager
@@ -151,17 +151,19 @@ def test_what_cannot_be_written_is_refused_before_randomness_is_used(dealt: Plac
     with dealt.client() as client:
         client.prepare(1, bucket=16, warm=False)
         before = client.prepared(1, 16)
+        prompt: Any
         for prompt in ("", []):
             with pytest.raises(ConfigurationError, match="the prompt is empty"):
                 client.generate(prompt)
         for prompt in ([3, 270], [-1], [True], [1.5]):
             with pytest.raises(ConfigurationError, match="not one of 0 to 269"):
-                client.generate(prompt)  # type: ignore[arg-type]
+                client.generate(prompt)
         for prompt in ("a" * 49, [3] * 49):
             with pytest.raises(ContextFull, match="49 tokens, and this model takes 48"):
                 client.generate(prompt)
         with pytest.raises(ContextFull, match="room for 43"):
             client.generate(PROMPT, tokens=44)
+        wrong: Any
         for wrong in ({"tokens": 0}, {"drafts": -1}, {"drafts": 33}, {"stop": [""]}):
             with pytest.raises(ConfigurationError):
                 client.generate(PROMPT, **wrong)

@@ -22,9 +22,9 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import CLIENT, Reals, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.engine.windows import Window, with_past
-from comet_mpc.models.packages import register_writer
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.models.writing.model import DROPPED, Places, Step, WritingModel, told
+from comet_mpc.models.writing.packages import register_writer
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 
 FAMILY = "toy writer"

@@ -37,9 +37,9 @@ from comet_mpc.gateway import openai, problems
 from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
 from comet_mpc.gateway.problems import Problem
-from comet_mpc.models.packages import Model as AnyModel
-from comet_mpc.models.packages import answering
 from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.models.writing.packages import Model as AnyModel
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse

@@ -14,8 +14,8 @@ import numpy as np
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.service import local_service
-from comet_mpc.models.packages import answering
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import PAIR

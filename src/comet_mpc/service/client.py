@@ -21,9 +21,9 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, NodeLost, PeerClosed, ProtocolMismatch
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import own_tokenizer
-from comet_mpc.models.packages import Model
 from comet_mpc.models.queries import TextRun
 from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.transport import Transport
 from comet_mpc.offline.source import Progress

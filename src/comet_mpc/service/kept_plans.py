@@ -31,7 +31,7 @@ from comet_mpc import _native
 from comet_mpc.engine.plan import Plan, decode_plan, encode_plan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.models.packages import Model
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.offline.shelf import forget_unused
 from comet_mpc.offline.source import Source
 

@@ -35,10 +35,10 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, ModelChanged, PeerError, ProtocolMismatch, UnsafeTokenizer
 from comet_mpc.files import atomic_write
-from comet_mpc.models.packages import Model, answering, parts, unpack, writing
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.models.writing.packages import Model, answering, parts, unpack, writing
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.store import BundleStore

@@ -12,8 +12,8 @@ from comet_mpc.engine.correlations import WeightCorrelation
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.windows import WindowPlan
 from comet_mpc.errors import ConfigurationError, ShapeError
-from comet_mpc.models.packages import Model
 from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.offline.source import Source
 from comet_mpc.service.kept_plans import KeptPlans
 

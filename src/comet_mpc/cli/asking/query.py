@@ -34,8 +34,8 @@ from comet_mpc.cli.options import (
 from comet_mpc.cli.stopping import if_stopped
 from comet_mpc.cli.tables import write_json
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, needs_extra
-from comet_mpc.models.packages import answering
 from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.progress import bar, doing

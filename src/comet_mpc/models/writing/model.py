@@ -92,7 +92,7 @@ class WritingModel(ABC):
 
     @abstractmethod
     def package(self) -> bytes:
-        """What a client downloads (`models.packages`)."""
+        """What a client downloads (`packages`)."""
 
     @abstractmethod
     def planned_from(self) -> bytes:

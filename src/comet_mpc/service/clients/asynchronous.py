@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar, Unpack
 
 from comet_mpc.errors import ConfigurationError, PeerClosed
-from comet_mpc.models.packages import Model
 from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.generation import Token, Wanted
 from comet_mpc.service.prediction import Embedding, Prediction, Tagging

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import ConfigurationError, did_you_mean
-from comet_mpc.models.packages import answering
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.progress import bar
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding

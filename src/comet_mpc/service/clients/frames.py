@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol, Self, TypeVar
 
 from comet_mpc.errors import ConfigurationError, did_you_mean
-from comet_mpc.models.packages import answering
 from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.service.client import Client
 
 
