@@ -1,20 +1,10 @@
-"""Programs of many positions that are run a few positions at a time: a conversation.
-
-A program of n positions is planned once, and its correlations are prepared as one. A *window* is some consecutive
-positions. Run for a window, the program carries out the same operations in the same order, on the rows of these
-positions only, and draws of each correlation the part that belongs to them (and of what belongs to pairs of positions,
-the columns up to its end). What earlier windows have opened stays opened (`Session.keep`): the window uses the same
-masks, and opens its own rows alone. So a position costs the same randomness whether it is run alone or along with
-others, how many there are in a window is decided when it is run, and no part of a mask is drawn twice.
-
-An axis belongs to positions if it has n elements in the whole program and fewer in a window.
-"""
+"""Planning a program of many positions, and a party's side of its windows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -25,42 +15,9 @@ from comet_mpc.engine.party import PartySession, Randomness, Sent
 from comet_mpc.engine.plan import Plan, PlanSession
 from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import SERVER, Words
-from comet_mpc.engine.tensors import Opened
-from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
+from comet_mpc.engine.windows.window import Shape, Window
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent
 from comet_mpc.net.channel import Channel
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Window:
-    """Positions first … stop-1 of a program of `total`."""
-
-    first: int
-    stop: int
-    total: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.first < self.stop <= self.total:
-            raise ShapeError(f"positions {self.first} to {self.stop} of {self.total} are no window")
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.first
-
-    def cut(self, whole: Shape, own: Shape) -> tuple[slice, ...]:
-        """Which part of a tensor of the whole program a window's tensor is."""
-        if len(whole) != len(own):
-            raise ForeignRandomness(f"a tensor of shape {own} is no part of one of shape {whole}")
-        return tuple(self._axis(*sizes) for sizes in zip(whole, own, strict=True))
-
-    def _axis(self, whole: int, own: int) -> slice:
-        if whole == own:
-            return slice(None)
-        if whole == self.total and own in (self.size, self.stop):
-            return slice(self.first if own == self.size else 0, self.stop)
-        raise ForeignRandomness(f"{own} elements are no part of {whole} for positions {self.first} to {self.stop}")
-
 
 WindowProgram = Callable[[Session, Window], object]
 
@@ -166,39 +123,3 @@ def part_of(
         some = np.packbits(taken(bits.astype(np.uint64)).astype(np.uint8), bitorder="little")
         return cast(Words, some), taken(product)
     return tuple(taken(words) for words in arrays)
-
-
-# What a program does with what it has kept -----------------------------------------------------------------------
-
-
-def with_past(session: Session, name: str, opened: Opened, window: Window, axis: int) -> Opened:
-    """The rows of all positions so far along an axis, opened before or now; kept for the next window."""
-    if window.first:
-        opened = _joined(_first(session.kept(name, Opened), window.first, axis), opened, axis)
-    session.keep(name, opened)
-    return opened
-
-
-def _first(opened: Opened, count: int, axis: int) -> Opened:
-    """The first rows of an opened tensor: a plan has kept those of all positions."""
-    shape = list(opened.shape)
-    if shape[axis] == count:
-        return opened
-    shape[axis] = count
-    return replace(opened, shape=tuple(shape), known={}).with_mask(None)
-
-
-def _joined(first: Opened, second: Opened, axis: int) -> Opened:
-    """Rows under the same mask of the whole program, one after the other."""
-    if (first.mask, first.ring, first.fraction) != (second.mask, second.ring, second.fraction) or first.step:
-        raise ShapeError("rows that were opened under different masks cannot be put together")
-    shape = list(first.shape)
-    shape[axis] += second.shape[axis]
-    bound = max(first.bound, second.bound)
-    if first.public is None or second.public is None:
-        return replace(second, shape=tuple(shape), bound=bound, known={}).with_mask(None)
-    public = np.concatenate([first.words(), second.words()], axis=axis)
-    joined = replace(second, shape=tuple(shape), bound=bound, public=public, known={})
-    if not first.known:  # a twin has no masks
-        return joined
-    return joined.with_mask(np.concatenate([first.own_mask(), second.own_mask()], axis=axis))
