@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from comet_mpc.service.clients.encoder import PrivateEncoder
     from comet_mpc.service.clients.frames import classify_frame
     from comet_mpc.service.deployment import ServiceLimits
-    from comet_mpc.service.generation import Token
     from comet_mpc.service.hosting.server import Server
     from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tag, Tagging
+    from comet_mpc.service.writing.client import Token
 
     __version__: str
 
@@ -93,7 +93,7 @@ _HOMES = {
     "offline.sources": ("DealerSource", "PairSource"),
     "models.served": ("PublicModel", "ServedModel"),
     "models.writing.sampling": ("Sampling",),
-    "service.generation": ("Token",),
+    "service.writing.client": ("Token",),
     "net.identity": ("TlsIdentity",),
     "engine.costs": ("Network",),
     "engine.plan": ("Plan", "plan_program"),

@@ -23,8 +23,8 @@ from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.service.client import Client
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.deployment import ServiceLimits
-from comet_mpc.service.generation import Token
 from comet_mpc.service.messages import Begin, Ready, Step
+from comet_mpc.service.writing.client import Token
 from support.toy_writer import ToyWriter
 from support.waiting import PATIENCE, eventually
 

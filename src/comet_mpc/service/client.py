@@ -29,10 +29,10 @@ from comet_mpc.net.transport import Transport
 from comet_mpc.offline.source import Progress
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.bundle_pool import Kept
-from comet_mpc.service.generation import Token, Wanted, write
 from comet_mpc.service.link import LinkOptions, ServerLink, Setup, Watch
 from comet_mpc.service.model_cache import default_cache
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging, answers
+from comet_mpc.service.writing.client import Token, Wanted, write
 
 A = TypeVar("A")
 Told = Callable[[int, A], None]

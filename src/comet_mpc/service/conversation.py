@@ -53,7 +53,7 @@ from comet_mpc.service.messages import (
     say,
     send_blob,
 )
-from comet_mpc.service.writing import Writing
+from comet_mpc.service.writing.server import Writing
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from comet_mpc.errors import ConfigurationError, PeerClosed
 from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.models.writing.packages import Model
 from comet_mpc.service.client import Client, ClientOptions
-from comet_mpc.service.generation import Token, Wanted
 from comet_mpc.service.prediction import Embedding, Prediction, Tagging
+from comet_mpc.service.writing.client import Token, Wanted
 
 A = TypeVar("A")
 T = TypeVar("T")
