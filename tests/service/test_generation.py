@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from comet_mpc.cli.asking.generate import printable
+from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, ContextFull, QuotaExceeded, RandomnessSpent, WritingStopped
 from comet_mpc.local.service import local_service
 from comet_mpc.models.writing.model import DROPPED, Places
@@ -141,6 +145,27 @@ def test_two_texts_go_on_in_turn(dealt: Place) -> None:
         first, second = (client.generate(PROMPT, tokens=COUNT) for client in (one, other))
         found = [(next(first).id, next(second).id) for _ in range(COUNT)]
     assert found == [(token, token) for token in EXPECTED]
+
+
+@pytest.mark.service
+def test_the_command_shows_the_text_and_its_cost(dealt: Place) -> None:
+    command = ["generate", dealt.address, PROMPT, "--tokens", str(COUNT), "--drafts", "2"]
+    where = ["--keys", str(dealt.keys), "--cache", str(dealt.cache), "--timeout", str(PATIENCE)]
+    text = b"".join(MODEL.tokenizer.spelling[token] for token in EXPECTED).decode()
+    shown = CliRunner().invoke(app, [*command, *where])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout == PROMPT + text + "\n"
+    assert "10 tokens after 6 tokens" in shown.stderr
+    told = json.loads(CliRunner().invoke(app, [*command, *where, "--json", "-"]).stdout)
+    assert (told["text"], told["finish"], told["prompt_tokens"]) == (text, "length", 6)
+    assert told["rounds"] == sum(token["rounds"] for token in told["tokens"]) > 0
+    refused = CliRunner().invoke(app, ["generate", dealt.address, "a" * 49, *where])
+    assert refused.exit_code == 1
+    assert "this model takes 48" in refused.stderr
+
+
+def test_what_could_steer_a_terminal_is_not_printed() -> None:
+    assert printable("a\x1b[2Jb\nc\td\x07é") == "a\ufffd[2Jb\nc\td\ufffdé"
 
 
 # What is wrong is said at once -----------------------------------------------------------------------------

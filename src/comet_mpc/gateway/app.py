@@ -6,6 +6,7 @@ POST /v1/classify    labels or scores for texts, what they cost, and what the se
 POST /v1/tag         the same with a label for every word, from a model of tokens
 POST /v1/embed       the same with a vector for every text, from a model of embeddings
 POST /v1/embeddings  the vectors alone, in the shape of OpenAI's API (`openai`); GET /v1/models names the model
+POST /v1/completions a text after a prompt, whole or as a stream, in the same shape (`completions`)
 POST /v1/prepare     randomness for queries to come
 GET  /healthz        200 while the gateway runs; it does not ask the server
 GET  /readyz         200 if the server answers, else 503 and the reason
@@ -33,6 +34,7 @@ from starlette.responses import Response
 
 from comet_mpc import __version__
 from comet_mpc.errors import CometError, PeerClosed, PeerError, ProtocolMismatch
+from comet_mpc.gateway import completions as completing
 from comet_mpc.gateway import openai, problems
 from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
@@ -282,6 +284,10 @@ def _add_requests(app: FastAPI, desk: _Desk, server: str) -> None:
             public = answering(await client.connect())
             asked.check_dimensions(public.config.encoder.hidden)
             return openai.listed(asked, await client.embed(texts), public.fingerprint)
+
+    @v1.post("/completions")
+    async def completions(asked: completing.Asked) -> Response:
+        return await completing.complete(asked, desk.client)
 
     @v1.get("/models")
     async def models() -> openai.Models:
