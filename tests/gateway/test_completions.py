@@ -88,6 +88,6 @@ def test_a_text_comes_whole_or_as_a_stream_or_not_at_all(place: tuple[str, Path,
         with pytest.raises(openai.APIError, match="tokens a day"):
             await go_on()
         assert "".join(found).startswith(TEXT)
-        assert len(found) == 30 - COUNT - COUNT - 3
+        assert len(found) == 30 - COUNT - COUNT - 4
 
     asked(place, work)
