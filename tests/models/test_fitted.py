@@ -116,14 +116,12 @@ def test_no_input_leaves_the_certified_ranges(model: ServedModel, kind: str) -> 
     assert np.all(np.abs(logits) < model.logit_bound)
 
 
-@settings(max_examples=25, deadline=None)
-@given(d=st.integers(4, 10), m=st.integers(1, 12), seed=st.integers(0, 999), bent=st.floats(0.0, 2.0))
-def test_the_variance_behind_quadratics_never_exceeds_its_bound(d: int, m: int, seed: int, bent: float) -> None:
+def climbed(d: int, m: int, seed: int, bent: float) -> tuple[float, float]:
+    """The bound of the variance behind random quadratics, and the largest that a climb finds."""
     rng = np.random.default_rng(seed)
     up, down = (rng.normal(size=(m, d)), rng.normal(size=m)), (rng.normal(size=(d, m)), rng.normal(size=d))
     gamma, beta = rng.normal(1.0, 0.3, d), rng.normal(0.0, 0.3, d)
     c = rng.normal(size=m), rng.normal(size=m), bent * rng.normal(size=m)
-    top = quadratic_norm_top(up, down, gamma, beta, c, activation_error=np.zeros(m))
 
     def variance(n: npt.NDArray[np.float64]) -> float:
         x = gamma * n + beta
@@ -135,13 +133,22 @@ def test_the_variance_behind_quadratics_never_exceeds_its_bound(d: int, m: int, 
         return np.asarray(n * (np.sqrt(d) * (1.0 + SLACK) / np.linalg.norm(n)))
 
     best = row(rng.normal(size=d))
-    largest = variance(best)
-    for step in range(150):  # a climb
-        other = row(best + rng.normal(size=d) * 0.8 * 0.97**step)
-        if variance(other) > largest:
-            best, largest = other, variance(other)
+    for step in range(150):
+        best = max(best, row(best + rng.normal(size=d) * 0.8 * 0.97**step), key=variance)
+    return quadratic_norm_top(up, down, gamma, beta, c, activation_error=np.zeros(m)), variance(best)
+
+
+@settings(max_examples=25, deadline=None)
+@given(d=st.integers(4, 10), m=st.integers(1, 12), seed=st.integers(0, 999), bent=st.floats(0.0, 2.0))
+def test_the_variance_behind_quadratics_never_exceeds_its_bound(d: int, m: int, seed: int, bent: float) -> None:
+    top, largest = climbed(d, m, seed, bent)
     assert largest <= top
-    assert top < 40.0 * largest, "a bound that says nothing"
+
+
+def test_the_bound_says_something() -> None:
+    """The control of the test above: the climb comes near it."""
+    ratios = [np.divide(*climbed(8, 10, seed, 1.0)) for seed in range(9)]
+    assert np.median(ratios) < 8.0
 
 
 def test_the_largest_weight_is_one_that_scores_can_reach(directory: Path) -> None:
@@ -259,4 +266,5 @@ def test_fitted_functions_cost_less_than_roots(source: Source) -> None:
     fitted, roots = (plan_shape(shape, 64, 3, 1, rule, source) for rule in ("fitted", "quadratic"))
     assert fitted.rounds < roots.rounds
     assert fitted.online_bytes < 0.9 * roots.online_bytes
-    assert source.offline_bytes(fitted) < 0.9 * source.offline_bytes(roots)
+    if source is DEALER:  # without one, so small a model's ciphertexts are half empty
+        assert source.offline_bytes(fitted) < 0.9 * source.offline_bytes(roots)

@@ -124,6 +124,8 @@ class _Layer(_Declared):
     def __init__(self, config: CometConfig, index: int) -> None:
         super().__init__(config, f"layers.{index}.")
         self.config, self.name, self.heads = config, f"layers.{index}", config.encoder.heads
+        if config.activation.kind == FITTED:
+            self.neurons["scale"].requires_grad_(False)  # a unit of the coefficients, and no more
 
     def forward(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
         x = x + model.dropout(self.attention_output(self.attend(model, x, before, mask, bias)))
