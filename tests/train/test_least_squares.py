@@ -96,7 +96,7 @@ def test_heads_with_such_numbers_are_found_again(biased: bool) -> None:
         max(float((_attended(n, bias, (b.q, b.k, b.v)).wanted - b.wanted).square().mean()) for b in batches)
         for n in (start, found)
     )
-    assert near < 0.01 * far
+    assert near < 0.2 * far
 
 
 def test_heads_stay_within_their_limits_and_come_nearer_to_a_softmax() -> None:

@@ -50,20 +50,18 @@ def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any
 def test_a_model_is_calibrated_once_and_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof is `variance_tops`, whoever asks for it; of the estimate it takes one layer."""
     model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
-    recipe = train.Recipe(epochs=3.0, batch=16, dropout=0.0)
-    prepared = train.prepare_adoption(model, data, recipe, trained=True)
+    prepared = train.prepare_adoption(model, data, SHORT, trained=False)
     calls: list[str] = []
     monkeypatch.setattr(certifying, "variance_tops", counted(certifying.variance_tops, calls))
     monkeypatch.setattr("comet_mpc.train.calibration.observe", counted(observe, calls))
     heard = Heard()
     made = prepared.run(tmp_path / "out", heard)
     assert sorted(calls) == ["observe", "variance_tops"]
-    assert sum(line.startswith("epoch") for line in heard.lines) == 3
+    assert len(heard.lines) == 1  # how near it is
     layers = load_checkpoint(model)[0].encoder.layers
     assert heard.told("proving the ranges: layers")[-1] == (layers, layers)
     done, parts = heard.told("fitting fitted functions")[-1]
     assert done == parts
-    assert heard.told("fine-tuning: updates")[-1] == (made.updates, made.updates)
     served = ServedModel.load(tmp_path / "out")  # proves it again: what is there can be served
     assert made.fingerprint == served.fingerprint
     assert made.costs.online_bytes == served.plan(1, made.costs.tokens, PAIR).online_bytes
