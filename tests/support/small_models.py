@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Encoder, tensor_shapes
-from comet_mpc.models.fitted import first_functions
+from comet_mpc.models.fitted.first import first_functions
 
 __all__ = ["CERTIFIED", "UNMODIFIED", "small_model"]
 

@@ -25,7 +25,7 @@ from comet_mpc.models.checkpoint import (
     save_checkpoint,
     tensor_shapes,
 )
-from comet_mpc.models.fitted import first_functions
+from comet_mpc.models.fitted.first import first_functions
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query

@@ -46,7 +46,7 @@ from comet_mpc.models.bounds import (
     state_top,
 )
 from comet_mpc.models.checkpoint import FITTED, CometConfig, Site
-from comet_mpc.models.fitted import Quadratics, largest_weight, relative_softness
+from comet_mpc.models.fitted.numbers import Quadratics, largest_weight, relative_softness
 from comet_mpc.threads import small_matrices
 
 Told = Callable[[int, int], None]

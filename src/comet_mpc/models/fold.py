@@ -39,12 +39,8 @@ from comet_mpc.models.checkpoint import (
     Tensors,
     tensor_shapes,
 )
-from comet_mpc.models.fitted import (
-    first_functions,
-    neurons_as_squares,
-    relative_softness,
-    score_numbers,
-)
+from comet_mpc.models.fitted.first import first_functions
+from comet_mpc.models.fitted.numbers import neurons_as_squares, relative_softness, score_numbers
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.transformer import EncoderRules, EncoderShape
 

@@ -33,7 +33,7 @@ from comet_mpc.models.blocks import position_buckets
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.certify import certify, universal_rules
 from comet_mpc.models.checkpoint import FITTED, CometConfig, tensor_shapes
-from comet_mpc.models.fitted import within_limits
+from comet_mpc.models.fitted.numbers import within_limits
 from comet_mpc.train.steps import fitted_neurons, fitted_weights, rounded_smu, smu
 
 Mode = Literal["exact", "steps", "served"]
@@ -115,7 +115,7 @@ class _Layer(_Declared):
     """Scales and coefficients, where they are fitted."""
     scores: Tensor
     softness: Tensor
-    """Of heads, where attention is fitted (`models.fitted`)."""
+    """Of heads, where attention is fitted (`models.fitted.numbers`)."""
     activation: nn.ParameterDict
     """α and μ, where they are learnt (the paper's appendix C)."""
     attention: nn.ParameterDict

@@ -139,7 +139,7 @@ def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: Rule |
 
 
 def fitted_neurons(h: Tensor, scale: Tensor, coefficients: Tensor) -> Tensor:
-    """s·Σ c_k·(h/s)^k, every neuron's own (`models.fitted`)."""
+    """s·Σ c_k·(h/s)^k, every neuron's own (`models.fitted.numbers`)."""
     x, powers = h / scale, coefficients.unbind(-1)
     found = powers[-1].expand_as(x)
     for coefficient in reversed(powers[:-1]):

@@ -9,7 +9,6 @@ All of it is the server's (`fold`). Weights are R/ΣR, so only b/a and g/a² mat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,12 +26,8 @@ Tensors = Mapping[str, npt.NDArray[np.float32]]
 
 MOST_SHIFTED = 16.0
 """|δ|/B of a neuron c₂·(h + δ)² + …: beyond it the neuron is too straight to be a square in fixed point."""
-LEAST_SOFTNESS, USUAL_SOFTNESS = 2.0**-12, 2.0
-"""c over the square of a head's bound, at least, if it is not 0; and c over the mean of |q|², to begin with."""
 _SCORE_OFF, _ROUNDED = 2.0**-7, 2.0**-13
 """By how much a score may be too large, relatively, and what is opened, by rounding."""
-_FLAT = 4.0
-"""(1 + z/4)^4 is exp(z), nearly: where a quartic begins."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Quadratics:
             raise CheckpointError(
                 f"layer {layer}: {np.count_nonzero(straight)} of {len(bound)} fitted neurons are too straight to be "
                 f"computed as a square, neuron {np.flatnonzero(straight)[0]} first: fit them with more curvature "
-                "(`models.fitted.curved`)"
+                "(`models.fitted.numbers.curved`)"
             )
         flat = self.curvature == 0.0
         return np.asarray(np.where(flat, 0.0, self.slope / np.where(flat, 1.0, 2.0 * self.curvature)))
@@ -154,62 +149,3 @@ def position_biases(tensors: Tensors, heads: int) -> Reals:
     """r of relative positions, (buckets, heads): what is added to scores. Zeros without any."""
     found = tensors.get("relative_positions")
     return np.zeros((1, heads)) if found is None else found.astype(np.float64)
-
-
-# Where fitting begins, without data ---------------------------------------------------------------------------
-
-
-def first_functions(config: CometConfig, tensors: Tensors, layer: int) -> dict[str, Reals]:
-    """A layer's fitted functions before they are fitted."""
-    made: dict[str, Reals] = {}
-    if config.activation.kind == FITTED:
-        names = (f"layers.{layer}.neurons.{part}" for part in ("scale", "coefficients"))
-        made |= dict(zip(names, first_neurons(tensors, layer), strict=True))
-    if config.attention.kind == FITTED:
-        names = (f"layers.{layer}.{part}" for part in ("scores", "softness"))
-        made |= dict(zip(names, first_scores(tensors, layer, config.encoder.heads), strict=True))
-    return made
-
-
-def first_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals]:
-    """Scales and coefficients nearest to GeLU for rows as LayerNorm makes them, in all directions alike."""
-    weights = Weights(tensors)
-    (w, b), (gamma, beta) = weights.pair(f"layers.{layer}.up"), weights.pair(f"layers.{layer}.attention_norm")
-    scaled = w * gamma
-    scale = np.linalg.norm(scaled - scaled.mean(axis=1, keepdims=True), axis=1) + 1e-3
-    nodes, weight = np.polynomial.hermite_e.hermegauss(24)
-    h = (w @ beta + b)[:, None] + scale[:, None] * nodes
-    powers = (h / scale[:, None])[..., None] ** np.arange(3)
-    gram = np.einsum("n,jnk,jnl->jkl", weight, powers, powers)
-    gram += 1e-9 * np.trace(gram, axis1=1, axis2=2)[:, None, None] * np.eye(3)
-    right = np.einsum("n,jnk,jn->jk", weight, powers, _gelu(h) / scale[:, None])
-    coefficients = np.linalg.solve(gram, right[..., None])[..., 0]
-    return scale, curved(coefficients, scale, activation_bounds(w, b, gamma, beta))
-
-
-def _gelu(h: Reals) -> Reals:
-    return np.asarray(0.5 * h * (1.0 + np.vectorize(math.erf)(h / math.sqrt(2.0))))
-
-
-def first_scores(tensors: Tensors, layer: int, heads: int) -> tuple[Reals, Reals]:
-    """(heads, 3) and (heads, 2): a quartic near exp(q·k/√d) for such rows, and its softness."""
-    weights = Weights(tensors)
-    gamma, beta = weights.before(layer)
-    softness, lengths, means = [], [], []
-    for part in ("query", "key"):
-        w, b = weights.pair(f"layers.{layer}.{part}")
-        scaled, shift = w * gamma, w @ beta + b
-        scaled = (scaled - scaled.mean(axis=1, keepdims=True)).reshape(heads, -1)
-        means.append(shift.reshape(heads, -1))
-        length = (scaled**2).sum(axis=1) + (means[-1] ** 2).sum(axis=1)
-        bound = head_bounds(w, b, gamma, beta, heads) ** 2
-        softness.append(np.clip(USUAL_SOFTNESS * length, 2.0 * LEAST_SOFTNESS * bound, LARGEST_SOFTNESS * bound))
-        lengths.append(length + softness[-1])
-    both = np.sqrt(lengths[0] * lengths[1])
-    steepness = both / math.sqrt(means[0].shape[1])  # q·k/√d = steepness·z
-    middle = (means[0] * means[1]).sum(axis=1) / both
-    shift = _FLAT / steepness - middle
-    clipped = np.clip(shift, -1.0, 1.0)
-    far = np.maximum(np.abs(clipped + middle), 1e-3)
-    offset = np.where(clipped == shift, 0.0, np.clip(_FLAT * far / steepness - far**2, -1.0, 1.0))
-    return np.stack([np.ones(heads), clipped, offset], axis=1), np.stack(softness, axis=1)
