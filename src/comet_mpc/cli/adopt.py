@@ -32,7 +32,7 @@ def adopt(
     labels: of.LabelNames = None,
     task: TaskName = None,
     epochs: of.Passes = 0.0,
-    rate: of.Rate = 1e-4,
+    rate: of.Rate = 2e-5,
     batch: of.UpdateRows = 16,
     rule: of.AdoptedRule = None,
     steps: of.AdoptedSteps = None,

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from comet_mpc.functions.attention import LARGEST_SOFTNESS
 from comet_mpc.models.bounds import activation_bounds, head_bounds
-from comet_mpc.models.fitted import LEAST_SOFTNESS, USUAL_SOFTNESS, curved
+from comet_mpc.models.fitted.first import USUAL_SOFTNESS
+from comet_mpc.models.fitted.numbers import curved
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.batches import Batch
 from comet_mpc.train.least_squares import Attended, Limits, Polynomials, Regression, first_heads, fit_heads
@@ -34,12 +35,15 @@ from comet_mpc.train.model import UnifiedModel
 _RIDGE = 800.0
 """Tokens that an old matrix counts for, at the mean square of what is multiplied with it."""
 _CLASSIFIER_RIDGE = 100.0
+_LEAST_SOFTNESS = 2.0**-11
+"""c over the square of a head's bound."""
 _NEURON_ROWS = 16_384
 """Tokens that polynomials are fitted to."""
 _SCORES = 250_000
 """Scores of every head that its numbers are fitted to."""
-GUARDS = {2: 1e-3, 4: 1e-3}
-"""How much the value at a neuron's bound counts, by degree (`Polynomials.solve`)."""
+_GUARD = 1e-3
+"""How much the value at a neuron's bound counts (`Polynomials.solve`). It costs next to nothing, and keeps what the
+certificate has to allow for small."""
 
 
 @dataclass
@@ -208,7 +212,7 @@ class Fitting:
         norm = self.layers[index - 1].output_norm if index else self.model.embeddings.norm
         w, b, gamma, beta = (p.double().numpy() for p in (own.weight, own.bias, norm.weight, norm.bias))
         square = torch.from_numpy(head_bounds(w, b, gamma, beta, self.model.config.encoder.heads) ** 2)
-        return 2.0 * LEAST_SOFTNESS * square, 0.999 * LARGEST_SOFTNESS * square
+        return _LEAST_SOFTNESS * square, 0.999 * LARGEST_SOFTNESS * square
 
     def _centre_thresholds(self, index: int) -> None:
         """Every head's threshold at its mean cosine: neither all tokens are far below it, nor all above."""
@@ -232,7 +236,7 @@ class Fitting:
             if found.rows >= _NEURON_ROWS:
                 break
         bound = activation_bounds(up.weight, up.bias, norm.weight, norm.bias)
-        coefficients = found.solve(bound, GUARDS[degree])
+        coefficients = found.solve(bound, _GUARD)
         if degree == 2:
             scale = layer.neurons["scale"].double().numpy()
             coefficients = torch.from_numpy(curved(coefficients.numpy(), scale, bound.double().numpy()))
