@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the extra [train] is not installed 
 
 from torch.nn.functional import gelu  # noqa: E402
 
-from comet_mpc.train.least_squares import (  # noqa: E402
+from comet_mpc.train.fitting.least_squares import (  # noqa: E402
     Attended,
     Heads,
     Limits,
@@ -86,12 +86,12 @@ def _attended(
 @pytest.mark.parametrize("biased", [False, True])
 def test_heads_with_such_numbers_are_found_again(biased: bool) -> None:
     torch.manual_seed(3)
-    wanted = Heads(*map(torch.tensor, ([0.4, -0.3], [0.1, -0.05], [3.0, 9.0], [5.0, 2.0])))
+    wanted = Heads(*map(torch.tensor, ([0.4, -0.3], [0.1, -0.05], [3.0, 9.0], [5.0, 2.0], [1.0, 1.0])))
     bias = 0.2 * torch.randn(2, 9, 9) if biased else None
     batches = [_attended(wanted, bias) for _ in range(3)]
-    limits = Limits.of(*((torch.full((2,), 0.1), torch.full((2,), 100.0)) for _ in range(2)))
-    start = Heads(*map(torch.tensor, ([0.3, -0.4], [0.0, 0.0], [4.0, 6.0], [4.0, 3.0])))
-    found = fit_heads(batches, start, limits)
+    limit = torch.full((2,), 0.1), torch.full((2,), 100.0)
+    start = Heads(*map(torch.tensor, ([0.3, -0.4], [0.0, 0.0], [8.0, 12.0], [8.0, 6.0], [2.0, 2.0])))
+    found = fit_heads(batches, start, Limits.of(start, limit, limit))
     far, near = (
         max(float((_attended(n, bias, (b.q, b.k, b.v)).wanted - b.wanted).square().mean()) for b in batches)
         for n in (start, found)
@@ -101,13 +101,14 @@ def test_heads_with_such_numbers_are_found_again(biased: bool) -> None:
 
 def test_heads_stay_within_their_limits_and_come_nearer_to_a_softmax() -> None:
     torch.manual_seed(4)
-    numbers = Heads(*map(torch.tensor, ([0.4, 0.3], [0.1, 0.0], [3.0, 9.0], [5.0, 2.0])))
+    numbers = Heads(*map(torch.tensor, ([0.4, 0.3], [0.1, 0.0], [3.0, 9.0], [5.0, 2.0], [1.0, 1.0])))
     batch = _attended(numbers, None)
     scores = (batch.q @ batch.k.transpose(-1, -2)).masked_fill(batch.tokens[:, None, None, :] == 0, -torch.inf)
     batch = Attended(batch.q, batch.k, batch.v, None, torch.softmax(scores, -1), batch.tokens)
     low, high = torch.full((2,), 1.0), torch.full((2,), 20.0)
-    start = first_heads([batch], 4.0)
-    found = fit_heads([batch], start, Limits.of((low, high), (low, high)))
+    start = first_heads([batch], 4.0, 0.16)
+    assert bool((start.usual >= 0.16).all())
+    found = fit_heads([batch], start, Limits.of(start, (low, high), (low, high)))
     assert bool((found.shift.abs() <= 1.0).all())
     assert bool((found.offset.abs() <= 1.0).all())
     for softness in (found.query_softness, found.key_softness):

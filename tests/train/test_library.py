@@ -18,7 +18,7 @@ from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.train.batches import observe
-from comet_mpc.train.fitting import Fitting
+from comet_mpc.train.fitting.layers import Fitting
 from comet_mpc.train.nearest import form_name
 from support.toy_model import make_checkpoint, toy_tokenizer
 from support.training import KINDS, original, write_glue, write_rows

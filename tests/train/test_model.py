@@ -33,7 +33,7 @@ from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
 from comet_mpc.models.tasks import TASKS  # noqa: E402
 from comet_mpc.train.batches import Batch, Encoded, observe, predict, quantiles  # noqa: E402
-from comet_mpc.train.fitting import can_fit, fit_to_teacher  # noqa: E402
+from comet_mpc.train.fitting.layers import can_fit, fit_to_teacher  # noqa: E402
 from comet_mpc.train.forms import Form  # noqa: E402
 from comet_mpc.train.loop import Recipe, _distance, train_rows  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402

@@ -34,7 +34,7 @@ from comet_mpc.units import about
 _UPDATES = 300
 """Small data sets are gone through more often, until there were so many updates."""
 USUAL_RECIPE = Recipe(epochs=0.0, batch=16, rate=2e-5, dropout=0.0, fit_tokens=20_000)
-"""epochs 0: as many as a set of this size needs. A larger rate undoes the fit before it gains anything."""
+"""epochs 0: as many as a set of this size needs."""
 _TRIED: tuple[FormRuleName, ...] = (FITTED,)
 """Forms from the cheapest on: the first that is near enough is taken."""
 _PROGRESS = "fitting.json"

@@ -17,7 +17,7 @@ from comet_mpc.models.checkpoint import FITTED, CometConfig, Tensors
 from comet_mpc.models.tasks import Task
 from comet_mpc.train.batches import Encoded, first_rows
 from comet_mpc.train.calibration import calibration_rows, rounds_neurons
-from comet_mpc.train.fitting import can_fit
+from comet_mpc.train.fitting.layers import can_fit
 from comet_mpc.train.loop import Recipe, update_loss
 from comet_mpc.train.model import UnifiedModel
 

@@ -31,7 +31,7 @@ from comet_mpc.models.checkpoint import CometConfig, Tensors, checkpoint_digest,
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick, Watcher
 from comet_mpc.train.batches import Batch, Encoded, predict
-from comet_mpc.train.fitting import can_fit, fit_to_teacher
+from comet_mpc.train.fitting.layers import can_fit, fit_to_teacher
 from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.steps import through_rules
 

@@ -13,12 +13,14 @@ import torch
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import TaskDataError
 from comet_mpc.files import atomic_write
-from comet_mpc.models.checkpoint import checkpoint_digest
+from comet_mpc.functions.rule import Rule
+from comet_mpc.models.certify import fitted_attention_rules
+from comet_mpc.models.checkpoint import FITTED, checkpoint_digest
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Batch, Encoded, answered, predict
 from comet_mpc.train.estimate import Clock, proof_seconds, tokens_of
-from comet_mpc.train.fitting import Fitting
+from comet_mpc.train.fitting.layers import Fitting
 from comet_mpc.train.model import UnifiedModel
 from comet_mpc.train.reading import Model
 from comet_mpc.units import counted
@@ -114,7 +116,7 @@ class Search:
         for start in self.starts:
             made = _fitted(start, self.teacher, self.batches, out, watcher)
             with watcher.stage("comparing with the original") as tick:
-                net = UnifiedModel.from_tensors(made.config, made.tensors).use("steps")
+                net = UnifiedModel.from_tensors(made.config, made.tensors).use("steps", _rules(made))
                 found = nearness(self.task, predict(net, self.judge, tick=tick), self.originals, self.judge)
             watcher.say(
                 f"{form_name(made)} functions: {found:.2f} % near the original on {counted(len(self.judge), 'row')}"
@@ -125,6 +127,11 @@ class Search:
                 break
         assert best is not None
         return best
+
+
+def _rules(model: Model) -> dict[str, Rule]:
+    """Of the sums of weights, which depend on the model."""
+    return fitted_attention_rules(model.config, model.tensors) if model.config.attention.kind == FITTED else {}
 
 
 def form_name(model: Model) -> str:

@@ -96,6 +96,8 @@ class Heads:
     """g"""
     query_softness: Tensor
     key_softness: Tensor
+    usual: Tensor
+    """z + b where softmax puts its weight, to begin with."""
 
     def stacked(self) -> Tensor:
         logs = [softness.clamp_min(_NEVER_ZERO).log() for softness in (self.query_softness, self.key_softness)]
@@ -124,12 +126,21 @@ class Limits:
     high: Tensor
 
     @staticmethod
-    def of(query_softness: tuple[Tensor, Tensor], key_softness: tuple[Tensor, Tensor]) -> Limits:
-        """The lowest and the highest softness; |b| and |g| are at most 1."""
-        ones = torch.ones_like(query_softness[0])
-        (q_low, q_high), (k_low, k_high) = query_softness, key_softness
-        low = torch.stack([-ones, -ones, q_low.log(), k_low.log()], dim=-1)
-        return Limits(low.double(), torch.stack([ones, ones, q_high.log(), k_high.log()], dim=-1).double())
+    def of(start: Heads, query_softness: tuple[Tensor, Tensor], key_softness: tuple[Tensor, Tensor]) -> Limits:
+        """The lowest and the highest softness; |b| and |g| are at most 1.
+
+        No softer than the start, and neither b nor g much less: a head's weights would be so small beside the largest
+        possible that the protocol could not divide by their sum (`first_heads`).
+        """
+        q_low, k_low = query_softness[0], key_softness[0]
+        ones, room = torch.ones_like(start.shift), 0.25 * start.usual
+        q_top, k_top = (
+            torch.maximum(torch.minimum(high, soft), low)
+            for soft, (low, high) in ((start.query_softness, query_softness), (start.key_softness, key_softness))
+        )
+        least = [(start.shift - room).clamp(-1.0, 1.0), -start.usual * room, q_low.log(), k_low.log()]
+        low = torch.stack([n.double() for n in least], dim=-1)
+        return Limits(low, torch.stack([n.double() for n in (ones, ones, q_top.log(), k_top.log())], dim=-1))
 
 
 def fit_heads(batches: Sequence[Attended], start: Heads, limits: Limits) -> Heads:
@@ -149,7 +160,7 @@ def fit_heads(batches: Sequence[Attended], start: Heads, limits: Limits) -> Head
         slope = torch.where(better[:, None], found[2], slope)
         damping = torch.where(better, damping * 0.3, damping * 5.0)
     shift, offset, query, key = numbers.float().unbind(-1)
-    return Heads(shift, offset, query.exp(), key.exp())
+    return Heads(shift, offset, query.exp(), key.exp(), start.usual)
 
 
 def _linearised(batches: Sequence[Attended], numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,8 +191,11 @@ def _linearised(batches: Sequence[Attended], numbers: Tensor) -> tuple[Tensor, T
     return loss, gram, slope
 
 
-def first_heads(batches: Sequence[Attended], softness: float) -> Heads:
-    """((z + b)²)² near the softmax of q·k/√d, c being so many times the mean of |q|², and c' of |k|²."""
+def first_heads(batches: Sequence[Attended], softness: float, least: float) -> Heads:
+    """((z + b)²)² near the softmax of q·k/√d, c being so many times the mean of |q|², and c' of |k|².
+
+    Or fewer times, so that z + b is usually not below `least`: it is 4·√d over the lengths that are divided by.
+    """
     count = sum(float(batch.tokens.sum()) for batch in batches)
 
     def mean_square(part: str) -> Tensor:
@@ -189,10 +203,12 @@ def first_heads(batches: Sequence[Attended], softness: float) -> Heads:
         return torch.stack(sums).sum(0) / count
 
     query, key = mean_square("q"), mean_square("k")
-    length = torch.sqrt((1.0 + softness) * query * (1.0 + softness) * key)
+    steepest = 4.0 * math.sqrt(batches[0].q.shape[-1]) / torch.sqrt(query * key)
+    soft = (steepest / least - 1.0).clamp(1e-3, softness)
+    usual = (steepest / (1.0 + soft)).clamp_min(least)
+    length = torch.sqrt(query * key) * (1.0 + soft)
     centre = torch.zeros(len(query))
     for b in batches:  # where the softmax puts its weight
         scores = (b.q @ b.k.transpose(-1, -2) * b.wanted).sum(-1) * b.tokens[:, None, :]
         centre = centre + scores.sum((0, 2)) / (count * length)
-    shift = 4.0 * math.sqrt(batches[0].q.shape[-1]) / length - centre
-    return Heads(shift, torch.zeros_like(shift), softness * query, softness * key)
+    return Heads((usual - centre).clamp(-1.0, 1.0), torch.zeros_like(usual), soft * query, soft * key, usual)

@@ -6,7 +6,7 @@ Layer by layer, with the layers below already fitted,
     neurons     the polynomial of every neuron: nearest to GeLU where the neuron's values are
     matrices    right behind either: the sum that LayerNorm takes is the original's, as far as a linear map can make it
 
-and in the end the classifier. All are least squares over the tokens of some texts (`train.least_squares`). Of a text,
+and in the end the classifier. All are least squares over the tokens of some texts (`fitting.least_squares`). Of a text,
 only its hidden states are kept from layer to layer, in both models; everything else is computed again, batch by batch.
 """
 
@@ -29,7 +29,7 @@ from comet_mpc.models.fitted.first import USUAL_SOFTNESS
 from comet_mpc.models.fitted.numbers import curved
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.batches import Batch
-from comet_mpc.train.least_squares import Attended, Limits, Polynomials, Regression, first_heads, fit_heads
+from comet_mpc.train.fitting.least_squares import Attended, Limits, Polynomials, Regression, first_heads, fit_heads
 from comet_mpc.train.model import UnifiedModel
 
 _RIDGE = 800.0
@@ -37,6 +37,9 @@ _RIDGE = 800.0
 _CLASSIFIER_RIDGE = 100.0
 _LEAST_SOFTNESS = 2.0**-11
 """c over the square of a head's bound."""
+_LEAST_ARGUMENT = 0.16
+"""z + b of a head, usually: its weights (z + b)^4/16 are then within 2^-14 of the largest possible, where the protocol
+divides by their mean accurately."""
 _NEURON_ROWS = 16_384
 """Tokens that polynomials are fitted to."""
 _SCORES = 250_000
@@ -179,8 +182,8 @@ class Fitting:
     def _fit_heads(self, index: int) -> None:
         layer = self.layers[index]
         batches = [self._attended(index, stream) for stream in self._some_streams()]
-        limits = Limits.of(*(self._softness(index, part) for part in ("query", "key")))
-        found = fit_heads(batches, first_heads(batches, USUAL_SOFTNESS), limits)
+        start = first_heads(batches, USUAL_SOFTNESS, _LEAST_ARGUMENT)
+        found = fit_heads(batches, start, Limits.of(start, *(self._softness(index, part) for part in ("query", "key"))))
         ones = torch.ones_like(found.shift)
         layer.scores.copy_(torch.stack([ones, found.shift, found.offset], dim=1))
         layer.softness.copy_(torch.stack([found.query_softness, found.key_softness], dim=1))
