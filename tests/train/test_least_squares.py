@@ -71,9 +71,7 @@ def test_a_polynomial_is_the_nearest_and_a_guard_tames_it_at_the_bound(degree: i
     assert bool((error(tame) >= error(free) * (1 - 1e-6)).all())
 
 
-def _attended(
-    numbers: Heads, bias: Any | None, given: tuple[Any, Any, Any] | None = None
-) -> Attended:
+def _attended(numbers: Heads, bias: Any | None, given: tuple[Any, Any, Any] | None = None) -> Attended:
     """What heads with these numbers give."""
     q, k, v = given or (torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4), torch.randn(6, 2, 9, 4))
     tokens = torch.ones(6, 9, dtype=torch.long)
