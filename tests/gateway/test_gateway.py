@@ -82,7 +82,7 @@ def test_it_describes_itself(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
         *("/healthz", "/readyz", "/v1/model", "/v1/models", "/v1/prepare"),
-        *("/v1/classify", "/v1/tag", "/v1/embed", "/v1/embeddings"),
+        *("/v1/classify", "/v1/tag", "/v1/embed", "/v1/embeddings", "/v1/completions"),
     }
     assert {"Answers", "Tags", "Vectors", "Prediction", "Cost", "Problem"} <= described["components"]["schemas"].keys()
     classify = described["paths"]["/v1/classify"]["post"]
