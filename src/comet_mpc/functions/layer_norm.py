@@ -209,7 +209,7 @@ def _over_root(
 ) -> Share:
     """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
     sizes = _Sizes(v.shape[-1], rule)
-    room = PADDING_ROOM if keep is not None and may_read(session, rule) else 1.0
+    room = PADDING_ROOM if keep is not None and session.fused and may_read(session, rule) else 1.0
     ring = sizes.ring(session, sizes.limit, sizes.fraction, room)
     if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
         ring = Ring(max(ring.width, free))  # so that the last truncation is free
