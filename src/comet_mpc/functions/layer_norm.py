@@ -14,7 +14,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
-from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Factor, may_read, open_row
+from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Allowed, Factor, may_read, open_row
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
@@ -224,7 +224,8 @@ def _over_root(
 def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Factor:
     """gain/sqrt(t), opened: by a table, or by the rule's steps."""
     bits = None if keep is None else keep.bits
-    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=ROW_ALLOWED, keep=bits)
+    allowed = ROW_ALLOWED if rule.table_above is None else Allowed(rule.table_above, rule.error)
+    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=allowed, keep=bits)
     if found is not None:
         return found
     inverse = inverse_sqrt(session, t, rule, keep=None if keep is None else keep.opened())

@@ -63,7 +63,8 @@ class Curve(NamedTuple):
     above: float
     """From 0 to the top: y may be so much too large."""
     error: float
-    """Over the interval, in either direction."""
+    """Over the interval, in either direction, or up to where it need not be exact any more."""
+    exact: float = math.inf
 
     def __call__(self, t: Reals) -> Reals:
         return np.asarray(self.gain * t**-self.power)
@@ -81,7 +82,7 @@ class Allowed(NamedTuple):
     def curve(self, rule: InverseRule, power: float) -> Curve:
         times, gain = 2.0 * power, rule.gain if power == 0.5 else 1.0
         above, error = (1.0 + self.above) ** times - 1.0, 1.0 - (1.0 - self.error) ** times
-        return Curve(rule.low, rule.high, gain, power, above, error)
+        return Curve(rule.low, rule.high, gain, power, above, error, rule.exact_top)
 
 
 ROW_ALLOWED = Allowed(ROW_ERROR, ROW_ERROR)
@@ -255,7 +256,7 @@ def _certified(
         return off.max(axis=0) + slack, off.min(axis=0) - slack
 
     over, _ = extremes(np.minimum(np.maximum(begin, 1e-300), top))
-    inside = used & (top > curve.low)
+    inside = used & (top > curve.low) & (begin < curve.exact)
     largest, least = extremes(np.minimum(np.maximum(begin, curve.low), top))
     errors = np.maximum(largest, -least)[inside]
     values = np.abs(np.stack([p + q * begin, p + q * top])) + moved + 2.0**-fraction
