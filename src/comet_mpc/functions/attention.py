@@ -108,7 +108,7 @@ def certified_form(
 
 
 def fitted_form(
-    norm_interval: tuple[float, float] = (2.0**-6, 2.0 - 2.0**-8), largest_weight: float = 0.25
+    norm_interval: tuple[float, float] = (2.0**-8, 2.0 - 2.0**-8), largest_weight: float = 0.25
 ) -> AttentionForm:
     """Fitted attention with rules for `norm_interval`, that of |q|² + c and |k|² + c, and the largest R there is."""
     low = largest_weight * Quartic.interval

@@ -32,7 +32,7 @@ LARGEST_ACTIVATED = 1.12
 """smu(s) for |s| <= 1, the rule's error included."""
 
 _UNIT = 1.0 + 2.0**-8
-_OPENED = 17
+_OPENED = 15
 """Fraction bits of what a quartic squares. Rows whose R are far below its top keep some, and so do odd rings."""
 LARGEST_OFFSET = 0.25
 """|g| of a quartic."""
@@ -140,11 +140,11 @@ class Quartic(Weighing):
 
     @property
     def bits(self) -> range:
-        return range(24 - math.ceil(math.log2(self.top)), 27 - math.ceil(math.log2(self.top)))
+        return range(22 - math.ceil(math.log2(self.top)), 25 - math.ceil(math.log2(self.top)))
 
     @property
     def numerator(self) -> int:
-        return 28 - math.ceil(math.log2(self.top))
+        return 27 - math.ceil(math.log2(self.top))
 
     @property
     def precision(self) -> int:

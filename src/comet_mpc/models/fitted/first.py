@@ -16,7 +16,7 @@ from comet_mpc.models.fitted.numbers import curved
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
-USUAL_SOFTNESS = 2.0
+USUAL_SOFTNESS = 1.0
 """c over the mean of |q|²."""
 _LEAST = 2.0**-11
 """c over the square of a head's bound, at least."""
