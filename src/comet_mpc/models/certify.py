@@ -37,7 +37,9 @@ from comet_mpc.models.bounds import (
     Weights,
     activation_bounds,
     attention_norm_top,
+    attention_step,
     embedding_norm_top,
+    image_norm,
     output_norm_top,
     power_of_two_above,
     state_top,
@@ -131,26 +133,59 @@ def variance_tops(
 ) -> dict[str, float]:
     """The largest variance before every LayerNorm, for every input, by these rules."""
     e, weights = config.encoder, Weights(tensors)
+    if e.stream:
+        return _stream_tops(config, tensors, activation, denominators, told)
     tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
     tops = {"embeddings.norm": embedding_norm_top(tables)}
-    weight_error = (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
-    error = 0.5 * (_root_error(activation) + activation.root_rounding * math.sqrt(activation.high)) + 2.0**-11
-    form = Smu(config.activation.mu, config.activation.alpha)
     for i in range(e.layers):
         told(i, e.layers)
         layer = f"layers.{i}"
         value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
         gamma, beta = weights.before(i)
         tops[f"{layer}.attention_norm"] = attention_norm_top(
-            value, output, gamma, beta, e.heads, weight_error=weight_error
+            value, output, gamma, beta, e.heads, weight_error=_weight_error(denominators)
         )
-        gamma, beta = weights.pair(f"{layer}.attention_norm")
-        up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
-        scale = activation_bounds(*up, gamma, beta)
-        middle = scale * form((up[0] @ beta + up[1]) / scale)
-        tops[f"{layer}.output_norm"] = output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error)
+        tops[f"{layer}.output_norm"] = _neurons_top(config, tensors, i, activation)
     told(e.layers, e.layers)
     if config.head.unit:  # a mean of a text's states is no longer than the longest of them
+        tops["output.norm"] = state_top(*weights.before(e.layers))
+    return tops
+
+
+def _weight_error(denominators: InverseRule) -> float:
+    """By how much more than 1 attention's weights may add up to."""
+    return (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
+
+
+def _neurons_top(config: CometConfig, tensors: Tensors, index: int, rule: Rule) -> float:
+    """The variance of a layer's neurons and what they are added to; with a stream, of what they add to it."""
+    weights, layer = Weights(tensors), f"layers.{index}"
+    gamma, beta = weights.pair(f"{layer}.attention_norm")
+    up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
+    error = 0.5 * (_root_error(rule) + rule.root_rounding * math.sqrt(rule.high)) + 2.0**-11
+    scale = activation_bounds(*up, gamma, beta)
+    middle = scale * Smu(config.activation.mu, config.activation.alpha)((up[0] @ beta + up[1]) / scale)
+    skips = not config.encoder.stream
+    return output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error, skips=skips)
+
+
+def _stream_tops(
+    config: CometConfig, tensors: Tensors, activation: Rule, denominators: InverseRule, told: Told
+) -> dict[str, float]:
+    """The same of pre-normalised blocks: what the stream begins with, and all that was added to it."""
+    e, weights = config.encoder, Weights(tensors)
+    norm = image_norm(weights["embeddings.patches"], weights["embeddings.positions"])
+    tops = {"embeddings.norm": norm**2 / e.hidden}
+    for i in range(e.layers):
+        told(i, e.layers)
+        layer = f"layers.{i}"
+        value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
+        norm += attention_step(value, output, *weights.before(i), e.heads, weight_error=_weight_error(denominators))
+        tops[f"{layer}.attention_norm"] = norm**2 / e.hidden
+        norm += math.sqrt(e.hidden * _neurons_top(config, tensors, i, activation))
+        tops[f"{layer}.output_norm"] = norm**2 / e.hidden
+    told(e.layers, e.layers)
+    if config.head.unit:
         tops["output.norm"] = state_top(*weights.before(e.layers))
     return tops
 
