@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.heads import Head
 from comet_mpc.models.images.format import ImageFormat
 from comet_mpc.models.public import PublicModel
@@ -51,7 +50,6 @@ def test_two_parties_the_twin_and_the_plaintext_model_agree(
     twin = twin_value(program, model.weights())
     plan = client.plan(query.batch, query.bucket, source)
     run = run_two_parties(program, model.weights(), fused=source.abilities.fused, ways=plan.ways)
-    print(np.abs(twin - plain).max(), np.abs(together(run) - twin).max(), plain)
     assert np.abs(twin - plain).max() < REAL + UNIT / 2
     assert np.abs(together(run) - twin).max() < PARTIES + 2 * UNIT
     assert run.plan.correlations == model.plan(query.batch, query.bucket, source).correlations

@@ -27,6 +27,7 @@ Image = str | Path | bytes | npt.NDArray[Any]
 LARGEST_FILE = 64 << 20
 MOST_PIXELS = 64_000_000
 """Of an image before it is made smaller: 192 MB."""
+_TOO_MANY = f"is too large: images of up to {MOST_PIXELS // 1_000_000} million pixels are read"
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
 
@@ -72,12 +73,14 @@ def _decoded(data: bytes, wanted: ImageFormat, name: str) -> Pixels:
         raise ConfigurationError(f"{name}: images of up to {human_bytes(LARGEST_FILE)} are read")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own limit is higher
+            warnings.simplefilter("ignore")  # Pillow's own limits are higher
             opened = Pillow.open(io.BytesIO(data), formats=_FORMATS)
         _check_size(*opened.size, name)
         return _resized(ImageOps.exif_transpose(opened).convert("RGB"), wanted)
     except ConfigurationError:
         raise
+    except Pillow.DecompressionBombError as error:
+        raise ConfigurationError(f"{name} {_TOO_MANY}") from error
     except Exception as error:  # a decoder meets anything, and raises many kinds of errors
         raise ConfigurationError(
             f"{name} cannot be read as an image ({type(error).__name__}): give a whole {', '.join(_FORMATS)} file"
@@ -86,9 +89,7 @@ def _decoded(data: bytes, wanted: ImageFormat, name: str) -> Pixels:
 
 def _check_size(width: int, height: int, name: str) -> None:
     if not 0 < width * height <= MOST_PIXELS:
-        raise ConfigurationError(
-            f"{name} has {width}x{height} pixels: images of 1 to {MOST_PIXELS // 1_000_000} million pixels are read"
-        )
+        raise ConfigurationError(f"{name} {_TOO_MANY}: it has {width}x{height}")
 
 
 def _from_array(image: Any, wanted: ImageFormat, name: str) -> Pixels:
