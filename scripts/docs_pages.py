@@ -212,6 +212,35 @@ def _text(found: Any) -> str:
     return "\n".join(lines)
 
 
+# Logs ------------------------------------------------------------------------------------------------------
+
+_LEVELS = ("error", "warning", "info")
+
+
+def events() -> str:
+    """Every event of the log with its level and the module that writes it."""
+    found = sorted({event for path in SOURCE.rglob("*.py") for event in _events(path)})
+    rows = [f"| {event} | {_LEVELS[rank]} | `{module}` |" for rank, event, module in found]
+    return "\n".join(["| event | level | module |", "|---|---|---|", *rows]) + "\n"
+
+
+def _events(path: Path) -> Iterator[tuple[int, str, str]]:
+    module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:  # what `_complain` is told
+            case ast.Assign(targets=[ast.Name("event")], value=ast.Constant(str(event))):
+                yield 0, event, module
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner, name = node.func.value, node.func.attr.replace("exception", "error")
+        logger = ast.unparse(owner) in ("_log", "logging.getLogger(__name__)")
+        helper = name in ("_complain", "_log_error", "_usable")
+        for argument in node.args if (logger and name in _LEVELS) or helper else ():
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                level = name if logger else "warning" if name == "_log_error" else "error"
+                yield _LEVELS.index(level), argument.value, module
+
+
 # What mkdocs calls -----------------------------------------------------------------------------------------
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -219,6 +248,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "api": api,
     "training": training,
+    "events": events,
 }
 
 

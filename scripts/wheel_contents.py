@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """Compares what is in a wheel with the sources: scripts/wheel_contents.py WHEEL
 
-A wheel must hold every file of src/comet_mpc that git knows, the compiled extension, the licence, and nothing else.
-Needs no other package. Without git, as in an unpacked source distribution, every file counts that Python did not make.
+A wheel must hold every file of src/comet_mpc that git knows, the compiled extension, the licence, a bill of the
+software that is compiled into it (PEP 770), and nothing else. The extension names no directory of the machine that
+built it. Needs no other package. Without git, as in an unpacked source distribution, every file counts that Python did
+not make.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -37,6 +42,8 @@ def extension(wheel: Path) -> str:
 def differences(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if not name.endswith("/")}
+        bills = [archive.read(name) for name in found if re.fullmatch(r"[^/]+/sboms/comet-mpc\.cdx\.json", name)]
+        code = [archive.read(name) for name in found if name.endswith(".so")]
     wanted, compiled = sources(), extension(wheel)
     information = {name for name in found if name.partition("/")[0].endswith(".dist-info")}
     binary = {name for name in found if name.startswith(compiled) and name.endswith(".so")}
@@ -46,7 +53,22 @@ def differences(wheel: Path) -> list[str]:
         lines.append(f"missing: the extension {compiled}")
     if not any(name.endswith("/licenses/LICENSE") for name in information):
         lines.append("missing: the licence")
+    lines += _bill_problems(bills, wheel.name.split("-")[1])
+    places = {bytes(ROOT), bytes(Path.home()), tempfile.gettempdir().encode()} - {b"/"}
+    lines += [f"the extension names {place.decode()}" for place in sorted(places) if any(place in one for one in code)]
     return lines
+
+
+def _bill_problems(bills: list[bytes], version: str) -> list[str]:
+    if len(bills) != 1:
+        return ["missing: the bill of materials sboms/comet-mpc.cdx.json"]
+    bill = json.loads(bills[0])
+    own, others = bill["metadata"]["component"], bill["components"]
+    lines = [] if own["version"] == version else [f"the bill of materials is of version {own['version']}"]
+    if not {"nanobind", "robin-map"} <= {one["name"] for one in others}:
+        lines.append("the bill of materials is not whole")
+    unknown = [one["name"] for one in others if not re.fullmatch(r"\d+(\.\d+)+", one["version"])]
+    return lines + [f"the bill of materials has no version of {name}" for name in unknown]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shlex
@@ -11,18 +12,26 @@ import signal
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import typer
+import yaml
 
 from comet_mpc.cli.main import _written, app
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.metrics import parse
+from comet_mpc.offline.dealer.server import Dealer
 from comet_mpc.settings import Settings
 from support.documents import ROOT
+from support.processes import running_world
 from support.waiting import PATIENCE
 
 DEPLOY = ROOT / "deploy"
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
 COMET = typer.main.get_command(app)
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 
@@ -54,6 +63,86 @@ def test_compose_files_use_options_that_there_are() -> None:
         words = re.findall(r'"([^"]+)"', re.search(r"command: \[(.*?)\]", path.read_text(), re.DOTALL)[1])  # type: ignore[index]
         options = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
         assert options <= names(words[0]).keys(), path
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    return found
+
+
+def test_the_dashboard_has_a_place_of_its_own_for_every_panel() -> None:
+    """What Grafana needs to load it: numbers that differ, known kinds, and no two panels in one place."""
+    cells: set[tuple[int, int]] = set()
+    for panel in panels():
+        x, y, w, h = (panel["gridPos"][name] for name in "xywh")
+        own = {(column, line) for column in range(x, x + w) for line in range(y, y + h)}
+        assert own, panel["title"]
+        assert not own & cells, panel["title"]
+        assert x + w <= 24, panel["title"]
+        cells |= own
+        letters = [target["refId"] for target in panel.get("targets", [])]
+        assert len(letters) == len(set(letters))
+        assert panel["type"] in {"row", "stat", "timeseries", "heatmap", "bargauge"}
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_the_dashboard_asks_the_source_and_the_instances_that_were_chosen() -> None:
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "instance"]
+    for panel in (panel for panel in panels() if panel["type"] != "row"):
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
+            assert target["expr"].count("comet_") == target["expr"].count('instance=~"$instance"'), target["expr"]
+
+
+@pytest.mark.service
+def test_dashboard_alerts_and_documents_know_the_metrics_that_there_are(
+    keys: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Names, labels, phases and kinds, as a server and a dealer that have done something publish them."""
+    with running_world(keys, tiny_checkpoint, tmp_path / "state", with_dealer=True, limits={}, workers=2) as world:
+        with world.client(tmp_path / "cache") as client:
+            client.prepare(2, batch=1, bucket=16)
+            client.classify(["the film is good"])
+            client.prepare(1, batch=1, bucket=16)
+            with urllib.request.urlopen(world.server.metrics, timeout=PATIENCE) as reply:
+                page = reply.read().decode()
+        (prepared, *_) = [one for one in world.server.events() if one["event"] == "prepared a bundle"]
+    dealer = Dealer("127.0.0.1", 0, TlsIdentity.find(keys, "dealer"))
+    with dealer:
+        found = [parse(page), parse(dealer.counters.text(dealer.gauges()))]
+    types = re.findall(r"^# TYPE (\w+) ", page + dealer.counters.text(dealer.gauges()), re.MULTILINE)
+    documented = set(re.findall(r"^\| `(comet_\w+)`", METRICS.read_text(), re.MULTILINE)) | {"comet_phase_seconds"}
+    assert documented == set(types)
+
+    labels: dict[str, dict[str, set[str]]] = {}
+    for own in found:
+        for name, values in own.items():
+            for each in (one for one, _ in values):
+                for label, value in each.items():
+                    labels.setdefault(name, {}).setdefault(label, set()).add(value)
+    assert labels["comet_bundles"] == {"model": {"model"}, "batch": {"1"}, "bucket": {"16"}}
+    assert labels["comet_owner_bundles"] == {"owner": {prepared["owner"]}}
+    assert prepared["client"] == "client"  # only the log says whose it is, and so does no other page
+    assert not re.search(r"\bclient\b", re.sub(r"(?m)^# HELP.*$", "", page))
+
+    names = {name for own in found for name in own}
+    expressions = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+    rules = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())["groups"][0]["rules"]
+    expressions += [rule["expr"] for rule in rules]
+    for expression in expressions:
+        used = re.findall(r"(comet_\w+)(?:\{([^}]*)\})?", expression)
+        assert used, expression
+        for name, chosen in used:
+            assert name in names | {"comet_revocation_list_timestamp_seconds"}, expression
+            for label, sign, wanted in re.findall(r'(\w+)(!?=~?)"([^"]*)"', chosen):
+                if label != "instance":
+                    options = wanted.split("|") if "~" in sign else [wanted]
+                    has = labels[name][label]
+                    assert all(any(re.fullmatch(one, value) for value in has) for one in options), expression
+    documented_phases = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[a-z_`, ]+`) \| (?:both|server|dealer) \| ",
+                                   METRICS.read_text(), re.MULTILINE)))  # fmt: skip
+    assert set(documented_phases) == labels["comet_phase_seconds_count"]["phase"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")

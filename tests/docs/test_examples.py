@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
+import private_search
 import pytest
+from nbclient import NotebookClient
 
 from comet_mpc import Client, ServedModel
+from comet_mpc.models.heads import Head
 from support.documents import ROOT, Service
-from support.toy_model import twin_logits
+from support.processes import server_process
+from support.toy_model import make_checkpoint, some_texts, twin_logits
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.service
@@ -78,6 +84,39 @@ def test_your_own_model_is_served(tmp_path: Path, keys: Path, tiny_checkpoint: P
     assert answer.cost.online_bytes == int(planned[2])
     expected = twin_logits(model, model.encode([text]))[0]
     assert np.max(np.abs(np.array(answer.logits) - expected)) < 0.02
+
+
+def test_sentences_are_searched_and_the_recall_is_that_of_the_model_in_the_clear(keys: Path, tmp_path: Path) -> None:
+    head = Head(kind="embedding", pooling="mean", unit=True)
+    checkpoint = make_checkpoint(tmp_path / "model", layers=1, head=head)
+    sentences = sorted(set(some_texts(24, seed=3)))
+    (tmp_path / "sentences.txt").write_text("\n".join(sentences) + "\n")
+    with server_process(keys, checkpoint, None, tmp_path / "state", workers=2) as server:
+        options = ("--keys", keys, "--cache", tmp_path / "cache", "--count", 3, "--clear", checkpoint)
+        printed = run("private_search", server.address, tmp_path / "sentences.txt", sentences[7], *options)
+    *found, last = printed.splitlines()
+    assert found[0].split(maxsplit=1) == ["1.000", sentences[7]]
+    assert len(found) == 3
+    assert last.startswith(f"of the 3 nearest of {len(sentences)} sentences in the clear, ")
+    assert float(last.split()[-3]) > 0.9
+
+
+def test_a_recall_notices_vectors_that_are_others() -> None:
+    first, second = np.random.default_rng(5).standard_normal((2, 100, 16)).astype(np.float32)
+    assert private_search.recall(first, 3 * first, 5) == 1.0
+    assert private_search.recall(first, second, 5) < 0.2
+
+
+def test_the_notebook_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    notebook = nbformat.read(EXAMPLES / "first_look.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+    done = NotebookClient(notebook, timeout=PATIENCE, resources={"metadata": {"path": tmp_path}}).execute()
+    shown = "".join(output.get("text", "") for cell in done.cells for output in cell.get("outputs", []))
+    assert "a warm, funny and engaging film  positive" in shown
+    assert "the plot is dull and the acting is worse  negative" in shown
+    assert "bytes and rounds: as planned" in shown
+    assert "server ended with 0" in shown
 
 
 def test_a_protocol_of_your_own_runs_three_ways() -> None:

@@ -64,7 +64,7 @@ def test_a_text_is_answered_and_the_server_saw_random_bytes(client: httpx.Client
     plan = tiny_model.plan(1, 16, PAIR)
     assert (answer["cost"]["online_bytes"], answer["cost"]["rounds"]) == (plan.online_bytes, plan.rounds)
     assert (seen["texts"], seen["tokens"]) == (1, 16)
-    assert plan.sent(0) * 0.9 < seen["received"]["size"] <= plan.sent(0)  # frames have headers
+    assert plan.sent(0) * 0.8 < seen["received"]["size"] <= plan.sent(0)  # frames have headers
     assert seen["received"]["p_value"] > 1e-9
     assert found["text_itself"]["size"] == len(TEXT)
     assert found["text_itself"]["p_value"] < 0.01  # the control: a text is not random

@@ -132,8 +132,8 @@ def test_private_embeddings_are_centred_and_given_in_the_ring_that_they_need(mod
     assert 2.0 ** (mask.width - 4) <= largest * 2.0**18 < 2.0 ** (mask.width - 2)
 
 
-def test_rows_are_given_in_no_wider_a_ring_than_their_source_needs(model: ServedModel) -> None:
-    """With a dealer a wider one pays, since truncations are free then. In odd rings they are not."""
+def test_rows_are_given_in_the_ring_from_which_their_source_truncates_for_free(model: ServedModel) -> None:
+    """It is wider than the sum needs, by a bit more where truncations lead into odd rings."""
     rows = (1, 16, model.shape.hidden)
     widths = {}
     for source in (DEALER, PAIR):
@@ -142,5 +142,6 @@ def test_rows_are_given_in_no_wider_a_ring_than_their_source_needs(model: Served
     layer = model.rules.layers[0]
     needed = Sum(model.shape.hidden, layer.variances[0])
     assert widths["dealer"][0] == Attention.least_ring
-    assert needed.ring <= widths["pair"][0] < Attention.least_ring
+    assert widths["pair"][0] == Attention.least_before_odd
+    assert needed.ring <= Attention.least_ring
     assert widths["dealer"][1] == widths["pair"][1]  # of what attention gives

@@ -101,7 +101,7 @@ def test_the_package_tells_nothing_of_the_calibration_data(directory: Path, tmp_
 @pytest.mark.slow
 def test_an_answer_has_the_digits_that_the_operator_chose(directory: Path) -> None:
     text = some_texts(1)
-    found = {}
+    found, dealt = {}, set()
     for bits in (1, 4, 8, 16):
         model = ServedModel.load(directory, answer_bits=bits)
         client = PublicModel.unpack(model.package())
@@ -117,9 +117,12 @@ def test_an_answer_has_the_digits_that_the_operator_chose(directory: Path) -> No
         assert plan == model.plan(1, query.bucket, PAIR)
         assert plan.schedule[-1].part == "result"
         found[bits] = plan, twin
+        dealt.add(client.plan(1, query.bucket, DEALER).correlations)
     assert np.abs(found[8][1] - found[16][1]).max() <= 2.0**-9 + 2.0**-17
     assert len({plan.digest for plan, _ in found.values()}) == len(found), "both sides must mean the same digits"
-    assert len({plan.correlations for plan, _ in found.values()}) == 1, "for which they need no randomness"
+    assert len(dealt) == 1, "digits need no randomness"
+    offline = [PAIR.offline_bytes(plan) for plan, _ in found.values()]
+    assert offline == sorted(offline), "products under encryption are as exact as the digits need"
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16])

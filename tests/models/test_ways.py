@@ -155,4 +155,4 @@ def test_no_network_takes_longer_than_with_fixed_ways_and_some_take_less(source:
     fixed = plan_program(program, abilities=source.abilities, ways=FIXED[source])
     gains = [seconds(fixed, source, network) / seconds(bert(source, network), source, network) for network in NETWORKS]
     assert min(gains) >= 0.99  # ways are found from one layer that stands for all: a tie may go to the other side
-    assert max(gains) > 1.04
+    assert max(gains) > 1.03

@@ -204,7 +204,7 @@ def test_a_peer_without_a_dealers_certificate_is_not_trusted(identities: Identit
     impostor = {**identities, "dealer": identities["server"]}
     with running_dealer(impostor) as dealer, pytest.raises(NotAuthenticated, match="not a dealer"):
         fetch(dealer.address, identities, CLIENT, new_bundle_id())
-    with pytest.raises(NotAuthenticated, match="no dealer"):
+    with pytest.raises(NotAuthenticated, match="not a dealer"):
         fetched(memory_pair()[0], CLIENT, new_bundle_id())
 
 

@@ -66,8 +66,6 @@ ONLINE: list[tuple[Control, str, str]] = [
     *(("old mask", message, to) for message in ("TruncateOpen", "TruncateOpen, bit") for to in ("client", "server")),
     *(("no mask", "TruncateOpen, bit", to) for to in ("client", "server")),
     ("old mask", "Give", "server"),
-    ("old mask", "Choose", "client"),
-    ("old mask", "Fetch", "server"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,7 @@ from support.documents import ROOT
 
 CONTENTS = ROOT / "scripts" / "wheel_contents.py"
 INFORMATION = "comet_mpc-1.dist-info/"
+BILL = INFORMATION + "sboms/comet-mpc.cdx.json"
 SOURCES = [
     path.relative_to(ROOT / "src").as_posix()
     for path in (ROOT / "src").rglob("*")
@@ -20,12 +22,21 @@ SOURCES = [
 ]
 
 
-def wheel(directory: Path, tag: str, *, extension: str, without: str = "", more: str = "") -> Path:
+def bill_of(version: str = "1", *parts: str) -> dict[str, object]:
+    components = [{"name": name, "version": "3.1.0"} for name in parts or ("nanobind", "robin-map")]
+    return {"metadata": {"component": {"version": version}}, "components": components}
+
+
+def wheel(
+    directory: Path, tag: str, *, extension: str, without: str = "", more: str = "", bill: object = None, code: str = ""
+) -> Path:
+    bill = bill or bill_of()
     path = directory / f"comet_mpc-1-{tag}-manylinux_2_28_x86_64.whl"
-    names = {*SOURCES, f"comet_mpc/_native.{extension}.so", INFORMATION + "licenses/LICENSE", *more.split()}
+    names = {*SOURCES, f"comet_mpc/_native.{extension}.so", INFORMATION + "licenses/LICENSE", BILL, *more.split()}
+    contents = {BILL: json.dumps(bill), f"comet_mpc/_native.{extension}.so": code}
     with zipfile.ZipFile(path, "w") as archive:
         for name in sorted(names - {without}):
-            archive.writestr(name, "")
+            archive.writestr(name, contents.get(name, ""))
     return path
 
 
@@ -47,6 +58,7 @@ def test_a_whole_wheel_passes(tmp_path: Path) -> None:
         ("comet_mpc/data/demo_model/tokenizer.json", "", "missing: comet_mpc/data/demo_model/tokenizer.json"),
         ("comet_mpc/_native.abi3.so", "", "missing: the extension comet_mpc/_native.abi3.so"),
         (INFORMATION + "licenses/LICENSE", "", "missing: the licence"),
+        (BILL, "", "missing: the bill of materials"),
         ("", "comet_mpc/server.key", "git does not know: comet_mpc/server.key"),
         ("", "comet_mpc/_native.cpython-312-x86_64-linux-gnu.so", "git does not know: comet_mpc/_native.cpython-312"),
         ("", "tests/conftest.py", "git does not know: tests/conftest.py"),
@@ -60,6 +72,26 @@ def test_an_extension_of_another_python_than_the_name_says_is_found(tmp_path: Pa
     """Such a wheel installs on every later Python, and cannot be imported there."""
     found = compared(wheel(tmp_path, "cp312-abi3", extension="cpython-312-x86_64-linux-gnu"))
     assert "missing: the extension comet_mpc/_native.abi3.so" in found
+
+
+@pytest.mark.parametrize(
+    ("bill", "said"),
+    [
+        (bill_of("2"), "the bill of materials is of version 2"),
+        (bill_of("1", "nanobind"), "the bill of materials is not whole"),
+        (
+            {"metadata": {"component": {"version": "1"}}, "components": [{"name": "nanobind", "version": "@V@"}]},
+            "no version of nanobind",
+        ),
+    ],
+)
+def test_a_bill_of_materials_that_is_wrong_is_named(tmp_path: Path, bill: object, said: str) -> None:
+    assert said in compared(wheel(tmp_path, "cp312-abi3", extension="abi3", bill=bill))
+
+
+def test_an_extension_that_names_the_place_where_it_was_built_is_found(tmp_path: Path) -> None:
+    found = compared(wheel(tmp_path, "cp312-abi3", extension="abi3", code=f"assert {ROOT}/native/ring/words.cpp"))
+    assert f"the extension names {ROOT}" in found
 
 
 @pytest.mark.slow

@@ -111,6 +111,16 @@ def test_an_encoder_has_the_manners_of_sentence_transformers(
         assert vectors.shape == (3, encoder.get_sentence_embedding_dimension())
         assert vectors.dtype == np.float32
         assert encoder.encode([]).shape == (0, encoder.dimension)
+        long = encoder.encode_document(TEXTS[0], prompt="the film ", truncate_dim=5, batch_size=64, device="cpu")
+        (prompted,) = encoder.client.embed([f"the film {TEXTS[0]}"])
+        assert long == pytest.approx(np.array(prompted.vector[:5]), abs=LAST_DIGIT)
+        assert long != pytest.approx(vectors[0][:5], abs=LAST_DIGIT)
+        assert encoder.encode_query([TEXTS[1]]) == pytest.approx(vectors[1:2], abs=LAST_DIGIT)
+        for wrong in ({"convert_to_tensor": True}, {"precision": "int8"}, {"output_value": "token_embeddings"}):
+            with pytest.raises(ConfigurationError, match=f"leave {next(iter(wrong))} out"):
+                encoder.encode(TEXTS, **wrong)
+        with pytest.raises(ConfigurationError, match=r"no argument 'batch_sise'\. Did you mean"):
+            encoder.encode(TEXTS, batch_sise=3)
     assert one == pytest.approx(vectors[0], abs=LAST_DIGIT)
     assert np.diag(encoder.similarity(vectors, vectors)) == pytest.approx(1.0)
 

@@ -30,6 +30,7 @@ _COMMANDS = {
     "plan": ("plan.plan", _USE, "Show what a private prediction will cost, without running it."),
     "serve": ("operating.service.serve", _OPERATE, "Serve models to clients."),
     "deal": ("operating.service.deal", _OPERATE, "Run a dealer: a third party that prepares randomness for others."),
+    "top": ("operating.top.top", _OPERATE, "Show what a server or a dealer is doing now."),
     "keys": ("operating.keys.keys", _OPERATE, "Create, renew and revoke the certificates of clients and servers."),
     "audit": ("audit.audit_command", _OPERATE, "Test whether a party learns anything from what it receives."),
     "adopt": ("adopt.adopt", _TRAIN, "Convert your model for private serving."),

@@ -93,14 +93,7 @@ def plan(
         **_summary(planned, kind, sum(math.prod(sizes) for sizes in encoder_weights(size).values())),
     }  # fmt: skip
     if link is not None:
-        usual = planned_on(USUAL_NETWORK)
-        summary |= {
-            "record": "network plan",
-            "network": str(link),
-            "online_seconds": link.seconds(planned),
-            "offline_seconds": offline_seconds(planned, kind, link),
-            "usual_seconds": link.seconds(usual) + offline_seconds(usual, kind, link),
-        }
+        summary |= _on_network(link, planned, planned_on(USUAL_NETWORK), kind)
     groups = {"operations": by_operation(planned), "layers": by_layer(planned)}
     records = {group: [_as_json(cost, kind) for cost in costs] for group, costs in groups.items()}
     parts = kind.parts(planned.correlations)
@@ -125,6 +118,14 @@ def _summary(planned: Plan, source: Source, words: int) -> dict[str, Any]:
         "offline_bytes_together": source.offline_bytes(planned, together) // together,
         "setup_bytes": 8 * words if source.masks_weights else 0, "memory_bytes": party_memory(planned, words),
         "compute_seconds": compute_seconds(planned), "ways": sorted(planned.ways), "digest": planned.digest,
+    }  # fmt: skip
+
+
+def _on_network(network: Network, planned: Plan, usual: Plan, source: Source) -> dict[str, Any]:
+    return {
+        "record": "network plan", "network": str(network),
+        "online_seconds": network.seconds(planned), "offline_seconds": offline_seconds(planned, source, network),
+        "usual_seconds": network.seconds(usual) + offline_seconds(usual, source, network),
     }  # fmt: skip
 
 

@@ -310,7 +310,8 @@ def _divide(
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
     with session.part("division"):
-        limit = (max(rule.overshoot, 1.0 + rule.error + rule.rounding) ** 2 + 2.0**-6) * bound
+        by_table = rule.error + rule.rounding if rule.of_rows else 0.0
+        limit = (max(rule.overshoot, 1.0 + by_table) ** 2 + 2.0**-6) * bound
         whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
         ring = session.ring(whole, limit)

@@ -1,21 +1,26 @@
 """What an operator may see of a server or a dealer, by HTTP: counters that its processes share, and whether it is well.
 
-/metrics    counters, for Prometheus
+/metrics    counters, histograms and gauges, for Prometheus
 /healthz    200 while connections are let in, else 503: start it again
 /readyz     200 if a peer that came now could be served, else 503 and the reasons
 
-No page contains a text, a share, a mask or a weight: counts, bytes, seconds and names of errors. Every process has a
-row of counters of its own, so nobody waits for a lock of another process.
+No page contains a text, a share, a mask, a weight or the name of a client: counts, bytes, seconds and names of errors.
+Every label has few values, whatever peers do. Every process has a row of counters of its own, so nobody waits for a
+lock of another process.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import math
 import mmap
+import re
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -57,9 +62,10 @@ _REASONS: tuple[tuple[type[errors.CometError], str], ...] = (
 )
 _ERRORS = (*errors.__all__, "other")
 _ACTIVE, _ALIVE = "active", "alive"
-_WAITING, _WORKING = "waiting", "working"
-_COMMON = (_ACTIVE, _ALIVE, _WAITING, _WORKING, *_ERRORS, *(f"refused {name}" for name in _REFUSALS))
+_COMMON = (_ACTIVE, _ALIVE, *_ERRORS, *(f"refused {name}" for name in _REFUSALS))
 """What is counted beside what somebody names."""
+BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, math.inf)
+"""Seconds: the upper bounds of the histograms' buckets. From a round trip to the preparation of a large bundle."""
 _ALIVE_SECONDS = 5.0
 _TIMEOUT = 5.0
 
@@ -69,15 +75,43 @@ def refusal_reason(error: errors.CometError) -> str:
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "other")
 
 
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """What is measured at the time of asking: a value, or several with different labels."""
+
+    name: str
+    meaning: str
+    samples: Sequence[tuple[Labels, float]]
+
+    @classmethod
+    def single(cls, name: str, meaning: str, value: float) -> Gauge:
+        return cls(name, meaning, [({}, value)])
+
+
 class Counters:
     """One row per process in shared memory; made before the processes are forked.
 
-    meanings: of what is counted beside sessions, errors and refusals, by name
+    meanings  of what is counted beside sessions, errors and refusals, by name
+    phases    of what is timed, by name
+    states    what `measure` may be told
     """
 
-    def __init__(self, meanings: Mapping[str, str], rows: int = 1) -> None:
+    def __init__(
+        self,
+        meanings: Mapping[str, str],
+        rows: int = 1,
+        *,
+        phases: Mapping[str, str] | None = None,
+        states: Sequence[str] = (),
+    ) -> None:
         self._meanings = {"sessions_total": "Conversations begun.", **meanings}
-        self._indices = {name: index for index, name in enumerate((*self._meanings, *_COMMON))}
+        self._phases = dict(phases or {})
+        timed = [_cell(phase, bound) for phase in self._phases for bound in (*BOUNDS, None)]
+        names = (*self._meanings, *_COMMON, *states, *timed)
+        self._indices = {name: index for index, name in enumerate(names)}
         self._memory = mmap.mmap(-1, rows * len(self._indices) * 8)
         self._table = np.frombuffer(self._memory, np.float64).reshape(rows, len(self._indices))
         self._lock = threading.Lock()
@@ -95,6 +129,20 @@ class Counters:
             for name, amount in amounts.items():
                 self._table[self._row, self._indices[name]] += amount
 
+    def observe(self, phase: str, seconds: float) -> None:
+        """One more time that this phase took so long."""
+        bound = BOUNDS[bisect.bisect_left(BOUNDS, seconds)]
+        with self._lock:
+            self._table[self._row, self._indices[_cell(phase, bound)]] += 1
+            self._table[self._row, self._indices[_cell(phase, None)]] += seconds
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Observes how long the block takes, unless it fails."""
+        begun = time.monotonic()
+        yield
+        self.observe(phase, time.monotonic() - begun)
+
     def error(self, error: BaseException) -> None:
         name = type(error).__name__
         with self._lock:
@@ -108,10 +156,10 @@ class Counters:
     def refusals(self, reason: str) -> int:
         return int(self.total(f"refused {reason}"))
 
-    def measure(self, *, waiting: int, working: int) -> None:
+    def measure(self, **states: float) -> None:
         """How much there is to do, and is being done, as this process sees it now."""
-        self._table[self._row, self._indices[_WAITING]] = waiting
-        self._table[self._row, self._indices[_WORKING]] = working
+        for name, value in states.items():
+            self._table[self._row, self._indices[name]] = value
 
     def beat(self) -> None:
         """This process is alive."""
@@ -140,24 +188,77 @@ class Counters:
     def total(self, name: str) -> float:
         return float(self._table[:, self._indices[name]].sum())
 
-    def text(self, **gauges: float) -> str:
+    def text(self, gauges: Iterable[Gauge] = ()) -> str:
         """All of it in Prometheus' text format; the caller adds what is measured at the time of asking."""
-        lines = []
+        lines: list[str] = []
         for name, meaning in self._meanings.items():
-            lines += [f"# HELP comet_{name} {meaning}", f"# TYPE comet_{name} counter"]
-            lines.append(f"comet_{name} {_number(self.total(name))}")
-        lines += ["# HELP comet_errors_total Errors by class.", "# TYPE comet_errors_total counter"]
-        lines += [f'comet_errors_total{{class="{name}"}} {_number(self.total(name))}' for name in _ERRORS]
-        lines += ["# HELP comet_refusals_total Connections and requests that were refused, by reason."]
-        lines += ["# TYPE comet_refusals_total counter"]
-        lines += [f'comet_refusals_total{{reason="{name}"}} {self.refusals(name)}' for name in _REFUSALS]
-        for name, value in {"sessions_active": float(self.active), **gauges}.items():
-            lines += [f"# TYPE comet_{name} gauge", f"comet_{name} {_number(value)}"]
+            lines += _family(name, "counter", meaning, [({}, self.total(name))])
+        errors_seen = [({"class": name}, self.total(name)) for name in _ERRORS]
+        lines += _family("errors_total", "counter", "Errors by class.", errors_seen)
+        refused = [({"reason": name}, self.total(f"refused {name}")) for name in _REFUSALS]
+        lines += _family("refusals_total", "counter", "Connections and requests refused, by reason.", refused)
+        lines += self._histograms()
+        for gauge in (Gauge.single("sessions_active", "Conversations going on.", self.active), *gauges):
+            lines += _family(gauge.name, "gauge", gauge.meaning, gauge.samples)
         return "\n".join(lines) + "\n"
+
+    def _histograms(self) -> Iterator[str]:
+        if not self._phases:
+            return
+        yield from _family("phase_seconds", "histogram", "Seconds that each phase of the work took.", [])
+        for phase in self._phases:
+            labels, count = {"phase": phase}, 0.0
+            for bound in BOUNDS:
+                count += self.total(_cell(phase, bound))
+                yield _sample("phase_seconds_bucket", {**labels, "le": _number(bound)}, count)
+            yield _sample("phase_seconds_sum", labels, self.total(_cell(phase, None)))
+            yield _sample("phase_seconds_count", labels, count)
+
+
+def _cell(phase: str, bound: float | None) -> str:
+    """The name of a histogram's bucket, or of its sum."""
+    return f"phase {phase} {bound}"
+
+
+def _family(name: str, kind: str, meaning: str, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+    yield f"# HELP comet_{name} {meaning}"
+    yield f"# TYPE comet_{name} {kind}"
+    for labels, value in samples:
+        yield _sample(name, labels, value)
+
+
+def _sample(name: str, labels: Labels, value: float) -> str:
+    escaped = ((key, re.sub(r'["\\]', r"\\\g<0>", text).replace("\n", "\\n")) for key, text in labels.items())
+    shown = ",".join(f'{key}="{text}"' for key, text in escaped)
+    return f"comet_{name}{'{' + shown + '}' if shown else ''} {_number(value)}"
 
 
 def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) else repr(value)
+
+
+def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:
+    """The samples of a page by their full names, as `Counters.text` writes them. Raises ConfigurationError."""
+    found: dict[str, list[tuple[Labels, float]]] = {}
+    for line in text.split("\n"):
+        if not line or line.startswith("#"):
+            continue
+        sample = _SAMPLE.fullmatch(line)
+        if sample is None:
+            raise ConfigurationError("this is not a page of metrics of a Comet server or dealer: give its --metrics")
+        labels = {name: re.sub(r"\\(.)", _unescaped, value) for name, value in _LABEL.findall(sample[2] or "")}
+        found.setdefault(sample[1], []).append((labels, float(sample[3])))
+    return found
+
+
+_SAMPLE = re.compile(r"(\w+)(?:\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})? ([-+]?(?:Inf|NaN|[\d.]+(?:e[-+]?\d+)?))")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
 
 
 Page = Callable[[], tuple[int, str]]
@@ -165,7 +266,7 @@ Page = Callable[[], tuple[int, str]]
 
 
 def pages(
-    counters: Counters, row: int, gauges: Callable[[], Mapping[str, float]], troubles: Callable[[], Iterable[str]]
+    counters: Counters, row: int, gauges: Callable[[], Iterable[Gauge]], troubles: Callable[[], Iterable[str]]
 ) -> dict[str, Page]:
     """What `MetricsEndpoint` answers.
 
@@ -182,7 +283,7 @@ def pages(
         return (503, "\n".join(reasons) + "\n") if reasons else (200, "ok\n")
 
     return {
-        "/metrics": lambda: (200, counters.text(**gauges())),
+        "/metrics": lambda: (200, counters.text(gauges())),
         "/healthz": lambda: told(not_alive()),
         "/readyz": lambda: told([*not_alive(), *troubles()]),
     }

@@ -44,6 +44,8 @@ class Visitor:
 
     channel: TlsChannel
     address: str
+    seconds: float
+    """That the handshake took."""
 
 
 class _Pending:
@@ -206,7 +208,8 @@ class Reception:
                 line.socket.close()
                 self._refused("handshake_failed", error)
                 return
-            self._arrived(Visitor(channel, line.address))
+            seconds = time.monotonic() - (line.until - self._limits.seconds)
+            self._arrived(Visitor(channel, line.address, seconds))
         else:
             self._selector.modify(line.socket, selectors.EVENT_READ, lambda events: self._shake(line))
 

@@ -10,8 +10,9 @@ from typing import BinaryIO, Protocol
 
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.ops.operation import FUSED, Drawn
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import Words
-from comet_mpc.errors import ForeignRandomness, RandomnessDamaged, RandomnessExhausted, RandomnessSpent
+from comet_mpc.errors import ForeignRandomness, PeerError, RandomnessDamaged, RandomnessExhausted, RandomnessSpent
 
 
 class Reader(Protocol):
@@ -50,6 +51,15 @@ def read_exactly(reader: Reader, size: int) -> bytes:
     if len(data) != size:
         raise RandomnessExhausted("the stored randomness ends before the program does")
     return data
+
+
+def read_elements(reader: Reader, ring: Ring, count: int) -> Words:
+    """The next `count` elements of the stored part. What is none shows that the file has changed: nobody sent it now."""
+    data = read_exactly(reader, ring.wire_bytes(count))
+    try:
+        return ring.unpack(data, count)
+    except PeerError as error:
+        raise RandomnessDamaged("the stored randomness is damaged: a number is outside its ring") from error
 
 
 @dataclass(frozen=True, eq=False)

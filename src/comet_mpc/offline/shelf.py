@@ -21,6 +21,8 @@ class Kept:
     size: int
     stored: int
     """When, in nanoseconds."""
+    digest: str = ""
+    """Of the program that it is for."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
@@ -84,16 +84,24 @@ class BundleFormat(Protocol):
 class BundleStore:
     """One party's prepared bundles, from one source. Several processes may share it."""
 
-    def __init__(self, directory: Path, party: int, source: BundleFormat, shelf: Shelf | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        party: int,
+        source: BundleFormat,
+        shelf: Shelf | None = None,
+        evicted: Callable[[int], None] = lambda count: None,
+    ) -> None:
         """Opens or makes the directory, mode 0700, and removes what crashed processes left half done.
 
         shelf: how much is kept; to make room for a new bundle, old ones are dropped when it is committed.
+        evicted: is told how many were.
         """
         if party not in (CLIENT, SERVER):
             raise ConfigurationError(f"a party is {CLIENT} (client) or {SERVER} (server), not {party}")
         self.directory = Path(directory)
         self.party = party
-        self._source, self._shelf = source, shelf
+        self._source, self._shelf, self._evicted = source, shelf, evicted
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.directory.stat()
@@ -175,14 +183,18 @@ class BundleStore:
     def _make_room(self, needed: int, owner: bytes) -> None:
         """Drops what the shelf says. Whose it was will notice, and have others prepared."""
         if self._shelf is not None:
-            for bundle_id in self._shelf.outgoing(list(self._kept()), needed, owner):
+            outgoing = self._shelf.outgoing(list(self.kept()), needed, owner)
+            for bundle_id in outgoing:
                 self.discard(bundle_id)
+            self._evicted(len(outgoing))
 
-    def _kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[Kept]:
+        """Every complete bundle, of all owners and programs."""
         for path in self.directory.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError, RandomnessError), _opened(path) as file:
                 status = os.fstat(file.fileno())
-                yield Kept(path.stem, Header.read(file, path.stem).owner, status.st_size, status.st_mtime_ns)
+                header = Header.read(file, path.stem)
+                yield Kept(path.stem, header.owner, status.st_size, status.st_mtime_ns, header.digest)
 
     def check_disk(self, needed: int = _SPARE) -> None:
         """Raises if so many bytes (or hardly any) cannot be stored now: the directory is not there or not ours, or the

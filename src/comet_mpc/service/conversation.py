@@ -31,6 +31,7 @@ from comet_mpc.net.channel import Channel
 from comet_mpc.net.messages import refusal
 from comet_mpc.net.metrics import refusal_reason
 from comet_mpc.offline.bundle import Bundle
+from comet_mpc.offline.header import owned_by
 from comet_mpc.offline.source import Order
 from comet_mpc.retry import retry
 from comet_mpc.service.catalogue import Catalogue
@@ -221,7 +222,7 @@ class Conversation:
                 self.deadline = min(latest, time.monotonic() + limits.stall_seconds + piece.nbytes / limits.slowest)
                 yield piece
 
-        with self._slots.slot("download", self.channel), self.reserved():
+        with self._slots.slot("download", self.channel), self.reserved(), self._counters.timed("download"):
             count = send_blob(self.channel, timed())
         self._counters.add(setup_bytes_total=count)
         _log.info("sent a download", extra={"fields": self._fields(bytes=count)})
@@ -236,9 +237,11 @@ class Conversation:
 
     def prepared(self, order: Order, count: int, seconds: float) -> None:
         self._counters.add(bundles_prepared_total=order.count, offline_bytes_total=count, offline_seconds_total=seconds)
+        self._counters.observe("prepare", seconds)
         fields = self._fields(
-            batch=order.batch, bucket=order.bucket, bundles=order.count, bytes=count, seconds=round(seconds, 6)
-        )
+            owner=self._deployment.pseudonym(owned_by(order.owner)),
+            batch=order.batch, bucket=order.bucket, bundles=order.count, bytes=count, seconds=round(seconds, 6),
+        )  # fmt: skip
         _log.info("prepared a bundle", extra={"fields": fields})
 
     def failed(self, order: Order, error: Exception) -> None:
@@ -279,6 +282,7 @@ class Conversation:
             online_seconds_total=seconds,
             rounds_total=traffic.rounds,
         )
+        self._counters.observe("run", seconds)
         fields = self._fields(batch=message.batch, bucket=message.bucket, bytes=count, rounds=traffic.rounds)
         _log.info("answered", extra={"fields": {**fields, "seconds": round(seconds, 6)}})
 

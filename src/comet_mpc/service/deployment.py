@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import os
 import secrets
@@ -41,9 +42,28 @@ _COUNTERS = {
     "offline_bytes_total": "Bytes of preparing randomness: corrections from the dealer, or both ways with clients.",
     "offline_seconds_total": "Seconds spent on that.",
     "bundles_prepared_total": "Bundles of randomness prepared.",
+    "bundles_evicted_total": "Bundles that were dropped to make room for others.",
     "plans_total": "Sizes of batch and bucket that were planned. Each is kept in the state, so once is enough.",
     "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
 }
+_PHASES = {
+    "handshake": "From the connection to the end of the TLS handshake.",
+    "entry": "Waiting for a process, from the handshake on.",
+    "wait_run": "Waiting for a slot for a query.",
+    "wait_prepare": "Waiting for a slot for a preparation.",
+    "wait_download": "Waiting for a slot for a download.",
+    "plan": "Planning a size of batch and bucket that nobody has asked for before.",
+    "download": "Sending the public package or the masked weights.",
+    "prepare": "Preparing randomness: one request, for one bundle or several.",
+    "run": "A query, from its slot to the last byte of the answer.",
+}
+"""What the histograms time."""
+_STATES = (
+    *(f"waiting {what}" for what in ("connection", "run", "prepare", "download")),
+    *(f"working {what}" for what in ("run", "prepare", "download")),
+    "clients",
+)
+"""What the front desk measures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +95,7 @@ class ServiceLimits(PreparationLimits):
 
 def server_counters(rows: int = 1) -> Counters:
     """A row for each of its processes."""
-    return Counters(_COUNTERS, rows)
+    return Counters(_COUNTERS, rows, phases=_PHASES, states=_STATES)
 
 
 class Deployment:
@@ -121,13 +141,24 @@ class Deployment:
         self.quota = Quota(Path(self.limits.queries_in or Path(state) / "queries"), self.limits.queries_per_day)
         # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.
         shelf = Shelf(self.limits.store_bytes, self._largest_share, self.limits.client_bundles)
-        self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, shelf)
+        self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, shelf, self._evicted)
+        self._owners_key = derive_seed(secret, "owners", "")
         for removed in forget_unused(Path(state), "bundles-*", self.limits.unused_days * _DAY):
             _log.info("removed randomness that was not used for long", extra={"fields": {"directory": removed.name}})
 
     @property
     def _largest_share(self) -> int:
         return min(self.limits.client_bytes, self.limits.store_bytes)
+
+    def pseudonym(self, owner: bytes) -> str:
+        """What an owner of bundles is called where clients' names are not told. The log has both.
+
+        It takes this server's secret to tell whose it is: the SHA-256 of a name can be guessed.
+        """
+        return hmac.digest(self._owners_key, owner, "sha256").hex()[:8]
+
+    def _evicted(self, count: int) -> None:
+        self.counters.add(bundles_evicted_total=count)
 
     def _planned(self, batch: int, bucket: int) -> None:
         self.counters.add(plans_total=1)
@@ -142,7 +173,7 @@ class Deployment:
             raise ShapeError(f"a batch of {message.batch} texts: this server takes {self.limits.batch} at a time")
         plan = self.programs.known(message.batch, message.bucket)
         if plan is None:
-            with slot:
+            with slot, self.counters.timed("plan"):
                 plan = self.programs.plan(message.batch, message.bucket)
         if plan.digest != message.digest:
             raise ProtocolMismatch("the parameters of the program", got=message.digest, expected=plan.digest)

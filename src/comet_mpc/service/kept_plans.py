@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -80,6 +81,11 @@ class KeptPlans:
             pass
         _log.warning("a kept plan is damaged: it is made anew", extra={"fields": {"file": str(path)}})
         return None
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Batch and bucket of all that are kept."""
+        found = (re.fullmatch(r"(\d+)x(\d+)", path.name) for path in self.directory.glob("[0-9]*"))
+        return [(int(name[1]), int(name[2])) for name in found if name]
 
     def make(self, batch: int, bucket: int, plan: Callable[[int, int], Plan]) -> Plan:
         """The plan that was kept, or else a new one: of all who ask at a time, one makes it and the others wait."""

@@ -36,6 +36,7 @@ class Programs:
         self._weights = {name: weight.public() for name, weight in model.weights().items()}
         self._kept = None if home is None else KeptPlans(home, model, source)
         self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def known(self, batch: int, bucket: int) -> Plan | None:
@@ -50,6 +51,16 @@ class Programs:
                 plan = self._make(batch, bucket) if self._kept is None else self._kept.make(batch, bucket, self._make)
                 self._remember((batch, bucket), plan)
             return plan
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Batch and bucket of every program that was planned, by its digest."""
+        if self._kept is None:
+            return {plan.digest: size for size, plan in self._plans.items()}
+        for size in set(self._kept.sizes()) - set(self._sizes.values()):
+            plan = self._kept.find(*size)
+            if plan is not None:
+                self._sizes[plan.digest] = size
+        return self._sizes
 
     def _known(self, batch: int, bucket: int) -> Plan | None:
         if bucket not in self._model.buckets():

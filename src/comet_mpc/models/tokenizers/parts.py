@@ -389,11 +389,11 @@ class Grammar(_Part, frozen=True, kw_only=True):
     model: WordPiece | WordLevel | BPE
 
     def __post_init__(self) -> None:
-        pre = _steps(self.pre_tokenizer)
-        for kind, parts in ((ByteLevel, pre), (Metaspace, pre), (Prepend, _steps(self.normalizer))):
+        pre = steps(self.pre_tokenizer)
+        for kind, parts in ((ByteLevel, pre), (Metaspace, pre), (Prepend, steps(self.normalizer))):
             if sum(isinstance(one, kind) for one in parts) > 1:
                 raise ValueError(f"{kind.__name__} is there twice, and would make the text longer each time")
-        if sum(not isinstance(one, ByteLevel) for one in _steps(self.post_processor)) > 1:
+        if sum(not isinstance(one, ByteLevel) for one in steps(self.post_processor)) > 1:
             raise ValueError("special tokens are put around a text twice")
         if isinstance(self.model, BPE) and self.model.unk_token is None:
             kinds = {type(one) for one in pre}
@@ -402,7 +402,7 @@ class Grammar(_Part, frozen=True, kw_only=True):
 
     def layout(self, *, pair: bool) -> tuple[tuple[int | str, int], ...]:
         """What the model reads of a text, or of a pair: special tokens, and A and B for texts, with their types."""
-        for one in _steps(self.post_processor):
+        for one in steps(self.post_processor):
             if isinstance(one, TemplateProcessing):
                 return tuple(one.place(piece) for piece in (one.pair if pair else one.single))
             if isinstance(one, BertProcessing | RobertaProcessing):
@@ -422,7 +422,7 @@ class Grammar(_Part, frozen=True, kw_only=True):
     def ids(self) -> set[int]:
         """Every token that it can give."""
         found = {*self.model.vocab.values(), *(one.id for one in self.added_tokens)}
-        for one in _steps(self.post_processor):
+        for one in steps(self.post_processor):
             if isinstance(one, BertProcessing | RobertaProcessing):
                 found |= {one.sep[1], one.cls[1]}
             elif isinstance(one, TemplateProcessing):
@@ -430,7 +430,8 @@ class Grammar(_Part, frozen=True, kw_only=True):
         return found
 
 
-def _steps(part: Any) -> list[Any]:
+def steps(part: Any) -> list[Any]:
+    """The parts of a sequence, one part alone, or none."""
     if isinstance(part, NormalizerSequence):
         return [*part.normalizers]
     if isinstance(part, PreTokenizerSequence):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from comet_mpc.errors import CheckpointError, ConfigurationError, UnsafeTokenizer
 from comet_mpc.models.tasks import words_of
 from comet_mpc.models.tokenizers.parts import Grammar, read_grammar
+from comet_mpc.models.tokenizers.spelling import Spelling
 
 T = TypeVar("T")
 Text = str | tuple[str, str]
@@ -83,6 +84,11 @@ class TextTokenizer:
             return TextTokenizer(text)
         except UnsafeTokenizer as error:
             raise UnsafeTokenizer(f"{error} ({where})") from error
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """What its tokens stand for. Raises `UnsafeTokenizer` if it is one to read with only."""
+        return Spelling(read_grammar(self.text))
 
     def check_fits(self, vocabulary: int) -> None:
         """Raises unless a model that knows so many tokens knows every one that this can give."""

@@ -13,7 +13,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams
 from comet_mpc.engine.share import Words
 from comet_mpc.engine.tables import make_corrections
-from comet_mpc.offline.bundle import read_exactly
+from comet_mpc.offline.bundle import read_elements, read_exactly
 from comet_mpc.offline.dealer.preparer import DealerPreparer, DealerView, PartyView, stream_of
 
 
@@ -37,7 +37,7 @@ class DealtPoints(DealerPreparer[PointFunctions]):
         corrections, last = [], []
         for rows in entry.chunks():
             corrections.append(np.frombuffer(read_exactly(view.stored, 16 * rows * levels), np.uint64))
-            last.append(ring.unpack(read_exactly(view.stored, ring.wire_bytes(rows * leaf)), rows * leaf))
+            last.append(read_elements(view.stored, ring, rows * leaf))
         masks, roots = _masks(view.streams, index, entry.count), _roots(view.streams, index, entry.count)
         return masks, roots, np.concatenate(corrections), np.concatenate(last)
 

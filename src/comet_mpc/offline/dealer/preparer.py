@@ -16,7 +16,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, expand
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness
-from comet_mpc.offline.bundle import Reader, read_exactly
+from comet_mpc.offline.bundle import Reader, read_elements
 
 CHUNK = 1 << 16
 """Elements that the dealer holds of any one array at a time; with weights' masks, a few times that for every core."""
@@ -85,7 +85,7 @@ class PartyView:
                 arrays.append(ring_elements(self.streams, ring, stream_of(index, array), count))
             else:
                 assert self.stored is not None
-                arrays.append(ring.unpack(read_exactly(self.stored, ring.wire_bytes(count)), count))
+                arrays.append(read_elements(self.stored, ring, count))
         return tuple(arrays)
 
 

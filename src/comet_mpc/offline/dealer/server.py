@@ -20,6 +20,7 @@ from typing import Self
 
 import msgspec
 
+from comet_mpc import __version__
 from comet_mpc.engine.correlations import program_digest
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.errors import (
@@ -34,10 +35,11 @@ from comet_mpc.errors import (
     ServerBusy,
 )
 from comet_mpc.net.channel import Channel, greet
+from comet_mpc.net.expiry import expiry_gauges
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.live import LiveContext
 from comet_mpc.net.messages import refusal
-from comet_mpc.net.metrics import Counters, refusal_reason
+from comet_mpc.net.metrics import Counters, Gauge, refusal_reason
 from comet_mpc.net.reception import Reception, ReceptionLimits, Visitor
 from comet_mpc.net.sockets import TlsChannel, listen
 from comet_mpc.offline.dealer.admission import ProgramLimits, Slots, admit_program
@@ -72,6 +74,11 @@ _COUNTERS = {
     "offline_bytes_total": "Bytes sent and received for them, frame headers included.",
     "offline_seconds_total": "Seconds spent on them, those of waiting for the other party too.",
 }
+_PHASES = {
+    "handshake": "From the connection to the end of the TLS handshake.",
+    "deal": "Dealing a party its part, waiting for the other party included.",
+}
+"""What the histograms time."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ class Dealer:
 
     def __init__(self, host: str, port: int, identity: TlsIdentity, limits: DealerLimits | None = None) -> None:
         self.limits = limits or DealerLimits()
-        self.counters = Counters(_COUNTERS)
+        self.counters = Counters(_COUNTERS, phases=_PHASES)
+        self._identity, self._started = identity, time.time()
         self.counters.beat()
         self._context = LiveContext(identity, require_client=True)
         self._certificates = self._context.version
@@ -190,6 +198,7 @@ class Dealer:
 
     def _arrived(self, visitor: Visitor) -> None:
         channel = visitor.channel
+        self.counters.observe("handshake", visitor.seconds)
         thread = threading.Thread(target=self._attend, args=(channel,), name="dealer", daemon=True)
         with self._lock:
             self._channels.add(channel)
@@ -292,6 +301,7 @@ class Dealer:
             offline_bytes_total=count,
             offline_seconds_total=seconds,
         )
+        self.counters.observe("deal", seconds)
         fields = _fields(channel, bundle=ask.bundle_id[:8], bytes=count, seconds=round(seconds, 6))
         _log.info("dealt", extra={"fields": fields})
 
@@ -375,9 +385,13 @@ class Dealer:
         fields = {"error": type(error).__name__, "refused": reason, "reason": str(error)}
         _log.info("a connection could not be established", extra={"fields": fields})
 
-    def gauges(self) -> dict[str, float]:
+    def gauges(self) -> Iterator[Gauge]:
         """What it has to do now, and what it may have."""
-        return {"bundles_under_way": len(self._meetings), "bundles_most": self.limits.bundles}
+        yield Gauge("info", "Version. Always 1.", [({"version": __version__, "source": "dealer"}, 1.0)])
+        yield Gauge.single("start_timestamp_seconds", "When the dealer started, in seconds since 1970.", self._started)
+        yield Gauge.single("bundles_under_way", "Bundles that are dealt or awaited now.", len(self._meetings))
+        yield Gauge.single("bundles_most", "As many as there may be.", self.limits.bundles)
+        yield from expiry_gauges(self._identity)
 
     def troubles(self) -> Iterator[str]:
         """Why a party that came now could not be served."""

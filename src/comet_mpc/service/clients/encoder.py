@@ -16,12 +16,23 @@ from typing import Any, Self, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import ConfigurationError, did_you_mean
 from comet_mpc.progress import bar
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding
 
 Vectors = npt.NDArray[np.float32]
+
+_IGNORED = ("batch_size", "device", "pool", "chunk_size")
+"""Arguments of sentence-transformers that say how, not what."""
+_ONLY: dict[str, object] = {
+    "prompt_name": None,
+    "output_value": "sentence_embedding",
+    "precision": "float32",
+    "convert_to_numpy": True,
+    "convert_to_tensor": False,
+}
+"""Arguments of which one value is known here."""
 
 
 class PrivateEncoder:
@@ -44,22 +55,37 @@ class PrivateEncoder:
         self,
         sentences: str | Sequence[str],
         *,
-        show_progress_bar: bool = False,
+        prompt: str | None = None,
+        show_progress_bar: bool | None = None,
         normalize_embeddings: bool = False,
-        convert_to_numpy: bool = True,
+        truncate_dim: int | None = None,
+        **others: object,
     ) -> Vectors:
         """One row per sentence, float32; for a single string one vector.
 
-        normalize_embeddings: scales every vector to length 1, whether or not the model does
+        prompt                stands before every sentence, such as "query: "
+        normalize_embeddings  scales every vector to length 1, whether or not the model does
+        truncate_dim          keeps so many numbers of each vector
+        others                arguments of sentence-transformers. Those that change no result here (`batch_size`,
+                              `device`) are ignored; one that asks for something else than numpy arrays is refused
         """
-        if not convert_to_numpy:
-            raise ConfigurationError("encode gives numpy arrays: leave convert_to_numpy as it is")
+        for name, value in others.items():
+            _check_other(name, value)
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        found = self._embed(texts, show_progress_bar) if texts else []
+        found = self._embed([(prompt or "") + text for text in texts], bool(show_progress_bar)) if texts else []
         vectors = np.array([one.vector for one in found], dtype=np.float32).reshape(len(texts), self.dimension)
+        vectors = np.ascontiguousarray(vectors[:, :truncate_dim])
         if normalize_embeddings:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[0] if isinstance(sentences, str) else vectors
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Vectors:
+        """`encode`: a private model has no prompts of its own. Give one as `prompt`."""
+        return self.encode(sentences, **options)
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Vectors:
+        """`encode`, as above."""
+        return self.encode(sentences, **options)
 
     def _embed(self, texts: list[str], shown: bool) -> list[Embedding]:
         with contextlib.ExitStack() as drawn:
@@ -78,8 +104,12 @@ class PrivateEncoder:
         """Numbers in a vector."""
         return self.client.connect().config.encoder.hidden
 
-    def get_sentence_embedding_dimension(self) -> int:
+    def get_embedding_dimension(self) -> int:
         """`dimension`, by the name that sentence-transformers has for it."""
+        return self.dimension
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """The same, by its older name."""
         return self.dimension
 
     @staticmethod
@@ -88,3 +118,13 @@ class PrivateEncoder:
         left, right = (np.atleast_2d(np.asarray(rows, dtype=np.float32)) for rows in (first, second))
         left, right = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right))
         return np.asarray(left @ right.T)
+
+
+def _check_other(name: str, value: object) -> None:
+    if name in _IGNORED:
+        return
+    if name not in _ONLY:
+        known = [*_IGNORED, *_ONLY]
+        raise ConfigurationError(f"encode has no argument {name!r}{did_you_mean(name, known)}")
+    if value != _ONLY[name]:
+        raise ConfigurationError(f"encode gives float32 numpy arrays, one vector a sentence: leave {name} out")

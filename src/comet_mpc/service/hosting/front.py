@@ -213,6 +213,7 @@ class FrontDesk:
             text = "this client has too many connections; end some, or try again later"
             self._refuse(channel, "connections", ServerBusy(text))
             return
+        self._counters.observe("handshake", visitor.seconds)
         self._guests.append(_Guest(channel, client, time.monotonic()))
 
     def _admit(self) -> None:
@@ -311,6 +312,7 @@ class FrontDesk:
             undone.pop_all()
         there.close()
         guest.channel.detach().close()  # without a word: the connection goes on
+        self._counters.observe("entry", time.monotonic() - guest.since)
         worker = _Worker(pid, here, row, guest.client, guest.channel.peer_serial, self._numbers, time.monotonic())
         self._workers[pid] = worker
         self._selector.register(here.fileno(), selectors.EVENT_READ, lambda events: self._hear(worker))
@@ -370,9 +372,15 @@ class FrontDesk:
         for (number, request), what in said:
             self._say(by_number[number], what, request)
         if not self._succeeded:
-            waiting = len(self._guests) + sum(map(self._turns.waiting, KINDS))
-            working = self._turns.working("run") + self._turns.working("prepare")
-            self._counters.measure(waiting=waiting, working=working)
+            self._measure()
+
+    def _measure(self) -> None:
+        states = {"clients": len({worker.client for worker in self._workers.values()})}
+        states["waiting connection"] = len(self._guests)
+        for kind in KINDS:
+            states[f"waiting {kind}"] = self._turns.waiting(kind)
+            states[f"working {kind}"] = self._turns.working(kind)
+        self._counters.measure(**states)
 
     def _part_with(self, worker: _Worker) -> None:
         """Its pipe has ended, so it has, or is about to."""

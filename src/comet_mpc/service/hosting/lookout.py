@@ -14,8 +14,11 @@ from collections.abc import Iterator
 import msgspec
 
 from comet_mpc.errors import CometError
-from comet_mpc.net.metrics import MetricsEndpoint, pages
+from comet_mpc.net.expiry import expiry_gauges
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.net.metrics import Gauge, MetricsEndpoint, pages
 from comet_mpc.service.catalogue import Catalogue
+from comet_mpc.service.hosting.gauges import server_gauges, waiting, working
 
 _LOOK_SECONDS = 10.0
 
@@ -35,8 +38,10 @@ class Load(msgspec.Struct, frozen=True):
 class Lookout:
     """Binds its address when it is made; `run` in a process of its own."""
 
-    def __init__(self, offer: Catalogue, address: tuple[str, int] | None, *, desk_row: int, workers: int) -> None:
-        self.offer, self._workers = offer, workers
+    def __init__(
+        self, offer: Catalogue, identity: TlsIdentity, address: tuple[str, int] | None, *, desk_row: int, workers: int
+    ) -> None:
+        self.offer, self._identity, self._workers = offer, identity, workers
         answered = pages(offer.counters, desk_row, self._gauges, self._troubles) | {"/load": self._load}
         self._endpoint = MetricsEndpoint(*address, answered) if address is not None else None
         self._third_party = not offer.source.has_third_party
@@ -75,16 +80,15 @@ class Lookout:
     def _bundles(self) -> int:
         return sum(one.store.count() for one in self.offer.all())
 
-    def _gauges(self) -> dict[str, float]:
-        counters = self.offer.counters
-        busy = {name: counters.total(name) for name in ("waiting", "working")}
-        return {"bundles_ready": self._bundles(), "models": len(self.offer.models), "workers": self._workers, **busy}
+    def _gauges(self) -> Iterator[Gauge]:
+        yield from server_gauges(self.offer, self._workers)
+        yield from expiry_gauges(self._identity)
 
     def _load(self) -> tuple[int, str]:
         counters = self.offer.counters
         load = Load(
-            waiting=int(counters.total("waiting")),
-            working=int(counters.total("working")),
+            waiting=sum(waiting(counters).values()),
+            working=sum(count for kind, count in working(counters).items() if kind != "download"),
             slots=self._workers,
             sessions=counters.active,
             bundles=self._bundles(),

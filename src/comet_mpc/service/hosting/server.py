@@ -116,7 +116,7 @@ class Server:
             self._context = LiveContext(identity, require_client=require_client)
             self._listener = undone.enter_context(listen(*listen_at, self._context.current, backlog=1024))
             self._offer = Catalogue({check_name(name): self._deploy(one) for name, one in named.items()})
-            self._lookout = Lookout(self._offer, metrics, desk_row=_DESK, workers=workers)
+            self._lookout = Lookout(self._offer, identity, metrics, desk_row=_DESK, workers=workers)
             undone.pop_all()
         self._front = FrontLimits(
             self._slots(),

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from comet_mpc.errors import NotAuthenticated, PeerClosed, ServerBusy
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.live import REVOKED, UNREADABLE
+from comet_mpc.net.metrics import Counters
 from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.hosting.pipe import Pipe, Said
@@ -44,8 +45,8 @@ _FULL: dict[Kind, str] = {
 class _Slots:
     """This connection's side of the front desk's slots. Several threads may ask."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Pipe, counters: Counters) -> None:
+        self._pipe, self._counters = pipe, counters
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._answers: dict[int, Said] = {}
@@ -56,7 +57,8 @@ class _Slots:
         number = next(self._numbers)
         self._pipe.say(WANTS[kind], number)
         try:
-            self._await(number, kind, channel)
+            with self._counters.timed(f"wait_{kind}"):
+                self._await(number, kind, channel)
             yield
         finally:
             with self._changed:
@@ -90,7 +92,7 @@ class _Slots:
 
 def work(offer: Catalogue, channel: Channel, pipe: Pipe, *, require_client: bool) -> None:
     """One conversation, from the greeting to its end, and what it has begun in the background."""
-    slots = _Slots(pipe)
+    slots = _Slots(pipe, offer.counters)
     conversation = Conversation(offer, channel, slots, require_client=require_client)
     threading.Thread(target=_watch, args=(conversation, slots, pipe), name="watch", daemon=True).start()
     conversation.serve()

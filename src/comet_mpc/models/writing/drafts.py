@@ -1,0 +1,93 @@
+"""Drafts: a client guesses the tokens that may follow, and one run of the program verifies several of them.
+
+In a run of k positions a client sends its last token and k - 1 guesses. The answer has logits for each position, so a
+guess that is right makes the next position's answer count as well. What is picked is what would be picked one token at
+a time, greedy or not: a guess is kept if it equals the token that the sampler picks there (`verified`).
+
+The server sees how many positions of each run were kept, and so how well the text can be guessed, but not the guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from comet_mpc.engine.share import Reals
+from comet_mpc.errors import ConfigurationError
+
+_LONGEST = 3
+"""Tokens at the end of the text that are looked for earlier in it."""
+
+
+class Drafter(Protocol):
+    """Makes guesses, as a small public model of one's own could. They decide when tokens come, not which."""
+
+    def draft(self, text: Sequence[int], most: int) -> Sequence[int]:
+        """Up to `most` tokens that may come next."""
+
+
+class RepeatedWords:
+    """Guesses what followed the same tokens when they last were in the text: names, phrases, code."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._after: dict[tuple[int, ...], int] = {}
+        """Where the text went on after these tokens, the last time."""
+        self._text: list[int] = []
+
+    def draft(self, text: Sequence[int], most: int) -> Sequence[int]:
+        if list(text[: len(self._text)]) != self._text:
+            self._forget()
+        for token in text[len(self._text) :]:
+            for size in range(1, min(_LONGEST, len(self._text)) + 1):
+                self._after[tuple(self._text[-size:])] = len(self._text)
+            self._text.append(token)
+        for size in range(min(_LONGEST, len(self._text)), 0, -1):
+            place = self._after.get(tuple(self._text[-size:]))
+            if place is not None:
+                return self._text[place : place + most]
+        return ()
+
+
+def verified(
+    drafts: Sequence[int],
+    rows: Sequence[Reals],
+    text: Sequence[int],
+    pick: Callable[[Reals, Sequence[int]], int],
+) -> list[int]:
+    """The tokens that one run gives: the drafts that are right, and one more that the model says.
+
+    rows  logits after the text, and after each of the drafts
+    pick  the next token, from logits and the text so far
+    """
+    found: list[int] = []
+    for place, logits in enumerate(rows):
+        found.append(pick(logits, [*text, *found]))
+        if place == len(drafts) or found[-1] != drafts[place]:
+            break
+    return found
+
+
+def tokens_a_run(positions: int, accepted: float) -> float:
+    """Expected tokens of a run of so many positions, if each draft after a right one is right so often."""
+    return sum(accepted**place for place in range(positions))
+
+
+def accepted_from_which_it_pays(single: float, several: float, positions: int) -> float | None:
+    """How often drafts must be right for runs of several positions to cost less a token; None if they never do.
+
+    single, several: what a run of one position and of `positions` costs, in seconds or bytes
+    """
+    if positions < 2:
+        raise ConfigurationError(f"a run with drafts has two positions or more, not {positions}")
+    low, high = 0.0, 1.0
+    if several >= single * positions:
+        return None
+    if several <= single:
+        return 0.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if several > single * tokens_a_run(positions, middle) else (low, middle)
+    return high
