@@ -140,6 +140,13 @@ class PublicModel:
         return self.config.encoder.image
 
     @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """Of a model of texts."""
+        if self.tokenizer is None:
+            raise ConfigurationError("this model takes images, not texts")
+        return self.tokenizer
+
+    @property
     def hidden_embeddings(self) -> bool:
         """Whether embeddings stay at the server: those of images always do."""
         return self.private_embeddings or self.image is not None
@@ -314,11 +321,9 @@ class PublicModel:
 
         number: of the first text, by which an error names it.
         """
-        longest, words, tokenizer = bucket or self.longest, self.config.head.kind == "tokens", self.tokenizer
-        if tokenizer is None:
-            raise ConfigurationError("this model takes images, not texts")
+        longest, words = bucket or self.longest, self.config.head.kind == "tokens"
         return [
-            tokenizer.encode(text, longest, number=index, words=words) for index, text in enumerate(texts, start=number)
+            self.text_tokenizer.encode(text, longest, number=index, words=words) for index, text in enumerate(texts, start=number)
         ]
 
     def encode(self, texts: Sequence[Text], bucket: int | None = None, *, number: int = 1) -> Query:

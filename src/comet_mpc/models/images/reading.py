@@ -88,7 +88,9 @@ def _decoded(data: bytes, wanted: ImageFormat, name: str) -> Pixels:
 
 
 def _check_size(width: int, height: int, name: str) -> None:
-    if not 0 < width * height <= MOST_PIXELS:
+    if width * height == 0:
+        raise ConfigurationError(f"{name} has no pixels")
+    if width * height > MOST_PIXELS:
         raise ConfigurationError(f"{name} {_TOO_MANY}: it has {width}x{height}")
 
 
