@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from comet_mpc.engine.session import USUAL_WAYS, Session, Ways
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.tensors import Weight
 from comet_mpc.engine.twin import TwinSession
+from comet_mpc.engine.windows import Window, WindowPlan, WindowSession
 from comet_mpc.errors import PeerError
 from comet_mpc.net.channel import Channel, Traffic, memory_pair
 from comet_mpc.net.sockets import TcpChannel
@@ -154,12 +156,71 @@ def run_series(
         twins = [program(clear, held) for program in programs]
     runs = []
     for plan, (client, sent), (server, received), twin in zip(series.programs, ours, theirs, twins, strict=True):
-        if tolerance is not None:
-            error = float(np.max(np.abs(_in_the_clear(client, server) - _in_the_clear(twin, None)), initial=0.0))
-            if not error <= tolerance:
-                raise Mismatch(f"the parties' result is {error:g} from the twin's, more than {tolerance:g}")
+        _compare_with_twin(client, server, twin, tolerance)
         runs.append(TwoPartyRun(client, server, plan, (sent, received), offline, twin))
     return runs
+
+
+WindowedProgram = Callable[[Session, Weights, Window], Result]
+
+
+def run_windows(
+    program: WindowedProgram[Result],
+    sizes: Sequence[int],
+    total: int,
+    weights: Weights | None = None,
+    *,
+    source: Literal["dealer", "pair"] = "dealer",
+    processes: bool = False,
+    tolerance: float | None = None,
+) -> list[TwoPartyRun[Result]]:
+    """The same for a program of `total` positions that is run so many of them at a time (`engine.windows`).
+
+    The randomness is prepared once, for all positions. Each window is compared with its own plan and twin.
+    """
+    held = weights or {}
+    public = {name: weight.public() for name, weight in held.items()}
+    own = find_source(source)
+    plan = WindowPlan(lambda session, window: program(session, public, window), total, abilities=own.abilities)
+    offline = own.offline_traffic(plan.whole.correlations)
+    if source == "dealer":
+        prepare = _dealt(plan.whole, held, None, own.abilities)
+    else:
+        prepare = _paired(plan.whole, held, offline)
+    ends = list(accumulate(sizes))
+    plans = [plan.window(stop - size, stop) for size, stop in zip(sizes, ends, strict=True)]
+
+    def work(channel: Channel, party: int) -> list[tuple[Result, Traffic]]:
+        randomness, weights_held = prepare(channel, party)
+        session, done = WindowSession(party, channel, randomness, plan), list[tuple[Result, Traffic]]()
+        for size, planned in zip(sizes, plans, strict=True):
+            before = channel.traffic
+            result = program(session, weights_held, session.begin(size))
+            session.end_program()
+            measured = channel.traffic - before
+            _compare(
+                f"the traffic of party {party}",
+                measured,
+                Traffic(planned.sent(party), planned.sent(1 - party), planned.rounds),
+            )
+            done.append((result, measured))
+        return done
+
+    ours, theirs = _in_processes(work) if processes else as_parties(work)
+    clear = TwinSession(abilities=own.abilities)
+    runs = []
+    for size, stop, planned, mine, other in zip(sizes, ends, plans, ours, theirs, strict=True):
+        twin = None if tolerance is None else program(clear, held, Window(stop - size, stop, total))
+        _compare_with_twin(mine[0], other[0], twin, tolerance)
+        runs.append(TwoPartyRun(mine[0], other[0], planned, (mine[1], other[1]), offline, twin))
+    return runs
+
+
+def _compare_with_twin(client: object, server: object, twin: object, tolerance: float | None) -> None:
+    if tolerance is not None:
+        error = float(np.max(np.abs(_in_the_clear(client, server) - _in_the_clear(twin, None)), initial=0.0))
+        if not error <= tolerance:
+            raise Mismatch(f"the parties' result is {error:g} from the twin's, more than {tolerance:g}")
 
 
 def _with_weights(program: Program[Result], weights: Weights, session: Session) -> Result:

@@ -38,7 +38,8 @@ def test_version() -> None:
 def test_a_model_that_was_not_fine_tuned_is_not_served(tmp_path: Path) -> None:
     """The same weights with other non-linear steps answer at random until they are trained with them."""
     model = make_checkpoint(tmp_path / "model", layers=1)
-    refused = comet("--debug", "serve", str(model), "--keys", str(tmp_path))
+    state = ("--state", str(tmp_path / "state"))
+    refused = comet("--debug", "serve", str(model), "--keys", str(tmp_path), *state)
     assert isinstance(refused.exception, ConfigurationError)
     assert f"comet finetune {model} OUT" in str(refused.exception)
     config = msgspec.structs.replace(read_config(model), scores={"accuracy": 91.5})
@@ -171,7 +172,7 @@ def test_a_misspelt_name_is_met_with_the_nearest_one(arguments: tuple[str, ...],
 
 
 def test_what_is_no_comet_checkpoint_says_what_it_is_and_what_to_do(tmp_path: Path) -> None:
-    serve = ("serve", "--keys", str(tmp_path))
+    serve = ("serve", "--keys", str(tmp_path), "--state", str(tmp_path / "state"))
     plain = tmp_path / "my-classifier"
     plain.mkdir()
     assert comet(*serve, str(plain)).stderr.endswith(f"{plain} is not a checkpoint: it has no config.json\n")

@@ -104,7 +104,8 @@ def test_what_clients_may_take_is_what_the_operator_says(tmp_path: Path, monkeyp
     assert comet("keys", "make", str(tmp_path / "keys")).exit_code == 0
     checkpoint = make_checkpoint(tmp_path / "model", **TINY)
     file = written(tmp_path, "[serve]\nstore_gb = 2.5\nclient_gb = 0.5\npreparations = 3\nclient_connections = 7\n")
-    words = ("--client-queries", "9", "--untrained", "--keys", str(tmp_path / "keys"))
+    own = ("--keys", str(tmp_path / "keys"), "--state", str(tmp_path / "state"))
+    words = ("--client-queries", "9", "--untrained", *own)
     assert "seen" in comet("--config", file, "serve", str(checkpoint), *words).stderr
     limits = given["limits"]
     assert (limits.store_bytes, limits.client_bytes, limits.client_bundles) == (2_500_000_000, 500_000_000, 9)

@@ -54,6 +54,7 @@ def test_every_variable_of_the_container_is_one_that_is_read() -> None:
     for command in ("serve", "deal", "query", "gateway"):
         known |= {f"COMET_{command}_{name}".upper() for name in names(command)}
     used = set(re.findall(r"\b(COMET_\w+)=", (DEPLOY / "Containerfile").read_text()))
+    used |= {name for one in DEPLOY.glob("*.yaml") for name in re.findall(r"environment: \[(\w+)\]", one.read_text())}
     used |= {name for unit in UNITS for name in re.findall(r"\b(COMET_\w+)=", unit.read_text())}
     assert {"COMET_KEYS", "COMET_SERVE_MODEL"} <= used <= known
 

@@ -29,6 +29,7 @@ from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.layer_norm import Centred, layer_norm, layer_norm_rule, normalised_mean, power_in
 from comet_mpc.functions.rule import Smu
 from comet_mpc.functions.rules import make_rule
+from comet_mpc.functions.weighing import SmuWeighing
 from support.two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]
@@ -326,7 +327,9 @@ def attention_tolerance(
 
     ΔR comes from the scores (norms, units of 12 bits, all halved with them), from smu, and from R's rounding.
     """
-    scores_rule, denominators = minimax(form.scores), minimax(form.denominators)
+    weighing, denominators = form.weighing, minimax(form.denominators)
+    assert isinstance(weighing, SmuWeighing)
+    scores_rule = minimax(weighing.rule)
     d = q.shape[-1]
     if form.cosine:
         norms = minimax(form.norms)
@@ -338,16 +341,16 @@ def attention_tolerance(
         q, k = (z / np.linalg.norm(z, axis=-1, keepdims=True) for z in (q, k))
         scores = q @ k.swapaxes(-1, -2)
     else:
-        score = form.score_bound * 2.0**-11  # 1/√d is rounded to 12 bits
+        score = weighing.score_bound * 2.0**-11  # 1/√d is rounded to 12 bits
         scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
     if thresholds is not None:
         scores = scores - thresholds[:, None, None]
-    s = scores / form.score_bound
-    activated = form.smu(s)
-    t = s**2 + np.square(form.smu.mu)
-    change = score / form.score_bound + 2.0**-12 + smu_tolerance(scores_rule, t, 14, certified=certified)
-    r = activated**form.power
-    loss = (activated + change) ** form.power - r + 2.0**-22
+    s = scores / weighing.score_bound
+    activated = weighing.smu(s)
+    t = s**2 + np.square(weighing.smu.mu)
+    change = score / weighing.score_bound + 2.0**-12 + smu_tolerance(scores_rule, t, 14, certified=certified)
+    r = activated**weighing.power
+    loss = (activated + change) ** weighing.power - r + 2.0**-22
     if mask is not None:
         r, loss = r * mask, loss * mask
     total = r.sum(axis=-1, keepdims=True)

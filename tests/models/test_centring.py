@@ -14,7 +14,7 @@ from comet_mpc.engine.correlations import ClientMask
 from comet_mpc.engine.share import Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError
-from comet_mpc.models.blocks import MEAN_BOUND, Attention, Sum
+from comet_mpc.models.blocks import MEAN_BOUND, Sum
 from comet_mpc.models.bounds import Weights
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
@@ -141,7 +141,7 @@ def test_rows_are_given_in_the_ring_from_which_their_source_truncates_for_free(m
         widths[source.name] = [mask.width for mask in masks if mask.shape == rows]
     layer = model.rules.layers[0]
     needed = Sum(model.shape.hidden, layer.variances[0])
-    assert widths["dealer"][0] == Attention.least_ring
-    assert widths["pair"][0] == Attention.least_before_odd
-    assert needed.ring <= Attention.least_ring
+    assert widths["dealer"][0] == 55
+    assert widths["pair"][0] == 56
+    assert needed.ring <= 55
     assert widths["dealer"][1] == widths["pair"][1]  # of what attention gives

@@ -16,6 +16,7 @@ from comet_mpc.errors import RangeError
 from comet_mpc.functions.activation import smu_rule
 from comet_mpc.functions.attention import certified_form, plain_attention
 from comet_mpc.functions.layer_norm import layer_norm_rule, plain_centred, plain_normalise, shrink_factor
+from comet_mpc.functions.neurons import SmuNeurons
 from comet_mpc.functions.rule import Smu
 from comet_mpc.models.blocks import SLACK, Attention, FeedForward, Frame, LayerRules
 from comet_mpc.models.streams.block import PreNormBlock, into_stream, normalised, stream_top
@@ -29,8 +30,7 @@ EPSILON = 1e-6
 def _rules() -> LayerRules:
     activation = Smu(1.0 / 16.0)
     return LayerRules(
-        activation=activation,
-        activation_rule=smu_rule(activation, SLACK, 3),
+        neurons=SmuNeurons(activation, smu_rule(activation, SLACK, 3)),
         attention=certified_form(3),
         variances=(layer_norm_rule(HIDDEN, 2.0**-5, 2.0**6), layer_norm_rule(HIDDEN, 2.0**-5, 2.0**7)),
         value_bound=8.0,
@@ -80,9 +80,7 @@ def _plain(rows: Reals, blocks: list[PreNormBlock], rules: LayerRules, weights: 
         context = plain_attention(q, k, v, rules.attention, thresholds, exact=False)
         context = context.transpose(0, 2, 1, 3).reshape(1, asking, HIDDEN)
         rows = rows[:, :asking] + linear(context, prefix + "output")
-        active = rules.activation(
-            linear(plain_normalise(rows, rules.variances[1], epsilon=EPSILON), prefix + "up"), rules.activation_rule
-        )
+        active = rules.neurons(linear(plain_normalise(rows, rules.variances[1], epsilon=EPSILON), prefix + "up"))
         rows = rows + linear(active, prefix + "down")
     return plain_normalise(rows, rules.variances[1], epsilon=EPSILON)
 

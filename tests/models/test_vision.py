@@ -33,16 +33,17 @@ def model_size(model: PublicModel) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "head", "image"),
+    ("source", "head", "image", "fitted"),
     [
-        (DEALER, Head(), ImageFormat(height=8, width=12, patch=4)),
-        (PAIR, Head(kind="embedding", unit=True), ImageFormat(height=15, width=5, patch=5)),
+        (DEALER, Head(), ImageFormat(height=8, width=12, patch=4), False),
+        (PAIR, Head(kind="embedding", unit=True), ImageFormat(height=15, width=5, patch=5), False),
+        (PAIR, Head(), ImageFormat(height=8, width=12, patch=4), True),
     ],
 )
 def test_two_parties_the_twin_and_the_plaintext_model_agree(
-    tmp_path: Path, source: Source, head: Head, image: ImageFormat
+    tmp_path: Path, source: Source, head: Head, image: ImageFormat, fitted: bool
 ) -> None:
-    model = ServedModel.load(make_vision_checkpoint(tmp_path, head=head, image=image))
+    model = ServedModel.load(make_vision_checkpoint(tmp_path, head=head, image=image, fitted=fitted))
     client = PublicModel.unpack(model.package())
     query = _query(client, 2)
     program = client.program(query.batch, query.bucket, query)

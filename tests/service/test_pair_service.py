@@ -237,7 +237,7 @@ def test_the_commands_know_both_sources(world: World, tmp_path: Path) -> None:
         CliRunner().invoke(app, ["--debug", "query", *common, TEXT, "--source", "dealer"]).exception, PeerError
     )
     for wrong in (["--source", "pair", "--dealer", "127.0.0.1:1"], ["--source", "dealer"]):
-        refused = CliRunner().invoke(app, ["--debug", "serve", str(world.checkpoint), *wrong])
+        refused = CliRunner().invoke(app, ["--debug", "serve", str(world.checkpoint), "--state", str(tmp_path), *wrong])
         assert isinstance(refused.exception, ConfigurationError)
 
 

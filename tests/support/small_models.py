@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Encoder, tensor_shapes
+from comet_mpc.models.fitted.first import first_functions
 
 __all__ = ["CERTIFIED", "UNMODIFIED", "small_model"]
 
@@ -41,4 +42,6 @@ def small_model(
     for name, shape in tensor_shapes(config).items():
         value = generator.standard_normal(shape) * (0.3 if len(shape) > 1 else 0.1)
         tensors[name] = np.asarray(value + (1.0 if name.endswith("norm.weight") else 0.0), np.float32)
+    for i in range(encoder.layers):
+        tensors |= {name: value.astype(np.float32) for name, value in first_functions(config, tensors, i).items()}
     return config, tensors

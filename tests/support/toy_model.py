@@ -17,6 +17,7 @@ from comet_mpc.engine.twin import run_twin
 from comet_mpc.functions.rule import PRECISION
 from comet_mpc.models.certify import calibrated, certify
 from comet_mpc.models.checkpoint import (
+    FITTED,
     ActivationChoice,
     AttentionChoice,
     CometConfig,
@@ -24,6 +25,7 @@ from comet_mpc.models.checkpoint import (
     save_checkpoint,
     tensor_shapes,
 )
+from comet_mpc.models.fitted.first import first_functions
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
@@ -87,6 +89,8 @@ def make_checkpoint(
     """Writes a checkpoint that `ServedModel.load` takes; with a `form` that is not certified, and what calibration saw
     of it, one for research."""
     head = head or Head()
+    fitted = ActivationChoice(kind=FITTED), AttentionChoice(kind=FITTED, power=4)
+    choices = form or (fitted if rule == FITTED else (ActivationChoice(), AttentionChoice()))
     config = CometConfig(
         encoder=Encoder(
             architecture=architecture,  # type: ignore[arg-type]
@@ -102,11 +106,11 @@ def make_checkpoint(
             buckets=32 if architecture == "mpnet" else 0,
             labels=() if head.kind == "embedding" else labels,
         ),
-        activation=ActivationChoice() if form is None else form[0],
-        attention=AttentionChoice() if form is None else form[1],
+        activation=choices[0],
+        attention=choices[1],
         head=head,
         pooler=pooler or ("algebraic" if head.kind == "label" else "none"),
-        rule=rule,
+        rule="minimax" if rule == FITTED else rule,
         steps=steps,
         row_steps=row_steps,
     )
@@ -124,6 +128,8 @@ def make_checkpoint(
         else:
             value = generator.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = np.asarray(value, np.float32)
+    for i in range(layers):
+        tensors |= {name: value.astype(np.float32) for name, value in first_functions(config, tensors, i).items()}
     config = certify(config, tensors, None, precision) if form is None else calibrated(config, tensors, seen or {})
     save_checkpoint(directory, config, tensors, tokenizer=toy_tokenizer(architecture).to_str().encode())
     return directory

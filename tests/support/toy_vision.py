@@ -16,6 +16,7 @@ from comet_mpc.models.checkpoint import (
     save_checkpoint,
     tensor_shapes,
 )
+from comet_mpc.models.fitted.first import first_functions
 from comet_mpc.models.heads import Head
 from comet_mpc.models.images.format import ImageFormat
 
@@ -30,6 +31,7 @@ def make_vision_checkpoint(
     head: Head | None = None,
     hidden: int = 32,
     layers: int = 2,
+    fitted: bool = False,
     seed: int = 0,
 ) -> Path:
     """Writes a checkpoint that `ServedModel.load` takes."""
@@ -49,8 +51,8 @@ def make_vision_checkpoint(
             labels=() if head.kind == "embedding" else labels,
             image=image,
         ),
-        activation=ActivationChoice(),
-        attention=AttentionChoice(),
+        activation=ActivationChoice(kind="fitted") if fitted else ActivationChoice(),
+        attention=AttentionChoice(kind="fitted", power=4) if fitted else AttentionChoice(),
         head=head,
         pooler="none",
         rule="quadratic",
@@ -67,6 +69,9 @@ def make_vision_checkpoint(
         else:
             value = generator.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = np.asarray(value, np.float32)
+    for i in range(layers if fitted else 0):
+        first = first_functions(config, tensors, i)
+        tensors |= {name: np.asarray(value, np.float32) for name, value in first.items()}
     directory.mkdir(parents=True, exist_ok=True)
     save_checkpoint(directory, certify(config, tensors), tensors)
     return directory

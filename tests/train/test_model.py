@@ -48,6 +48,7 @@ RELU = AttentionChoice(kind="relu", power=1, cosine=False, mu=0.0, floor=1e-3)
 FORMS = {
     "unmodified": UNMODIFIED,
     "certified": CERTIFIED,
+    "fitted": (ActivationChoice(kind="fitted"), AttentionChoice(kind="fitted", power=4), "algebraic"),
     "gelu-relu": (UNMODIFIED[0], RELU, "tanh"),
     "smu-softmax": (SMU, UNMODIFIED[1], "tanh"),
     "smu-relu": (msgspec.structs.replace(SMU, trainable=True), RELU, "tanh"),
@@ -173,9 +174,9 @@ def test_attention_equals_the_protocols_plain_form() -> None:
     np.testing.assert_allclose(found.numpy(), wanted.transpose(1, 0, 2).reshape(9, 24), atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [3, 4])
-def test_the_torch_model_the_twin_and_the_served_rules_agree(tmp_path: Path, steps: int) -> None:
-    served = ServedModel.load(make_checkpoint(tmp_path, steps=steps))
+@pytest.mark.parametrize(("rule", "steps"), [("minimax", 3), ("minimax", 4), ("fitted", 1)])
+def test_the_torch_model_the_twin_and_the_served_rules_agree(tmp_path: Path, rule: str, steps: int) -> None:
+    served = ServedModel.load(make_checkpoint(tmp_path, rule=rule, steps=steps))
     query = served.encode(some_texts(3, words=5))
     config, tensors = load_checkpoint(tmp_path)
     for name in ("words", "positions", "types"):  # a client is given its tables in half precision
@@ -248,6 +249,29 @@ def test_a_calibrated_form_trains_on_although_values_leave_their_intervals(tmp_p
     recipe = Recipe(epochs=30, rate=3e-3, penalty=3.0, dropout=0.0, evaluations=1)
     train_rows(config, tensors, TASKS["SST-2"], data, data, tmp_path / "out", recipe)
     assert excess(load_checkpoint(tmp_path / "out")[1]) < 0.8 * excess(tensors)
+
+
+def test_fitted_functions_are_learnt_and_stay_where_the_protocol_takes_them() -> None:
+    config, tensors = small_model(FORMS["fitted"])
+    model = UnifiedModel.from_tensors(config, tensors).use("steps").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    ids, mask = tokens()
+    for _ in range(3):
+        optimiser.zero_grad()
+        model(ids, mask)[0].square().sum().backward()
+        optimiser.step()
+    own = ("neurons.coefficients", "scores", "softness")
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {f"layers.1.{part}" for part in own} <= moved
+    assert "layers.1.neurons.scale" not in moved
+    learnt = model.tensors()
+    check_ranges(certify(config, learnt), learnt)
+    learnt["layers.0.scores"][0, 1] = 3.0 * learnt["layers.0.scores"][0, 0]
+    acting = UnifiedModel.from_tensors(config, learnt).eval()
+    stored = UnifiedModel.from_tensors(config, acting.tensors()).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(acting(ids, mask)[0].numpy(), stored(ids, mask)[0].numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "mpnet"])

@@ -38,8 +38,10 @@ from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, PeerClosed, PeerError, RangeError
 from comet_mpc.functions.attention import AttentionForm
 from comet_mpc.functions.inverse_rule import MinimaxRule
+from comet_mpc.functions.neurons import SmuNeurons
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.rule import InverseRule, Rule, Smu
+from comet_mpc.functions.weighing import SmuWeighing
 from comet_mpc.local.evaluation import compared, texts_of
 from comet_mpc.local.processes import LOOPBACK, Link
 from comet_mpc.models.blocks import LayerRules
@@ -146,8 +148,7 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
         mu = learnt(layer + "attention.mu", config.attention.mu) if config.attention.kind == "smu" else 0.0
         layers.append(
             LayerRules(
-                activation=form,
-                activation_rule=rule,
+                neurons=SmuNeurons(form, rule),
                 attention=_attention(config, mu, sites[layer + "scores"].rule, sites[layer + "denominators"].inverse),
                 variances=(sites[layer + "attention_norm"].inverse, sites[layer + "output_norm"].inverse),
                 value_bound=value_bound,
@@ -165,16 +166,20 @@ def _rules(config: CometConfig, tensors: Tensors, logit_bound: float, values: Se
 def _attention(config: CometConfig, mu: float, scores: Rule, denominators: InverseRule) -> AttentionForm:
     """R is at most 1 where smu is taken of s/scale, scale a power of four (so that rules keep their numbers)."""
     bits = 2 * math.ceil(math.log2(scores.high) / 4)
-    return AttentionForm(
-        power=config.attention.power,
-        cosine=False,
-        smu=Smu(mu * 2.0**-bits),
+    power = config.attention.power
+    weighing = SmuWeighing(
+        power,
+        Smu(mu * 2.0**-bits),
+        _rescaled(scores, 2 * bits),
         score_bound=math.sqrt(scores.high - mu**2) * (1.0 - 2.0**-7),
-        scores=_rescaled(scores, 2 * bits),
-        denominators=_rescaled(denominators, bits * config.attention.power).inverse(),
         scale=2.0**bits,
+    )
+    return AttentionForm(
+        weighing,
+        cosine=False,
+        denominators=_rescaled(denominators, bits * power).inverse(),
         threshold_bound=_BIAS if config.encoder.buckets else 1.0,
-        floor=config.attention.floor * 2.0 ** (-bits * config.attention.power),
+        floor=config.attention.floor * 2.0 ** (-bits * power),
     )
 
 
@@ -184,17 +189,23 @@ def _flooded(rules: EncoderRules, steps: int) -> EncoderRules:
     def paper(rule: Rule) -> NewtonRule:
         return NewtonRule("paper", rule.low, rule.high, steps)
 
-    layers = [
-        replace(
+    def flooded(own: LayerRules) -> LayerRules:
+        neurons, weighing = own.neurons, own.attention.weighing
+        assert isinstance(neurons, SmuNeurons)
+        assert isinstance(weighing, SmuWeighing)
+        attention = replace(
+            own.attention,
+            weighing=replace(weighing, rule=paper(weighing.rule)),
+            denominators=paper(own.attention.denominators),
+        )
+        return replace(
             own,
-            activation_rule=paper(own.activation_rule),
-            attention=replace(
-                own.attention, scores=paper(own.attention.scores), denominators=paper(own.attention.denominators)
-            ),
+            neurons=replace(neurons, rule=paper(neurons.rule)),
+            attention=attention,
             variances=(paper(own.variances[0]), paper(own.variances[1])),
         )
-        for own in rules.layers
-    ]
+
+    layers = [flooded(own) for own in rules.layers]
     assert rules.head.pooler is not None
     return replace(rules, layers=tuple(layers), head=replace(rules.head, pooler=paper(rules.head.pooler)))
 

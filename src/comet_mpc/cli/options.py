@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from comet_mpc.errors import ConfigurationError, did_you_mean
-from comet_mpc.models.checkpoint import RuleName
+from comet_mpc.models.checkpoint import FormRuleName
 from comet_mpc.models.transformer import SHAPES, EncoderShape
 from comet_mpc.offline.sources import PAIR, SOURCES
 
@@ -134,11 +134,11 @@ Steps = Annotated[
     ),
 ]
 ShapeRule = Annotated[
-    RuleName | None,
+    FormRuleName | None,
     typer.Option(
         "--rule",
-        help="With --shape: how activations and attention scores take square roots, by a polynomial of that degree or "
-        "by minimax iterations. Default: quadratic.",
+        help="With --shape: how activations and attention scores are computed: fitted, or with square roots by a "
+        "polynomial of that degree or by minimax iterations. Default: quadratic.",
     ),
 ]
 NetworkName = Annotated[

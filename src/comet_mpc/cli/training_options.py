@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from comet_mpc.models.checkpoint import USUAL_RULE, RuleName
+from comet_mpc.models.checkpoint import USUAL_RULE, FormRuleName, RuleName
 from comet_mpc.models.heads import Kind
 
 AnyRule = Literal[RuleName, "newton"]
@@ -27,9 +27,9 @@ HeadLabels = Annotated[str | None, Option(metavar="A,B,…", help=_LABELS)]
 _HEAD = "What to make of a text: a label, a label for every token, or an embedding."
 HeadKind = Annotated[Kind | None, Option(help=_HEAD)]
 _FORM_RULE = (
-    f"{_BY_ROOT}: a polynomial root, or minimax (steps of 1/sqrt). Default: {USUAL_RULE} in the certified form."
+    f"{_BY_ROOT}: fitted, a polynomial root, or minimax (steps of 1/sqrt). Default: {USUAL_RULE} in the certified form."
 )
-FormRule = Annotated[RuleName | None, Option(help=_FORM_RULE)]
+FormRule = Annotated[FormRuleName | None, Option(help=_FORM_RULE)]
 FormSteps = Annotated[int | None, Option(min=1, max=16, help="Minimax steps of 1/sqrt; 4 in the paper's form.")]
 Activation = Annotated[Literal["gelu", "smu"] | None, Option(help="Other activation than the form's.")]
 Attention = Annotated[Literal["softmax", "relu", "smu"] | None, Option(help="Other attention than the form's.")]
@@ -103,7 +103,7 @@ Plain = Annotated[bool, Option("--plain", help="Use no labels, also where there 
 LabelNames = Annotated[str | None, Option(metavar="A,B,…", help="Names for the model's labels, in its own order.")]
 Passes = Annotated[float, Option(min=0.0, help="Passes over the rows. 0: as many as a set of this size needs.")]
 _ADOPTED_RULE = f"{_BY_ROOT}. Default: {USUAL_RULE}; for embeddings, --steps."
-AdoptedRule = Annotated[RuleName | None, Option(help=_ADOPTED_RULE)]
+AdoptedRule = Annotated[FormRuleName | None, Option(help=_ADOPTED_RULE)]
 _ADOPTED_STEPS = "Steps of 1/sqrt in its place. Default for embeddings: 4."
 AdoptedSteps = Annotated[int | None, Option(min=1, max=16, help=_ADOPTED_STEPS)]
 AdoptedLength = Annotated[int, Option(min=0, help="Cut texts after so many tokens (0: as the model does).")]

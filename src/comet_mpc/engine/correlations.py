@@ -257,7 +257,10 @@ class SquareSums(Correlation, frozen=True):
 
 
 class MatrixProduct(Correlation, frozen=True, omit_defaults=True):
-    """A·B for two masks, batched: (batch, m, k)·(batch, k, n), or (batch, n, k) if transposed."""
+    """A·B for two masks, batched: (batch, m, k)·(batch, k, n), or (batch, n, k) if transposed.
+
+    causal: of A only what is not above the diagonal counts
+    """
 
     index_fields: ClassVar[tuple[str, ...]] = ("left", "right")
 
@@ -270,6 +273,14 @@ class MatrixProduct(Correlation, frozen=True, omit_defaults=True):
     transposed: bool
     width: Width
     cut: Cut = 0
+    causal: bool = False
+
+    def check(self, masks: Sequence[AnyMask]) -> None:
+        super().check(masks)
+        if self.causal and (self.transposed or self.m != self.k):
+            raise ShapeError(
+                f"a causal product has a square left matrix, not one of {self.m} rows and {self.k} columns"
+            )
 
     @property
     def facts(self) -> Facts:

@@ -110,6 +110,8 @@ class PlanSession(DrawingSession):
     def __init__(self, *, abilities: Abilities = FUSED, ways: Ways = USUAL_WAYS) -> None:
         super().__init__(abilities=abilities, ways=ways)
         self.correlations: list[Correlation] = []
+        self.extents: list[tuple[int, ...]] = []
+        """The shape of what each is for."""
         self.parts: list[str] = []
         self.schedule: list[PlannedRound] = []
 
@@ -121,6 +123,7 @@ class PlanSession(DrawingSession):
 
     def _draw(self, correlation: Correlation) -> Drawn:
         self.correlations.append(correlation)
+        self.extents.append(self._extent)
         self.parts.append(self.here)
         return Drawn(len(self.correlations) - 1)
 

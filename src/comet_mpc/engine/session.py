@@ -184,6 +184,10 @@ class Session(ABC):
             raise ShapeError(f"{self.here}: no earlier program of this session has kept {name!r} as {kind.__name__}")
         return found
 
+    def everything_kept(self) -> dict[str, Masked]:
+        """By name."""
+        return dict(self._kept)
+
     def end_program(self) -> None:
         """Between two programs of a session, nothing is put off: the next one may come much later, or never."""
         if self._deferred:
@@ -374,14 +378,17 @@ class Session(ABC):
         transposed: bool = False,
         bound: float | None = None,
         precision: int | None = None,
+        causal: int | None = None,
     ) -> Share:
         """x·y, or x·yᵀ if transposed, over the last two axes; equal batch axes. Local.
 
+        causal     row i of x has its first causal + i + 1 elements, and zeros in place of all others
         precision  fraction bits that matter of the result, which will be truncated to as many, or to as many of a
                    multiple. Where the source makes products that are near (`Abilities.near`), it is then off by at most
                    2^-(precision + 1), and whatever would not cut that away is refused. Without it, it is exact.
         """
-        return self.compute(MatMul(x, y, transposed, bound, self._cut(x.fraction + y.fraction, precision)))
+        cut = self._cut(x.fraction + y.fraction, precision)
+        return self.compute(MatMul(x, y, transposed, bound, cut, causal))
 
     def linear(self, x: Given, weight: Weight, bound: float | None = None, *, precision: int | None = None) -> Share:
         """x·Wᵀ with the server's matrix. Local. precision: as in `matmul`"""
@@ -441,8 +448,15 @@ class DrawingSession(Session):
     def _compute(self, step: Step, drawn: Drawn | None) -> Words | None:
         """One step, with what was drawn for it."""
 
+    _extent: tuple[int, ...] = ()
+    """The shape of what is being drawn for."""
+
     def _round(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        return self._carry_out(requests, [request.draw(self._draw) for request in requests])
+        return self._carry_out(requests, [self._drawn_for(request) for request in requests])
 
     def _locally(self, step: Step) -> Words | None:
-        return self._compute(step, step.draw(self._draw))
+        return self._compute(step, self._drawn_for(step))
+
+    def _drawn_for(self, operation: Request[Any] | Step) -> Drawn | None:
+        self._extent = operation.extent
+        return operation.draw(self._draw)

@@ -1,11 +1,14 @@
-"""Attention made of 1/sqrt: smu(s)^p / Σ smu(s)^p, normalised after the product with V.
+"""Attention without a softmax: R·V / ΣR with weights R = f(s) of scores s (`weighing`), normalised after the product.
 
-Two forms:
-    paper      s = q·k/√d, p = 1: the range of s must be claimed by the caller
-    certified  s = cos(q, k) - c with a threshold c per head, p = 2: s is in [-2, 2] whatever the input
+    paper      f = smu, s = q·k/√d: the range of s must be claimed by the caller
+    certified  f = smu², s = cos(q, k) - c with a threshold c per head: s is in [-2, 2] whatever the input
+    fitted     f a quartic of its own for every head, s = q·k/sqrt((|q|² + c_q)·(|k|² + c_k)) + b, in [-2, 2] too
+
+The softness c of a head is the server's: 0 makes a cosine, and a large one nearly q·k with a scale. |q| <= 1 and
+|k| <= 1 by the server's weights, so such a score is within [-1, 1] whatever they are, before b is added.
 
 A secret padding mask m (1 for a token, 0 for padding) is one more column of V, whose own rows are zero where m is:
-R·[V | m] gives numerator and denominator, and the n×n weights R = smu(s)^p never meet it.
+R·[V | m] gives numerator and denominator, and the n×n weights R never meet it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
-from comet_mpc.functions.activation import smu, smu_rule
+from comet_mpc.functions.activation import smu_rule
+from comet_mpc.functions.constants import Constants
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
@@ -33,28 +37,22 @@ from comet_mpc.functions.rule import (
     Smu,
     inverse_sqrt,
     plain_inverse_sqrt,
-    times_real,
 )
+from comet_mpc.functions.weighing import SCORE, Quartic, SmuWeighing, Weighing
 
-S, N, Y = variables("s n y")
+N, Y = variables("n y")
 
 # Fraction bits. Rows may have little weight in all, so R and what is divided keep more bits than scores do.
 _QUERY = 5
 _FREE = 2  # more of them than that, as a cut that sends nothing may leave
-_SCORE = 14
+_SOFT_QUERY = 14  # rows that are shorter than their head's softness matter as well
 _VALUE = 12
-_ACTIVATED = 14
-_R = range(20, 23)  # as many of them as the narrowest ring has room for
 _ROW = 14
-_NUMERATOR = 26
 _RECIPROCAL_ROOT = 11
-LARGEST_ACTIVATED = 1.12
-"""smu(s) for |s| <= 1, the rule's error included."""
-SMALLEST_MEAN = 2.0**-14
-"""Of a row's R: below it, less accurate."""
-_R_TOP = LARGEST_ACTIVATED**2
 _DENOMINATOR_ERROR = 2.0**-7  # of 1/sqrt: all weights of a row are off by as much
 _TOO_LONG = 0.0016  # what a normalised query or key may be longer than 1
+LARGEST_SOFTNESS = 1.0 - 2.0**-6
+"""c, beside norms that are at most 1."""
 _NORM_ALLOWED = Allowed(_TOO_LONG, 2.0 * ROW_ERROR)
 
 
@@ -62,33 +60,29 @@ _NORM_ALLOWED = Allowed(_TOO_LONG, 2.0 * ROW_ERROR)
 class AttentionForm:
     """What is computed, and the public rules it is computed by."""
 
-    power: int
+    weighing: Weighing
     cosine: bool
-    smu: Smu
-    score_bound: float
-    """|s| for every input: 2 in the certified form, a claim of the caller's in the paper's."""
-    scores: Rule
     denominators: InverseRule
     """For Σ_j R_ij / n with R scaled to at most 1."""
     norms: InverseRule | None = None
-    """For |q|² and |k|²; only with cosine."""
-    scale: float = 0.0
-    """smu is taken of s/scale; 0: of s/score_bound."""
+    """For |q|² + c and |k|² + c; only with cosine."""
     threshold_bound: float = 1.0
     floor: float = 0.0
     """Added to Σ_j R_ij: without a smooth smu a row may have no positive score at all."""
-
-    @property
-    def score_scale(self) -> float:
-        return self.scale or self.score_bound
+    soft: bool = False
+    """Whether a softness c is added to the norms; else it is 0."""
 
 
 def certified_attention(mu: float, *, scores: Rule, denominators: InverseRule, norms: InverseRule) -> AttentionForm:
-    """Cosine scores and power 2, by these rules."""
-    form = Smu(mu / 2.0)  # scores are halved into [-1, 1]
-    return AttentionForm(
-        power=2, cosine=True, smu=form, score_bound=2.0, scores=scores, denominators=denominators, norms=norms
-    )
+    """Cosine scores and smu², by these rules."""
+    weighing = SmuWeighing(2, Smu(mu / 2.0), scores, score_bound=2.0)  # scores are halved into [-1, 1]
+    return AttentionForm(weighing, cosine=True, denominators=denominators, norms=norms)
+
+
+def fitted_attention(*, denominators: InverseRule, norms: InverseRule) -> AttentionForm:
+    """A quartic for every head, by these rules. R is within the denominators' interval."""
+    weighing = Quartic(denominators.high)
+    return AttentionForm(weighing, cosine=True, denominators=denominators, norms=norms, soft=True)
 
 
 def certified_form(
@@ -103,7 +97,7 @@ def certified_form(
     """Certified attention with rules for `norm_interval`, that of |q|² and |k|², its top certified.
 
     A server divides the weights of queries and keys by their heads' bounds, so that all norms are at most 1.
-    row_steps: of norms and, one more, of denominators; by default as many as their errors allow (`row_rule`).
+    row_steps: of norms and, one more, of denominators; by default as many as their errors allow (`row_rule`)
     """
     return certified_attention(
         mu,
@@ -113,11 +107,19 @@ def certified_form(
     )
 
 
-def denominator_rule(high: float, steps: int | None = None) -> MinimaxRule:
+def fitted_form(
+    norm_interval: tuple[float, float] = (2.0**-6, 2.0 - 2.0**-8), largest_weight: float = 0.25
+) -> AttentionForm:
+    """Fitted attention with rules for `norm_interval`, that of |q|² + c and |k|² + c, and the largest R there is."""
+    low = largest_weight * Quartic.interval
+    return fitted_attention(denominators=denominator_rule(largest_weight, low=low), norms=norm_rule(*norm_interval))
+
+
+def denominator_rule(high: float, steps: int | None = None, *, low: float = SmuWeighing.smallest_mean) -> MinimaxRule:
     """For the mean of a row's R, at most `high`."""
     if steps is not None:
-        return minimax_rule(SMALLEST_MEAN, high, steps)
-    return row_rule(SMALLEST_MEAN, high, error=_DENOMINATOR_ERROR)
+        return minimax_rule(low, high, steps)
+    return row_rule(low, high, error=_DENOMINATOR_ERROR)
 
 
 def norm_rule(low: float, high: float, steps: int | None = None) -> MinimaxRule:
@@ -137,13 +139,11 @@ def paper_form(
     if mu <= 0.0:
         raise RuleError("mu = 0 leaves rows without a positive score and t without a lower end: give a floor above 0")
     form = Smu(mu / score_bound)
+    rule = smu_rule(form, 1.0 + 2.0**-8, steps, name=name)
     return AttentionForm(
-        power=1,
+        SmuWeighing(1, form, rule, score_bound),
         cosine=False,
-        smu=form,
-        score_bound=score_bound,
-        scores=smu_rule(form, 1.0 + 2.0**-8, steps, name=name),
-        denominators=minimax_rule(SMALLEST_MEAN, 1.0 + 2.0**-4, row_steps),
+        denominators=minimax_rule(SmuWeighing.smallest_mean, 1.0 + 2.0**-4, row_steps),
     )
 
 
@@ -156,18 +156,24 @@ def plain_attention(
     mask: Reals | None = None,
     *,
     exact: bool = True,
+    constants: Reals | None = None,
+    softness: Reals | None = None,
 ) -> Reals:
     """The same in real arithmetic, with exact functions or by the form's rules. Shapes as for `attention`, but
-    thresholds may be (heads,)."""
+    thresholds may be (heads,), and softness is (heads, 2): of queries and of keys."""
     norms, denominators = (None if exact else rule for rule in (form.norms, form.denominators))
     if form.cosine:
-        q, k = (z * plain_inverse_sqrt((z**2).sum(axis=-1, keepdims=True), norms) for z in (q, k))
+        soft = np.zeros((q.shape[-3], 2)) if softness is None else softness
+        q, k = (
+            z * plain_inverse_sqrt((z**2).sum(axis=-1, keepdims=True) + soft[:, which, None, None], norms)
+            for which, z in enumerate((q, k))
+        )
     else:
         q = q / math.sqrt(q.shape[-1])
     s = q @ k.swapaxes(-1, -2)
     if thresholds is not None:
         s = s - (thresholds[:, None, None] if thresholds.ndim == 1 else thresholds)
-    r = form.smu(s / form.score_scale, None if exact else form.scores) ** form.power
+    r = form.weighing(s, constants, exact=exact)
     if mask is not None:
         r = r * mask[..., None, None, :]
     scale = 2.0 ** math.ceil(math.log2(k.shape[-2]))
@@ -177,12 +183,13 @@ def plain_attention(
 
 def argument_bits(form: AttentionForm, size: int) -> int:
     """Fraction bits that matter of q, k and v, in heads of that size; of q and k with those that a free cut keeps."""
-    return max(_query_bits(form.norms, size) + _FREE, _VALUE) if form.norms is not None else _VALUE
+    return max(_query_bits(form, size) + _FREE, _VALUE) if form.norms is not None else _VALUE
 
 
-def _query_bits(rule: InverseRule, size: int) -> int:
-    """Enough bits for a coordinate of the shortest row that the rule is made for."""
-    return math.ceil(0.5 * math.log2(size / rule.low)) + _QUERY
+def _query_bits(form: AttentionForm, size: int) -> int:
+    """Enough bits for a coordinate of the shortest row that the norms' rule is made for."""
+    least = _SOFT_QUERY if form.soft else 0
+    return max(least, 0 if form.norms is None else math.ceil(0.5 * math.log2(size / form.norms.low)) + _QUERY)
 
 
 def attention(
@@ -193,51 +200,53 @@ def attention(
     form: AttentionForm,
     *,
     thresholds: Share | None = None,
+    constants: Constants | None = None,
+    softness: Reals | None = None,
     mask: Share | None = None,
     fraction: int = 12,
     width: int = WORD,
 ) -> Share:
     """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1) or (heads, n, n), mask (n,).
 
+    constants  of the form's weighing, (heads, 1, 1)
+    softness   at the server, of the form's norms, (heads, 2)
+
     With a batch: (batch, heads, n, d) and a mask of (batch, n). The mask is 1 for a token and 0 for padding, and the
     rows of v must be zero where it is 0. q may have other rows than k and v, fewer say: so has what comes out.
 
-    Opens q and k (for their norms), their normalised forms, s, t, the y's, smu(s), R, v and the numerator, each in the
-    narrowest ring that holds what it enters. Reveals nothing.
+    Opens q and k (for their norms), their normalised forms, what the weighing of scores opens, R, v, the y's and the
+    numerator, each in the narrowest ring that holds what it enters. Reveals nothing.
     """
     if len(q.shape) not in (3, 4) or k.shape != v.shape or k.shape != (*q.shape[:-2], k.shape[-2], q.shape[-1]):
         raise ShapeError(f"attention needs q, k, v of one shape (heads, n, d), got {q.shape}, {k.shape}, {v.shape}")
     n = k.shape[-2]
     if mask is not None and mask.shape != (*q.shape[:-3], n):
         raise ShapeError(f"the padding mask has shape {mask.shape}, expected {(*q.shape[:-3], n)}")
+    weighing = form.weighing
     with session.part("attention"):
         # R enters R·V, so both are opened in the ring of that product.
         top_of_values = max(v.bound, 1.0)  # V has the padding mask as one more column
-        pair = ring_width(_R[0] + _VALUE, n * _R_TOP * top_of_values)
-        r_bits = max(bits for bits in _R if ring_width(bits + _VALUE, n * _R_TOP * top_of_values) == pair)
+        largest, bits = n * weighing.top * top_of_values, weighing.bits
+        pair = ring_width(bits[0] + _VALUE, largest)
+        r_bits = max(more for more in bits if ring_width(more + _VALUE, largest) == pair)
         values = session.defer(Truncate(v, v.fraction - _VALUE, pair)) if v.fraction > _VALUE else None
-        scores = _cosine(session, q, k, form) if form.cosine else _product(session, q, k, form)
+        scores = _cosine(session, q, k, form, softness) if form.cosine else _product(session, q, k, form)
         if thresholds is not None:
             scores = scores - thresholds.lift(scores.fraction)
-        top = form.score_bound * (1.0 + 2.0**-8)
-        scaled = times_real(scores.bounded(top), 1.0 / form.score_scale).bounded(top / form.score_scale)
-        s = scaled if session.odd and form.scores.cuts_argument else session.truncate_to(scaled, _SCORE)
-        squared = session.ring(form.power * _ACTIVATED, _R_TOP if form.power > 1 else 4.0)
-        activated = smu(session, s, form.smu, form.scores, fraction=_ACTIVATED, width=squared)
-        activated = activated.bounded(LARGEST_ACTIVATED)
-        r = _power(session, activated, form, r_bits, pair)
+        r = weighing.on_shares(session, scores, constants, r_bits, pair)
         columns = v.narrow(pair) if values is None else values.result()
         if mask is not None:
             if mask.fraction:
                 raise ScaleError(f"{session.here}: a padding mask of zeros and ones has no fraction bits")
             column = mask.reshape(*mask.shape[:-1], 1, n, 1).lift(_VALUE).narrow(pair)
             columns = concatenate([columns, concatenate([column] * q.shape[-3], axis=-3)], axis=-1)
-        # a unit of the denominator's finest opening is 2^-24: it is off by no more than a sixteenth
-        precision = _NUMERATOR + 1 - math.ceil(math.log2(n))
-        product = session.matmul(*session.open(r, columns), bound=n * _R_TOP * columns.bound, precision=precision)
+        # a unit of the denominator's finest opening is 2^-24, or 2^-28: it is off by no more than a sixteenth
+        precision = weighing.numerator + 1 - math.ceil(math.log2(n))
+        top = n * weighing.top
+        product = session.matmul(*session.open(r, columns), bound=top * columns.bound, precision=precision)
         total = product[..., -1:] if mask is not None else r.sum(keep=True)
-        weighed = product[..., : v.shape[-1]].bounded(n * _R_TOP * v.bound)
-        return _divide(session, weighed, total.bounded(n * _R_TOP), n, v.bound, form, fraction, width)
+        weighed = product[..., : v.shape[-1]].bounded(top * v.bound)
+        return _divide(session, weighed, total.bounded(top), n, v.bound, form, fraction, width)
 
 
 def _halves(rows: Share, q: Share) -> tuple[Share, Share]:
@@ -248,25 +257,25 @@ def _halves(rows: Share, q: Share) -> tuple[Share, Share]:
 def _product(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
     """q·kᵀ/√d."""
     d = q.shape[-1]
-    bound = (form.score_bound + form.threshold_bound) * math.sqrt(d)
+    bound = (form.weighing.score_bound + form.threshold_bound) * math.sqrt(d)
     with session.part("scores"):
         rows = concatenate([q, k], axis=-2)
         bits = min(rows.fraction, _VALUE)
         width = ring_width(2 * bits + SPARE, bound)
         rows = session.truncate_to(rows, bits, min(width, rows.width))
         opened = session.open(*_halves(rows, q))
-        product = session.matmul(*opened, transposed=True, bound=bound, precision=_SCORE)
+        product = session.matmul(*opened, transposed=True, bound=bound, precision=form.weighing.precision)
         return product.times(round(2**SPARE / math.sqrt(d))).times_power(-SPARE).bounded(bound / math.sqrt(d))
 
 
-def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
-    """cos(q, k): every row of q and k is divided by its norm."""
+def _cosine(session: Session, q: Share, k: Share, form: AttentionForm, softness: Reals | None) -> Share:
+    """cos(q, k), perhaps a soft one: every row of q and k is divided by its norm."""
     rule = form.norms
     if rule is None:
         raise RuleError("cosine attention needs a rule for the norms")
     with session.part("scores"):
         rows = concatenate([q, k], axis=-2)
-        bits = min(rows.fraction, _query_bits(rule, q.shape[-1]))
+        bits = min(rows.fraction, _query_bits(form, q.shape[-1]))
         limit = max(rule.overshoot, 1.0 + _TOO_LONG) + 2.0**-8
         ring = session.ring(0, max(rule.high * 4.0**bits, limit * 2.0 ** (bits + _ROW)))
         if not ring.modulus:
@@ -274,26 +283,26 @@ def _cosine(session: Session, q: Share, k: Share, form: AttentionForm) -> Share:
         spare = min(ring.room(rule.high * 4.0**bits) / 2, ring.room(limit * 2.0 ** (bits + _ROW))) - 2.0**-4
         opened = session.open(session.cut_to(rows, bits, ring, bits + spare))
         squares = session.square_sum(opened, bound=rule.high)
+        if form.soft:
+            added = _softness(q, k, softness).added_to(session, squares.bounded(rule.high - LARGEST_SOFTNESS))
+            squares = added.bounded(rule.high)
         y = open_row(session, squares, rule, fraction=_ROW, ring=ring, allowed=_NORM_ALLOWED)
         if y is None:
             inverse = inverse_sqrt(session, squares, rule)
             y = Factor(Y, {"y": session.reopen(inverse, _ROW, ring if ring.modulus else WORD)})
         unit = session.evaluate(N * y.polynomial, {"n": opened, **y.opened}, bound=limit)
-        top = (limit + 2.0**-_SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
-        unit = session.truncate_to(unit, _SCORE, ring_width(2 * _SCORE, form.score_bound * (1.0 + 2.0**-8)))
+        top = (limit + 2.0**-SCORE * math.sqrt(q.shape[-1])) ** 2  # of a score, by Cauchy-Schwarz
+        unit = session.truncate_to(unit, SCORE, ring_width(2 * SCORE, form.weighing.score_bound * (1.0 + 2.0**-8)))
         halves = session.open(*_halves(unit, q))
-        # scores are halved before they are cut
-        return session.matmul(*halves, transposed=True, bound=top, precision=_SCORE - 1)
+        return session.matmul(*halves, transposed=True, bound=top, precision=form.weighing.precision)
 
 
-def _power(session: Session, activated: Share, form: AttentionForm, fraction: int, width: int) -> Share:
-    """R = smu(s)^p with so many fraction bits in a ring of `width`."""
-    if form.power == 1:
-        whole = not activated.modulus and activated.width >= width
-        return (activated if whole else session.truncate(activated, 0, width)).lift(fraction).narrow(width)
-    opened = {"s": session.open(activated)}
-    power = session.evaluate(S**form.power, opened, fraction=form.power * _ACTIVATED, bound=_R_TOP)
-    return session.truncate(power, power.fraction - fraction, width)
+def _softness(q: Share, k: Share, values: Reals | None) -> Constants:
+    """Of every row of queries and keys, one below the other."""
+    heads, asking, rows = q.shape[-3], q.shape[-2], q.shape[-2] + k.shape[-2]
+    if values is not None:
+        values = np.repeat(values, (asking, rows - asking), axis=1)[..., None]
+    return Constants((heads, rows, 1), LARGEST_SOFTNESS, values)
 
 
 def _divide(
@@ -309,13 +318,14 @@ def _divide(
     """(R·V) / ΣR = (R·V/n)·(n/ΣR): divided by n, so that the range is the bucket's, not the text's."""
     rule = form.denominators
     exponent = math.ceil(math.log2(n))
+    numerator_bits = form.weighing.numerator
     with session.part("division"):
         by_table = rule.error + rule.rounding if rule.of_rows else 0.0
         limit = (max(rule.overshoot, 1.0 + by_table) ** 2 + 2.0**-6) * bound
-        whole = _NUMERATOR + 2 * _RECIPROCAL_ROOT
+        whole = numerator_bits + 2 * _RECIPROCAL_ROOT
         numerator = product.times_power(-exponent)
         ring = session.ring(whole, limit)
-        shift = numerator.fraction - _NUMERATOR
+        shift = numerator.fraction - numerator_bits
         opened = session.defer(Truncate(numerator, shift, ring.width, ring.modulus), Open)
         mean = total.times_power(-exponent)
         if form.floor:

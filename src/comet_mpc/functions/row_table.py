@@ -389,16 +389,18 @@ def open_row(
     allowed: Allowed,
     power: float = 0.5,
     keep: Share | None = None,
+    count: int | None = None,
 ) -> Factor | None:
     """gain·t^-power for t in the rule's interval by a table, with `fraction` bits in a ring; None to take the rule.
 
     power  1/2, or 1 for 1/t (gain 1)
     keep   1 for a row, 0 for one of padding, whose result is 0
+    count  of rows that the table's size is chosen for, if they are more than those of t (`engine.windows`)
     Rounds: 2, or up to 3 if the interval is wide. Opens t and lines. Reveals nothing.
     """
     if not may_read(session, rule) or ring.modulus or t.modulus or not whole(t.fraction):
         return None
-    most = math.floor(math.log2(_CELLS_AT_ONCE / t.count)) if keep is None else _MOST_CELLS
+    most = math.floor(math.log2(_CELLS_AT_ONCE / (count or t.count))) if keep is None else _MOST_CELLS
     own = Argument(int(t.fraction), t.width, keep is not None)
     table = row_table(allowed.curve(rule, power), own, fraction, ring.width, min(most, _MOST_CELLS))
     if table is None or not session.goes(WAY, usually=True):

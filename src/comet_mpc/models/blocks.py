@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Given, Session, Weight
 from comet_mpc.engine.parts import Block
-from comet_mpc.engine.share import SERVER, Share, ring_width
+from comet_mpc.engine.share import SERVER, Reals, Share, ring_width
 from comet_mpc.errors import ShapeError
-from comet_mpc.functions.activation import smu
 from comet_mpc.functions.attention import AttentionForm, argument_bits, attention
+from comet_mpc.functions.constants import Constants
 from comet_mpc.functions.layer_norm import (
     SUMMANDS,
     Centred,
@@ -33,7 +33,9 @@ from comet_mpc.functions.layer_norm import (
     padding_bits,
     power_in,
 )
-from comet_mpc.functions.rule import FRACTION_X, InverseRule, Rule, Smu
+from comet_mpc.functions.neurons import Neurons
+from comet_mpc.functions.rule import InverseRule
+from comet_mpc.functions.weighing import LARGEST_OFFSET
 from comet_mpc.models.heads import ROWS, WEIGHTS, Reads, linear, shifted
 
 SLACK = 1.0 + 2.0**-8
@@ -43,7 +45,6 @@ SKIP_BOUND = 2.0**11
 MEAN_BOUND = 2.0**6
 """|Σ(γ⊙n + b)|/2^k, which `fold.check_fixed` proves for the weights that are served."""
 _CONTEXT = 15  # fraction bits of attention's output
-_ACTIVE = 14  # and of the activation's, at least
 
 Sizes = dict[str, tuple[int, ...]]
 """Shapes of weights by name."""
@@ -53,8 +54,7 @@ Sizes = dict[str, tuple[int, ...]]
 class LayerRules:
     """The public rules of one layer. Upper ends hold for every input (they come from the weights)."""
 
-    activation: Smu
-    activation_rule: Rule
+    neurons: Neurons
     attention: AttentionForm
     variances: tuple[InverseRule, InverseRule]
     """For the LayerNorm after each part."""
@@ -164,14 +164,11 @@ class Part(ABC):
 
     skip: str
     """The name of γ."""
-    least_ring: int
-    """Of the rows it takes, in bits: what it makes of them is then truncated for free."""
-    least_before_odd: int
-    """The same where that is truncated into an odd ring."""
 
-    @classmethod
-    def least(cls, session: Session) -> int:
-        return cls.least_before_odd if session.odd else cls.least_ring
+    @abstractmethod
+    def least_rings(self, rules: LayerRules) -> tuple[int, int]:
+        """Of the rows it takes, in bits: what it makes of them is then truncated for free, into a ring Z_2^w or into
+        an odd one."""
 
     @abstractmethod
     def weights(self) -> Sizes:
@@ -181,7 +178,7 @@ class Part(ABC):
         """Of the rows it takes, in bits: as wide as a product with its weights needs, and what is skipped."""
         name, bound = self.product(rules)
         product = ring_width(ROWS + frame.weights[prefix + name].fraction, bound * (1.0 + 2.0**-6))
-        return max(product, total.rows_ring, self.least(frame.session))
+        return max(product, total.rows_ring, self.least_rings(rules)[frame.session.odd])
 
     @abstractmethod
     def product(self, rules: LayerRules) -> tuple[str, float]:
@@ -196,27 +193,33 @@ class Part(ABC):
 class Attention(Part):
     """Attention between all tokens.
 
-    buckets  of relative positions, each with its own bias; 0 for none
-    first    only the first token of a text looks at the others: one row comes out, (batch, 1, hidden)
+    buckets    of relative positions, each with its own bias; 0 for none
+    first      only the first token of a text looks at the others: one row comes out, (batch, 1, hidden)
+    constants  private numbers of a head by which its scores are weighed, beside its threshold; with some, its norms
+               have a softness
     """
 
     hidden: int
     heads: int
     buckets: int
     first: bool = False
+    constants: int = 0
     skip: str = "first"
-    least_ring: int = 55
-    least_before_odd: int = 56
 
     def weights(self) -> Sizes:
         d = self.hidden
+        own = {"softness": (self.heads, 2), "constants": (self.heads, self.constants)} if self.constants else {}
         return {
             "qkv.weight": (3 * d, d),
             "qkv.bias": (3 * d,),
             "threshold": (self.heads, max(1, self.buckets)),
+            **own,
             "output.weight": (d, d),
             "output.bias": (d,),
         }
+
+    def least_rings(self, rules: LayerRules) -> tuple[int, int]:
+        return 55, 56
 
     def product(self, rules: LayerRules) -> tuple[str, float]:
         return "qkv.weight", max(rules.query_bound, rules.value_bound)
@@ -239,6 +242,8 @@ class Attention(Part):
             v.bounded(rules.value_bound),
             form,
             thresholds=self._thresholds(session, weights[prefix + "threshold"], asking, tokens, form.threshold_bound),
+            constants=self._constants(weights, prefix, form),
+            softness=_real(weights[prefix + "softness"]) if form.soft else None,
             mask=frame.mask,
             fraction=_CONTEXT,
             width=max(narrow, ring_width(_CONTEXT, 2.0 * rules.value_bound)),
@@ -254,9 +259,21 @@ class Attention(Part):
 
     def _thresholds(self, session: Session, weight: Weight, asking: int, tokens: int, bound: float) -> Share:
         """What every head takes off its scores, relative positions included: the server's, nothing is sent."""
-        pairs = position_buckets(tokens, self.buckets)[:asking]
-        values = None if weight.values is None else (weight.values * 2.0**-weight.fraction)[:, pairs]
-        return session.private(SERVER, (self.heads, *pairs.shape), 24, bound, values)
+        pairs, values = position_buckets(tokens, self.buckets)[:asking], _real(weight)
+        shape = (self.heads, *pairs.shape)
+        return session.private(SERVER, shape, 24, bound, None if values is None else values[:, pairs])
+
+    def _constants(self, weights: Mapping[str, Weight], prefix: str, form: AttentionForm) -> Constants | None:
+        """By which every head weighs its scores."""
+        if not self.constants:
+            return None
+        values = _real(weights[prefix + "constants"])
+        return Constants((self.heads, 1, 1), LARGEST_OFFSET, None if values is None else values[:, :, None])
+
+
+def _real(weight: Weight) -> Reals | None:
+    """At the server; elsewhere nobody has them."""
+    return None if weight.values is None else np.asarray(weight.values * 2.0**-weight.fraction)
 
 
 @dataclass(frozen=True)
@@ -266,25 +283,25 @@ class FeedForward(Part):
     hidden: int
     intermediate: int
     skip: str = "second"
-    least_ring: int = 53
-    least_before_odd: int = 54
 
     def weights(self) -> Sizes:
         d, m = self.hidden, self.intermediate
         return {"up.weight": (m, d), "up.bias": (m,), "down.weight": (d, m), "down.bias": (d,)}
 
+    def least_rings(self, rules: LayerRules) -> tuple[int, int]:
+        return rules.neurons.least_rings
+
     def product(self, rules: LayerRules) -> tuple[str, float]:
         return "up.weight", rules.neuron_bound
 
     def run(self, frame: Frame, rows: Share, rules: LayerRules, total: Total, prefix: str) -> Share:
-        session, weights = frame.session, frame.weights
-        fraction = max(_ACTIVE, rules.activation_rule.precision)
+        session, weights, neurons = frame.session, frame.weights, rules.neurons
         with session.part("linear"):
             given = session.give(rows)
-            up = linear(session, given, weights, prefix + "up", rules.neuron_bound, max(fraction, FRACTION_X))
+            up = linear(session, given, weights, prefix + "up", rules.neuron_bound, neurons.argument)
             skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "down.bias")
-        ring = total.narrower(fraction, weights[prefix + "down.weight"])
-        active = smu(session, up, rules.activation, rules.activation_rule, fraction=fraction, width=ring)
+        ring = total.narrower(neurons.fraction, weights[prefix + "down.weight"])
+        active = neurons.on_shares(session, up, width=ring)
         with session.part("linear"):
             return total.with_product(frame, session.give(active), prefix + "down.weight", skip.result())
 

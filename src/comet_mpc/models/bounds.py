@@ -198,6 +198,47 @@ def output_norm_top(
     return (linear * size + constant) ** 2 / d
 
 
+def quadratic_norm_top(
+    up: tuple[Reals, Reals],
+    down: tuple[Reals, Reals],
+    gamma: Reals,
+    beta: Reals,
+    polynomials: tuple[Reals, Reals, Reals],
+    *,
+    activation_error: Reals,
+    skips: bool = True,
+) -> float:
+    """The same for neurons f_j(h) = c₀ + c₁·h + c₂·h², `polynomials`: c₀, c₁ and c₂.
+
+    With h₀ = W₁·β + b₁ and x = W₁·γ⊙n, f(h₀ + x) = f(h₀) + f'(h₀)·x + c₂·x², exactly. So the sum has a constant part, a
+    linear map of n, and W₂·(c₂ ⊙ x²), which is linear in n⊗n. That is |n|²/(d-1) times the identity, whose part is one
+    vector, and a rest without a trace, no longer than |n|². The rest's part is bounded by the largest singular value of
+    the map from n⊗n, or by |x_j| <= its bound and the matrices' own singular values, whichever is less.
+    """
+    (w1, b1), (w2, shift), (c0, c1, c2) = up, down, polynomials
+    d = len(gamma)
+    size = math.sqrt(d) * (1.0 + SLACK)
+    start = w1 @ beta + b1
+    x, w2 = _centred(w1 * gamma, 1), _centred(w2, 0)
+    lengths = np.linalg.norm(x, axis=1)
+    residual = _centred(_centred(np.diag(gamma), 0), 1) if skips else 0.0
+    linear = _sigma(residual + (w2 * (c1 + 2.0 * c2 * start)) @ x)
+    constant = _centred((beta if skips else 0.0) + w2 @ (c0 + c1 * start + c2 * start**2) + shift, 0)
+    traced = constant + w2 @ (c2 * lengths**2) * (size**2 / (d - 1))
+    curved = w2 * c2
+    products = (x @ x.T) ** 2 - np.outer(lengths**2, lengths**2) / (d - 1)
+    gram = curved @ products @ curved.T
+    flat = math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-6) * size**2
+    spread, columns = np.abs(c2) * lengths * size, np.linalg.norm(w2, axis=0)
+    balance = np.sqrt(np.maximum(lengths, 1e-12) / np.maximum(columns * spread, 1e-12))
+    direct = _sigma(w2 * (spread * balance)) * _sigma(x / balance[:, None]) * size
+    away = float(np.linalg.norm(w2 @ (c2 * lengths**2))) * (size**2 / (d - 1))
+    rounding = min(float(columns @ activation_error), _sigma(w2) * float(np.linalg.norm(activation_error)))
+    with_trace = max(float(np.linalg.norm(constant)), float(np.linalg.norm(traced))) + flat
+    without = float(np.linalg.norm(constant)) + min(direct, away + flat)
+    return (min(with_trace, without) + linear * size + rounding) ** 2 / d
+
+
 def state_top(gamma: Reals, beta: Reals) -> float:
     """Mean square of γ⊙n + β."""
     spread = _sigma(_centred(np.diag(gamma), 1)) * math.sqrt(len(gamma)) * (1.0 + SLACK)

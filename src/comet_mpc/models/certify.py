@@ -27,11 +27,13 @@ import numpy.typing as npt
 
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import argument_interval, smu_rule, tanh_like_rule
-from comet_mpc.functions.attention import LARGEST_ACTIVATED, denominator_rule, norm_rule
+from comet_mpc.functions.attention import LARGEST_SOFTNESS, denominator_rule, norm_rule
 from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
 from comet_mpc.functions.minimax import minimax_rule
+from comet_mpc.functions.neurons import Square
 from comet_mpc.functions.rule import PRECISION, InverseRule, Rule, Smu
 from comet_mpc.functions.rules import make_rule
+from comet_mpc.functions.weighing import LARGEST_ACTIVATED, Quartic
 from comet_mpc.models.bounds import (
     SLACK,
     Weights,
@@ -42,12 +44,11 @@ from comet_mpc.models.bounds import (
     image_norm,
     output_norm_top,
     power_of_two_above,
+    quadratic_norm_top,
     state_top,
 )
-from comet_mpc.models.checkpoint import (
-    CometConfig,
-    Site,
-)
+from comet_mpc.models.checkpoint import FITTED, CometConfig, Site
+from comet_mpc.models.fitted.numbers import Quadratics, largest_weight, relative_softness
 from comet_mpc.threads import small_matrices
 
 Told = Callable[[int, int], None]
@@ -83,16 +84,37 @@ def universal_rules(config: CometConfig, precision: int = PRECISION) -> dict[str
     """Rules that do not depend on the weights. precision: of neurons (`root_rule`).
 
     The denominators' top follows from what the scores' rule can give. Where steps are counted they get one more, since
-    their interval is wider.
+    their interval is wider. Fitted functions are no rules: they have none.
     """
-    activation, scores = smu_rules(config, precision)
-    return {
-        "activation": activation,
-        "scores": scores,
+    rules: dict[str, Rule] = {}
+    if {"activation", "scores"} & _rule_sites(config):
+        both = dict(zip(("activation", "scores"), smu_rules(config, precision), strict=True))
+        rules = {name: rule for name, rule in both.items() if name in _rule_sites(config)}
+    steps = config.row_steps + 1 if config.row_steps else None
+    if config.attention.kind == FITTED:
+        return rules
+    return rules | {
         "norms": norm_rule(*_NORMS, config.row_steps or None),
-        "denominators": denominator_rule(
-            _largest_weight(config, scores), config.row_steps + 1 if config.row_steps else None
-        ),
+        "denominators": denominator_rule(_largest_weight(config, rules["scores"]), steps),
+    }
+
+
+def _rule_sites(config: CometConfig) -> set[str]:
+    """Where the form takes roots, beside those of rows."""
+    sites = {"activation"} if config.activation.kind == "smu" or config.pooler == "smu" else set[str]()
+    return sites | ({"scores"} if config.attention.kind == "smu" else set())
+
+
+def fitted_attention_rules(config: CometConfig, tensors: Tensors) -> dict[str, Rule]:
+    """Rules of rows that fitted attention needs: the softness of heads and the largest of their weights, both to a
+    power of two, are what their intervals say of the model."""
+    e = config.encoder
+    least = min(float(np.min(relative_softness(tensors, i, e.heads))) for i in range(e.layers))
+    low = 2.0 ** math.floor(math.log2(min(max(least, _RATIO), 0.25)))
+    top, steps = largest_weight(tensors, e.layers, e.heads), config.row_steps
+    return {
+        "norms": norm_rule(low, _NORMS[1] + LARGEST_SOFTNESS, steps or None),
+        "denominators": denominator_rule(top, steps + 1 if steps else None, low=top * Quartic.interval),
     }
 
 
@@ -129,7 +151,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def variance_tops(
-    config: CometConfig, tensors: Tensors, activation: Rule, denominators: InverseRule, told: Told = _silent
+    config: CometConfig, tensors: Tensors, activation: Rule | None, denominators: InverseRule, told: Told = _silent
 ) -> dict[str, float]:
     """The largest variance before every LayerNorm, for every input, by these rules."""
     e, weights = config.encoder, Weights(tensors)
@@ -157,20 +179,30 @@ def _weight_error(denominators: InverseRule) -> float:
     return (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
 
 
-def _neurons_top(config: CometConfig, tensors: Tensors, index: int, rule: Rule) -> float:
-    """The variance of a layer's neurons and what they are added to; with a stream, of what they add to it."""
+def _neurons_top(config: CometConfig, tensors: Tensors, index: int, rule: Rule | None) -> float:
+    """The variance behind a layer's neurons; with a stream, of what they add. rule: of smu, if that is their form"""
     weights, layer = Weights(tensors), f"layers.{index}"
     gamma, beta = weights.pair(f"{layer}.attention_norm")
+    skips = not config.encoder.stream
     up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
+    if config.activation.kind == FITTED:
+        own = Quadratics.of(tensors, index)
+        shift = own.shift(activation_bounds(*up, gamma, beta), index)
+        scale = np.abs(own.curvature) * activation_bounds(up[0], up[1] + shift, gamma, beta) ** 2
+        polynomials = (own.constant, own.slope, own.curvature)
+        return quadratic_norm_top(
+            up, down, gamma, beta, polynomials, activation_error=scale * Square.rounding, skips=skips
+        )
+    if rule is None:
+        raise CheckpointError("no rule for the neurons")
     error = 0.5 * (_root_error(rule) + rule.root_rounding * math.sqrt(rule.high)) + 2.0**-11
     scale = activation_bounds(*up, gamma, beta)
     middle = scale * Smu(config.activation.mu, config.activation.alpha)((up[0] @ beta + up[1]) / scale)
-    skips = not config.encoder.stream
     return output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error, skips=skips)
 
 
 def _stream_tops(
-    config: CometConfig, tensors: Tensors, activation: Rule, denominators: InverseRule, told: Told
+    config: CometConfig, tensors: Tensors, activation: Rule | None, denominators: InverseRule, told: Told
 ) -> dict[str, float]:
     """The same of pre-normalised blocks: what the stream begins with, and all that was added to it."""
     e, weights = config.encoder, Weights(tensors)
@@ -191,7 +223,7 @@ def _stream_tops(
 
 
 def _interval_tops(
-    config: CometConfig, tensors: Tensors, activation: Rule, denominators: InverseRule, told: Told = _silent
+    config: CometConfig, tensors: Tensors, activation: Rule | None, denominators: InverseRule, told: Told = _silent
 ) -> dict[str, float]:
     """Tops of the LayerNorms' intervals, with room for weights that are rounded to fixed point, and for the rounding of
     a row's coordinates."""
@@ -210,10 +242,13 @@ def _pooler_top(config: CometConfig, tensors: Tensors) -> float:
 
 def _check_form(config: CometConfig) -> None:
     activation, attention = config.activation, config.attention
-    if not (activation.kind == attention.kind == "smu" and activation.normalised and attention.cosine):
-        raise CheckpointError("only the certified form can be certified: smu, normalised neurons, cosine attention")
-    if activation.trainable or attention.trainable or attention.power != 2:
-        raise CheckpointError("the certified form has power 2 and fixed α and μ")
+    computed = activation.kind in ("smu", FITTED) and attention.kind in ("smu", FITTED)
+    if not (computed and activation.normalised and attention.cosine):
+        raise CheckpointError(
+            "only the certified form can be certified: smu or fitted functions, normalised neurons, cosine attention"
+        )
+    if activation.trainable or attention.trainable or attention.power not in (2, 4):
+        raise CheckpointError("the certified form has power 2 (or fitted scores) and fixed α and μ")
 
 
 @small_matrices()
@@ -232,12 +267,14 @@ def certify(
     """
     _check_form(config)
     rules = universal_rules(config, precision)
+    if config.attention.kind == FITTED:
+        rules |= fitted_attention_rules(config, tensors)
     sites = {
         name: Site.of(rule, certified_high=True, certified_low=name in ("activation", "scores"))
         for name, rule in rules.items()
     }
     _check_scores(sites["norms"].inverse, config.encoder.hidden // config.encoder.heads)
-    tops = _interval_tops(config, tensors, rules["activation"], sites["denominators"].inverse, told)
+    tops = _interval_tops(config, tensors, rules.get("activation"), sites["denominators"].inverse, told)
     for name, high in tops.items():
         low = max(min((lows or {}).get(name, high * _RATIO), high / 4), high * _WIDEST)
         rule = _variance_rule(config, low, high)
@@ -348,7 +385,7 @@ def check_ranges(config: CometConfig, tensors: Tensors, told: Told = _silent) ->
             "served. Make a certified one with `comet unify --form certified` and `comet finetune`"
         )
     _check_form(config)
-    expected = {"activation", "scores", "norms", "denominators", *norm_sites(config)}
+    expected = {*_rule_sites(config), "norms", "denominators", *norm_sites(config)}
     expected |= {"pooler"} if config.pooler == "algebraic" else set()
     if expected != config.sites.keys():
         raise CheckpointError(f"sites are {sorted(config.sites)}, expected {sorted(expected)}")
@@ -370,21 +407,24 @@ def check_ranges(config: CometConfig, tensors: Tensors, told: Told = _silent) ->
             raise CheckpointError(f"{name}: the interval begins at {rule.low:g}, but smaller values occur")
     _check_scores(config.sites["norms"].inverse, config.encoder.hidden // config.encoder.heads)
     for i in range(config.encoder.layers):
-        if float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
+        if config.attention.kind != FITTED and float(np.max(np.abs(tensors[f"layers.{i}.thresholds"]))) > 1.0:
             raise CheckpointError(f"layers.{i}.thresholds exceed 1: scores would leave their interval")
 
 
 def _intervals_in_force(config: CometConfig, tensors: Tensors, told: Told) -> dict[str, tuple[float, float]]:
     """What every t can be, given the weights and what the configuration's own rules can give. Low ends that depend on
     the data are ∞: below their interval a value only costs accuracy."""
-    sites = config.sites
-    activation, scores = (argument_interval(form, _UNIT) for form in _smus(config))
-    tops = _interval_tops(config, tensors, sites["activation"].rule, sites["denominators"].inverse, told)
+    sites, own = config.sites, _rule_sites(config)
+    intervals = zip(("activation", "scores"), _smus(config), strict=True)
+    both = {name: argument_interval(form, _UNIT) for name, form in intervals if name in own}
+    activation = sites["activation"].rule if "activation" in own else None
+    tops = _interval_tops(config, tensors, activation, sites["denominators"].inverse, told)
     tops = {name: top * shrink_factor(config.encoder.hidden) ** 3 for name, top in tops.items()}
-    tops |= {
-        "norms": _NORMS[1],
-        "denominators": _largest_weight(config, sites["scores"].rule),
-    }
+    if config.attention.kind == FITTED:
+        top = largest_weight(tensors, config.encoder.layers, config.encoder.heads)
+        tops |= {"norms": _NORMS[1] + LARGEST_SOFTNESS, "denominators": top}
+    else:
+        tops |= {"norms": _NORMS[1], "denominators": _largest_weight(config, sites["scores"].rule)}
     if config.pooler == "algebraic":
         tops["pooler"] = 1.0 + _pooler_top(config, tensors) ** 2
-    return {"activation": activation, "scores": scores} | {name: (math.inf, top) for name, top in tops.items()}
+    return both | {name: (math.inf, top) for name, top in tops.items()}

@@ -47,13 +47,17 @@ if TYPE_CHECKING:
     """The rule of activations and scores. When a program runs, every rule is one that is registered and may serve."""
 else:
     RuleName = Literal[tuple(SERVING)]
+FITTED: Literal["fitted"] = "fitted"
+"""Functions that are fitted to a model, neuron by neuron and head by head, in the place of a rule."""
+FormRuleName = Literal[RuleName, "fitted"]
+"""How activations and scores are computed."""
 USUAL_RULE: RuleName = "quadratic"
 """The cheapest that keeps a model's accuracy (docs/explanation/accuracy.md)."""
 USUAL_STEPS = 3
 _TEXTS = ("bert", "distilbert", "roberta", "mpnet")
 
 
-def chosen_rule(rule: RuleName | None, steps: int | None) -> tuple[RuleName, int]:
+def chosen_rule(rule: FormRuleName | None, steps: int | None) -> tuple[FormRuleName, int]:
     """The usual rule if none is given, or steps of 1/sqrt if their number is."""
     return rule or (USUAL_RULE if steps is None else "minimax"), steps or USUAL_STEPS
 
@@ -112,9 +116,13 @@ class Encoder(_Strict, frozen=True, kw_only=True):
 
 
 class ActivationChoice(_Strict, frozen=True, kw_only=True):
-    """GeLU, or smu(x) = (1+α)/2·x + ½·sqrt((1-α)²·x² + μ²); normalised: of x/B_j, where B_j bounds neuron j."""
+    """GeLU, or smu(x) = (1+α)/2·x + ½·sqrt((1-α)²·x² + μ²); normalised: of x/B_j, where B_j bounds neuron j.
 
-    kind: Literal["gelu", "smu"] = "smu"
+    Or fitted: a polynomial of that degree of its own for every neuron, s·Σ c_k·(x/s)^k, s and c_k among the tensors.
+    """
+
+    kind: Literal["gelu", "smu", "fitted"] = "smu"
+    degree: Literal[2] = 2
     alpha: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
     mu: Real = 0.0625
     normalised: bool = True
@@ -123,10 +131,14 @@ class ActivationChoice(_Strict, frozen=True, kw_only=True):
 
 
 class AttentionChoice(_Strict, frozen=True, kw_only=True):
-    """Softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu; cosine: s = cos(q, k) - c with a threshold c per head."""
+    """Softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu; cosine: s = cos(q, k) - c with a threshold c per head.
 
-    kind: Literal["softmax", "relu", "smu"] = "smu"
-    power: Literal[1, 2] = 2
+    Or fitted: ((a·z + b)² + g)² with numbers of its own for every head, power 4, of soft cosines
+    z = q·k/sqrt((|q|² + c)·(|k|² + c')).
+    """
+
+    kind: Literal["softmax", "relu", "smu", "fitted"] = "smu"
+    power: Literal[1, 2, 4] = 2
     cosine: bool = True
     mu: Real = 0.125
     floor: Real = 0.0
@@ -204,6 +216,13 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.rule not in SERVING:
             raise ValueError(f"unknown rule {self.rule!r}: choose one of {', '.join(SERVING)}")
+        activation, attention = self.activation, self.attention
+        if activation.kind == "fitted" and (activation.trainable or not activation.normalised):
+            raise ValueError("a fitted activation is normalised, and has no α and μ")
+        if (attention.kind == "fitted") != (attention.power == 4):
+            raise ValueError(f"attention of kind {attention.kind!r} with scores to the power {attention.power}")
+        if attention.kind == "fitted" and (attention.trainable or attention.floor or not attention.cosine):
+            raise ValueError("fitted attention takes (soft) cosines, and has no μ and no floor")
 
     @property
     def fine_tuned(self) -> bool:
@@ -218,9 +237,9 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
     def certified(self) -> bool:
         """Every argument of every inverse square root has a top that holds for all inputs."""
         return (
-            self.activation.kind == "smu"
+            self.activation.kind in ("smu", "fitted")
             and self.activation.normalised
-            and self.attention.kind == "smu"
+            and self.attention.kind in ("smu", "fitted")
             and self.attention.cosine
             and self.pooler in ("algebraic", "smu", "none")
             and bool(self.sites)
@@ -269,7 +288,12 @@ def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
         linear(f"{layer}.up", m, d)
         linear(f"{layer}.down", d, m)
         norm(f"{layer}.output_norm")
-        if config.attention.cosine:
+        if config.activation.kind == "fitted":
+            shapes[f"{layer}.neurons.scale"] = (m,)
+            shapes[f"{layer}.neurons.coefficients"] = (m, config.activation.degree + 1)
+        if config.attention.kind == "fitted":
+            shapes[f"{layer}.scores"], shapes[f"{layer}.softness"] = (e.heads, 3), (e.heads, 2)
+        elif config.attention.cosine:
             shapes[f"{layer}.thresholds"] = (e.heads,)
         if config.activation.trainable:
             shapes[f"{layer}.activation.alpha"], shapes[f"{layer}.activation.mu"] = (), ()

@@ -31,7 +31,16 @@ from comet_mpc.functions.layer_norm import plain_centred, plain_normalise, shrin
 from comet_mpc.functions.rule import InverseRule, plain_inverse_sqrt
 from comet_mpc.models.blocks import MEAN_BOUND, LayerRules, position_buckets
 from comet_mpc.models.bounds import SLACK, Weights, activation_bounds, head_bounds, power_of_two_above
-from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Tensors, tensor_shapes
+from comet_mpc.models.checkpoint import (
+    FITTED,
+    ActivationChoice,
+    AttentionChoice,
+    CometConfig,
+    Tensors,
+    tensor_shapes,
+)
+from comet_mpc.models.fitted.first import first_functions
+from comet_mpc.models.fitted.numbers import neurons_as_squares, relative_softness, score_numbers
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.transformer import EncoderRules, EncoderShape
 
@@ -66,20 +75,30 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         if skips:
             folded[target + "first.gamma"] = gamma
         gamma, beta = get(source + "attention_norm")
-        if config.activation.normalised:
-            up, up_bias, down = normalised_neurons(tensors, i)
-        else:
-            scale, (up, up_bias), down = neuron_scale(config, i), get(source + "up"), get(source + "down")[0]
-            up, up_bias, down = up / scale, up_bias / scale, down * scale
+        if config.attention.kind == FITTED:
+            folded[target + "softness"] = relative_softness(tensors, i, e.heads)
+            folded[target + "constants"] = score_numbers(tensors, i)[1][:, None]
+        up, up_bias, down, constant = _neurons(config, tensors, i)
         folded[target + "up.weight"], folded[target + "up.bias"] = plain_centred(up * gamma), up @ beta + up_bias
         folded[target + "down.weight"] = shrink * plain_centred(down, axis=0)
-        bias = get(source + "down")[1]
+        bias = get(source + "down")[1] + constant
         folded[target + "down.bias"] = plain_centred(bias + beta) if skips else shrink * plain_centred(bias)
         if skips:
             folded[target + "second.gamma"] = gamma
         gamma, beta = get(source + "output_norm")
     head, bound = _folded_head(config, tensors, gamma, beta)
     return folded | head, tuple(value_bounds), power_of_two_above(1.1 * bound)
+
+
+def _neurons(config: CometConfig, tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals, Reals | float]:
+    """W₁, b₁, W₂ and a part of b₂, as the protocol's neurons want them."""
+    if config.activation.kind == FITTED:
+        return neurons_as_squares(tensors, layer)
+    if config.activation.normalised:
+        return *normalised_neurons(tensors, layer), 0.0
+    get, scale, source = Weights(tensors).pair, neuron_scale(config, layer), f"layers.{layer}."
+    (up, bias), (down, _) = get(source + "up"), get(source + "down")
+    return up / scale, bias / scale, down * scale, 0.0
 
 
 def fold_tables(tables: Mapping[str, npt.NDArray[np.float32]], first_position: int) -> dict[str, Reals]:
@@ -136,6 +155,8 @@ def _thresholds(config: CometConfig, tensors: Tensors, layer: int) -> Reals:
         thresholds -= tensors["relative_positions"].astype(np.float64).T
     if not config.attention.cosine:
         return thresholds
+    if config.attention.kind == FITTED:
+        return np.clip(thresholds - score_numbers(tensors, layer)[0][:, None], -1.0, 1.0)
     return np.clip(thresholds + tensors[f"layers.{layer}.thresholds"].astype(np.float64)[:, None], -1.0, 1.0)
 
 
@@ -265,14 +286,17 @@ def _plain_context(
     qkv = _linear(weights, rows, layer + "qkv").reshape(batch, tokens, 3, shape.heads, d // shape.heads)
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
     thresholds = weights[layer + "threshold"][:, position_buckets(tokens, shape.buckets)]
-    context = plain_attention(q, k, v, own.attention, thresholds, mask, exact=exact)
+    constants, softness = (weights.get(layer + name) for name in ("constants", "softness"))
+    context = plain_attention(
+        q, k, v, own.attention, thresholds, mask, exact=exact, constants=constants, softness=softness
+    )
     return np.asarray(context.transpose(0, 2, 1, 3).reshape(rows.shape))
 
 
 def _plain_active(rows: Reals, own: LayerRules, weights: Mapping[str, Reals], index: int, *, exact: bool) -> Reals:
     """What a layer's neurons give."""
     neurons = _linear(weights, rows, f"layer.{index}.up")
-    return np.asarray(own.activation(neurons, None if exact else own.activation_rule))
+    return np.asarray(own.neurons(neurons, exact=exact))
 
 
 def _plain_head(
@@ -347,6 +371,8 @@ def in_form(
             if name == "relative_positions" and attention.kind != "softmax":
                 # biases of a softmax go up to 10 and more; beyond 1 a cosine score has no use for them, nor a gradient
                 made[name] = made[name] / np.maximum(1.0, np.abs(made[name]).max(axis=0))
+        elif name.rpartition(".")[2] in ("scale", "coefficients", "scores", "softness"):
+            continue  # made below, from weights in the new form
         elif name in ("pooler.weight", "classifier.weight"):
             made[name] = (0.02 * generator.standard_normal(shape)).astype(np.float32)
         else:
@@ -358,7 +384,10 @@ def in_form(
             rows = np.repeat(factor, encoder.hidden // encoder.heads).astype(np.float32)
             for name, by in ((f"layers.{i}.query.weight", rows[:, None]), (f"layers.{i}.query.bias", rows)):
                 made[name] = made[name] * by
-    return changed, made
+    for i in range(encoder.layers):
+        for name, first in first_functions(changed, made, i).items():
+            made.setdefault(name, first.astype(np.float32))
+    return changed, {name: made[name] for name in tensor_shapes(changed)}
 
 
 def _score_bounds(tensors: Mapping[str, npt.NDArray[np.float32]], layer: int, heads: int) -> Reals:

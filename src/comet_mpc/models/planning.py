@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from comet_mpc.engine import Session
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import Share
+from comet_mpc.functions.weighing import Quartic
+from comet_mpc.models.checkpoint import FITTED
 from comet_mpc.models.transformer import (
     EncoderRules,
     EncoderShape,
     certified_rules,
     encoder_block,
     encoder_frame,
+    fitted_rules,
     forward,
     input_mask,
     input_rows,
@@ -55,8 +59,12 @@ def plan_shape(
     source: Source,
     network: Network | None = None,
 ) -> Plan:
-    """The plan of the certified encoder at a named shape, with universal rules."""
-    rules, weights = certified_rules(shape, steps, rule=rule), public_weights(shape)
+    """The plan of the certified encoder at a named shape, with universal rules, or with fitted functions."""
+    if rule == FITTED:
+        shape, rules = replace(shape, constants=Quartic.constants), fitted_rules(shape)
+    else:
+        rules = certified_rules(shape, steps, rule=rule)
+    weights = public_weights(shape)
     size = (batch, tokens, shape.hidden)
 
     def program(session: Session) -> Share:

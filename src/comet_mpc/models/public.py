@@ -8,7 +8,6 @@ fingerprint is the SHA-256 of that package: whoever has the package computes it.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,11 +24,13 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
-from comet_mpc.functions.attention import certified_attention
+from comet_mpc.functions.attention import AttentionForm, certified_attention, fitted_attention
+from comet_mpc.functions.neurons import Neurons, SmuNeurons, Square
 from comet_mpc.functions.rule import InverseRule, Smu
+from comet_mpc.functions.weighing import Quartic
 from comet_mpc.models.blocks import LayerRules
 from comet_mpc.models.bounds import norm_before
-from comet_mpc.models.checkpoint import CometConfig
+from comet_mpc.models.checkpoint import FITTED, CometConfig
 from comet_mpc.models.heads import HeadRules, input_averages
 from comet_mpc.models.images.format import ImageFormat
 from comet_mpc.models.images.reading import Patches, read_image
@@ -57,6 +58,7 @@ from comet_mpc.models.transformer import (
     input_rows,
     input_symbols,
     public_weights,
+    query_bound,
 )
 from comet_mpc.models.vision import input_pixels, see
 from comet_mpc.offline.cheapest import USUAL_NETWORK
@@ -193,6 +195,7 @@ class PublicModel:
             positions=e.positions if self.hidden_embeddings else 0,
             stream=e.stream,
             buckets=e.buckets,
+            constants=Quartic.constants if self.config.attention.kind == FITTED else 0,
             head=self.config.head,
             pooler=self.config.pooler,
         )
@@ -201,29 +204,22 @@ class PublicModel:
     def rules(self) -> EncoderRules:
         """The rules as the checkpoint stores them: the one source of truth, and nothing to fit."""
         config, sites = self.config, self.config.sites
-        form = certified_attention(
-            config.attention.mu,
-            scores=sites["scores"].rule,
-            denominators=sites["denominators"].inverse,
-            norms=sites["norms"].inverse,
-        )
-        activation = Smu(config.activation.mu, config.activation.alpha)
+        form, neurons = _attention(config), _neurons(config)
         others = {name: sites[name].inverse for name in ("pooler", "output.norm") if name in sites}
         return EncoderRules(
             layers=tuple(
                 LayerRules(
-                    activation=activation,
-                    activation_rule=sites["activation"].rule,
+                    neurons=neurons,
                     attention=form,
                     variances=_variances(config, i),
                     value_bound=bound,
-                    query_bound=math.sqrt(sites["norms"].inverse.high),
+                    query_bound=query_bound(form),
                 )
                 for i, bound in enumerate(self.value_bounds)
             ),
             head=HeadRules(
                 pooler=others.get("pooler"),
-                activation=(activation, sites["activation"].rule) if config.pooler == "smu" else None,
+                activation=(_smu(config), sites["activation"].rule) if config.pooler == "smu" else None,
                 length=others.get("output.norm"),
                 bound=self.logit_bound,
             ),
@@ -323,7 +319,8 @@ class PublicModel:
         """
         longest, words = bucket or self.longest, self.config.head.kind == "tokens"
         return [
-            self.text_tokenizer.encode(text, longest, number=index, words=words) for index, text in enumerate(texts, start=number)
+            self.text_tokenizer.encode(text, longest, number=index, words=words)
+            for index, text in enumerate(texts, start=number)
         ]
 
     def encode(self, texts: Sequence[Text], bucket: int | None = None, *, number: int = 1) -> Query:
@@ -407,6 +404,26 @@ def _variances(config: CometConfig, layer: int) -> tuple[InverseRule, InverseRul
     names = (norm_before(layer), within) if config.encoder.stream else (within, behind)
     first, second = (config.sites[name].inverse for name in names)
     return first, second
+
+
+def _smu(config: CometConfig) -> Smu:
+    return Smu(config.activation.mu, config.activation.alpha)
+
+
+def _neurons(config: CometConfig) -> Neurons:
+    """By what the checkpoint stores of them."""
+    if config.activation.kind == FITTED:
+        return Square()
+    return SmuNeurons(_smu(config), config.sites["activation"].rule)
+
+
+def _attention(config: CometConfig) -> AttentionForm:
+    """The same."""
+    denominators, norms = (config.sites[name].inverse for name in ("denominators", "norms"))
+    if config.attention.kind == FITTED:
+        return fitted_attention(denominators=denominators, norms=norms)
+    scores = config.sites["scores"].rule
+    return certified_attention(config.attention.mu, scores=scores, denominators=denominators, norms=norms)
 
 
 def _card_of(package: bytes) -> str:

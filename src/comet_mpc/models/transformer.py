@@ -5,7 +5,7 @@ A layer, in terms of the normalised rows n of the LayerNorm before it (its γ an
     q, k, v = W·n + b                    n + m is given to the server once; one message for all that is made of it
     x       = Wo·attention(q, k, v) + bo + (γ⊙n + β)
     n       = normalise(x)
-    x       = W2·smu(W1·n + b1) + b2 + (γ⊙n + β)      row j of W1 divided by its bound B_j, column j of W2 multiplied
+    x       = W2·f(W1·n + b1) + b2 + (γ⊙n + β)        row j of W1 divided by its bound B_j, column j of W2 multiplied
     n       = normalise(x)
 
 The last layer computes no row that its head does not read. If that is the first token's, only k and v are made of all
@@ -35,8 +35,9 @@ from comet_mpc.engine.parts import Block
 from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu_rule, tanh_like_rule
-from comet_mpc.functions.attention import certified_form
+from comet_mpc.functions.attention import LARGEST_SOFTNESS, AttentionForm, certified_form, fitted_form
 from comet_mpc.functions.layer_norm import SUMMANDS, largest_norm, layer_norm_rule, normalise, padding_bits
+from comet_mpc.functions.neurons import Neurons, SmuNeurons, Square
 from comet_mpc.functions.rule import InverseRule, Smu
 from comet_mpc.models.blocks import SLACK, Attention, FeedForward, Frame, LayerRules, PostNormBlock
 from comet_mpc.models.heads import ROWS, WEIGHTS, Head, HeadRules, Pooler, Reads, coarsened, head_weights, respond
@@ -67,6 +68,8 @@ class EncoderShape:
     stream: bool = False
     """Whether blocks are pre-normalised (`streams`). Then the input is an image's patches, of `symbols` numbers, and
     the first row of `positions` is [CLS]."""
+    constants: int = 0
+    """Private numbers of a head by which its scores are weighed (`functions.weighing`)."""
     head: Head = field(default_factory=Head)
     pooler: Pooler = "algebraic"
 
@@ -115,23 +118,55 @@ def certified_rules(
     all layers."""
     form = Smu(1.0 / 16.0)
     variances = layer_norm_rule(shape.hidden, *variance, row_steps)
-    attention_form = certified_form(steps, row_steps=row_steps, name=rule)
-    layer = LayerRules(
-        activation=form,
-        activation_rule=smu_rule(form, SLACK, steps, name=rule),
-        attention=attention_form,
-        variances=(variances, variances),
-        value_bound=value_bound,
-        query_bound=math.sqrt(attention_form.norms.high) if attention_form.norms is not None else 1.0,
+    neurons = SmuNeurons(form, smu_rule(form, SLACK, steps, name=rule))
+    attention = certified_form(steps, row_steps=row_steps, name=rule)
+    return _rules(
+        shape, neurons, attention, (variances, variances), value_bound, tanh_like_rule(pooler_bound, row_steps)
     )
-    head = HeadRules(pooler=tanh_like_rule(pooler_bound, row_steps))
-    return EncoderRules(layers=(layer,) * shape.layers, head=head)
+
+
+def fitted_rules(
+    shape: EncoderShape,
+    *,
+    variance: tuple[float, float] = (2.0**-5, 2.0**6),
+    value_bound: float = 32.0,
+    pooler_bound: float = 16.0,
+) -> EncoderRules:
+    """Fitted functions, and the same ranges of row quantities for all layers."""
+    variances = layer_norm_rule(shape.hidden, *variance)
+    pooler = tanh_like_rule(pooler_bound)
+    return _rules(shape, Square(), fitted_form(), (variances, variances), value_bound, pooler)
+
+
+def _rules(
+    shape: EncoderShape,
+    neurons: Neurons,
+    attention: AttentionForm,
+    variances: tuple[InverseRule, InverseRule],
+    value_bound: float,
+    pooler: InverseRule,
+) -> EncoderRules:
+    layer = LayerRules(
+        neurons=neurons,
+        attention=attention,
+        variances=variances,
+        value_bound=value_bound,
+        query_bound=query_bound(attention),
+    )
+    return EncoderRules(layers=(layer,) * shape.layers, head=HeadRules(pooler=pooler))
+
+
+def query_bound(form: AttentionForm) -> float:
+    """|q| and |k|, as their norms' rule takes them."""
+    if form.norms is None:
+        return 1.0
+    return math.sqrt(form.norms.high - (LARGEST_SOFTNESS if form.soft else 0.0))
 
 
 def encoder_block(shape: EncoderShape, index: int, reads: Reads | None = None) -> PostNormBlock:
     """A layer of an encoder, and what is made of its rows; None: another layer reads them."""
     parts = (
-        Attention(shape.hidden, shape.heads, shape.buckets, first=reads == "first"),
+        Attention(shape.hidden, shape.heads, shape.buckets, first=reads == "first", constants=shape.constants),
         FeedForward(shape.hidden, shape.intermediate),
     )
     return PostNormBlock(Block("layer", index), parts, reads)
@@ -162,6 +197,8 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
 
 def _fraction(name: str) -> int:
     """Fraction bits of a weight: queries, keys and `up` are divided by their bounds and small, biases are few."""
+    if name.endswith(("softness", "constants")):
+        return 24
     if name.endswith(("bias", "threshold", "positions", "qkv.weight")):
         return 20
     if name.endswith("down.weight"):  # multiplied by the neurons' bounds: some encoders have a few very large ones

@@ -54,7 +54,7 @@ def read_exactly(reader: Reader, size: int) -> bytes:
 
 
 def read_elements(reader: Reader, ring: Ring, count: int) -> Words:
-    """The next `count` elements of the stored part. What is none shows that the file has changed: nobody sent it now."""
+    """The next `count` elements of the stored part. One that is outside the ring shows that the file has changed."""
     data = read_exactly(reader, ring.wire_bytes(count))
     try:
         return ring.unpack(data, count)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.checkpoint import RuleName
+from comet_mpc.models.checkpoint import FormRuleName, RuleName
 from comet_mpc.models.fold import fold
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import servable_tokenizer
@@ -123,7 +123,7 @@ def adopt(
     recipe: Recipe = USUAL_RECIPE,
     *,
     labels: Sequence[str] = (),
-    rule: RuleName | None = None,
+    rule: FormRuleName | None = None,
     steps: int | None = None,
     watcher: Watcher | None = None,
 ) -> Adoption:
@@ -150,7 +150,7 @@ def prepare_adoption(
     recipe: Recipe = USUAL_RECIPE,
     *,
     labels: Sequence[str] = (),
-    rule: RuleName | None = None,
+    rule: FormRuleName | None = None,
     steps: int | None = None,
     watcher: Watcher | None = None,
 ) -> PreparedAdoption:

@@ -12,7 +12,7 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION
 from comet_mpc.functions.rule import PRECISION
 from comet_mpc.models.certify import calibrated, universal_rules
-from comet_mpc.models.checkpoint import CometConfig, Tensors, save_config
+from comet_mpc.models.checkpoint import FITTED, CometConfig, Tensors, save_config
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, moved_by_rounding, observe, quantiles
 from comet_mpc.train.model import UnifiedModel
@@ -82,7 +82,7 @@ def calibrate_in_memory(
     config: CometConfig, tensors: Tensors, rows: Encoded, margin: float, watcher: Watcher
 ) -> Calibration:
     """One look at the data, and in the certified form one proof."""
-    if "smu" not in (config.activation.kind, config.attention.kind):
+    if not {"smu", FITTED} & {config.activation.kind, config.attention.kind}:
         raise ConfigurationError("nothing to calibrate: the model is unmodified (see `comet unify`)")
     net = UnifiedModel.from_tensors(config, tensors)
     with watcher.stage("calibrating") as tick:
@@ -95,7 +95,7 @@ def calibrate_in_memory(
 
 def rounds_neurons(config: CometConfig) -> bool:
     """Whether arguments of a root are opened, and rounded for that."""
-    return config.certifiable and DEGREES.get(config.rule, 0) >= 2
+    return config.certifiable and config.activation.kind == "smu" and DEGREES.get(config.rule, 0) >= 2
 
 
 def _precision(net: UnifiedModel, rows: Encoded, watcher: Watcher) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from comet_mpc.models.certify import certify, universal_rules
-from comet_mpc.models.checkpoint import CometConfig, Tensors
+from comet_mpc.models.checkpoint import FITTED, CometConfig, Tensors
 from comet_mpc.models.tasks import Task
 from comet_mpc.train.batches import Encoded, first_rows
 from comet_mpc.train.calibration import calibration_rows, rounds_neurons
@@ -95,7 +95,7 @@ def work_of(
     config = model.config
     epoch = train.shuffled(recipe.batch, np.random.default_rng(recipe.seed))
     evaluated = float(max(1, math.ceil(recipe.epochs * recipe.evaluations)) * _tokens(judge) + _tokens(dev))
-    if "smu" in (config.activation.kind, config.attention.kind):
+    if {"smu", FITTED} & {config.activation.kind, config.attention.kind}:
         evaluated += (3 if rounds_neurons(config) else 1) * _tokens(first_rows(train, calibration_rows(config)))
     if teacher is not None and recipe.fit and can_fit(model, teacher):
         fitted = min(recipe.fit_tokens, sum(map(len, train.ids)))
@@ -110,7 +110,7 @@ def proof_seconds(config: CometConfig, tensors: Tensors, clock: Clock = time.mon
     similar ranges, and a rule that was made is kept.
     """
     layers, marks = config.encoder.layers, list[float]()
-    universal_rules(config)  # made once for all models, and kept
+    universal_rules(config)  # made once for all models of this form, and kept
     first = msgspec.structs.replace(config, encoder=msgspec.structs.replace(config.encoder, layers=1))
     began = clock()
     certify(first, tensors, told=lambda done, total: marks.append(clock()))

@@ -19,10 +19,12 @@ import numpy as np
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import (
+    FITTED,
+    USUAL_RULE,
     ActivationChoice,
     AttentionChoice,
     CometConfig,
-    RuleName,
+    FormRuleName,
     Tensors,
     checkpoint_digest,
     chosen_rule,
@@ -54,6 +56,8 @@ _CHOICES = {
     ),
 }
 
+_FITTED = (ActivationChoice(kind=FITTED), AttentionChoice(kind=FITTED, power=4))
+
 _Choice = TypeVar("_Choice", ActivationChoice, AttentionChoice)
 
 
@@ -62,7 +66,7 @@ class Form:
     """A form by its name. What is not None replaces a part of it."""
 
     name: FormName = "certified"
-    rule: RuleName | None = None
+    rule: FormRuleName | None = None
     """Approximation rule of activations and attention scores."""
     steps: int | None = None
     """Of the rule minimax."""
@@ -82,7 +86,15 @@ class Form:
 
     def __post_init__(self) -> None:
         if self.name != "certified":
+            if self.rule == FITTED:
+                raise ConfigurationError("fitted functions are in the certified form only: leave out --form or --rule")
             return
+        others = (self.activation, self.attention, self.alpha, self.mu, self.attention_mu, self.floor, self.power)
+        if self.rule == FITTED and any(other is not None for other in others):
+            raise ConfigurationError(
+                "fitted functions have parameters of their own: leave out --activation, --attention, --alpha, --mu, "
+                "--attention-mu, --floor and --power, or take another --rule"
+            )
         if self.trainable:
             raise ConfigurationError(
                 "α and μ that are trained layer by layer cannot be certified, because all layers share one public "
@@ -93,6 +105,8 @@ class Form:
 
     def choices(self) -> tuple[ActivationChoice, AttentionChoice]:
         """Its activation and its attention."""
+        if self.rule == FITTED:
+            return _FITTED
         activation, attention = _CHOICES[self.name]
         activation = _changed(activation, kind=self.activation, alpha=self.alpha, mu=self.mu, trainable=self.trainable)
         attention = _changed(
@@ -130,6 +144,8 @@ class Form:
         head = head or config.head
         certified = self.name == "certified"
         rule, steps = chosen_rule(self.rule, self.steps) if certified else (self.rule or "minimax", self.steps or 4)
+        if rule == FITTED:  # which leaves roots to a pooler, if it has one
+            rule = USUAL_RULE
         return in_form(
             config, tensors, activation=activation, attention=attention,
             pooler=self.pooler_of(config.pooler) if head.kind == "label" else "none",

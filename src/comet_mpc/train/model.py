@@ -1,7 +1,9 @@
 """The plain model: an encoder of texts or images with a head, in every form that Comet knows.
 
-    activation  GeLU, or smu; normalised by what the weights prove about every neuron, or not
-    attention   softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu and s = q·k/√d or cos(q, k) - threshold
+    activation  GeLU, or smu; normalised by what the weights prove about every neuron, or not; or a polynomial of its
+                own for every neuron
+    attention   softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu and s = q·k/√d or cos(q, k) - threshold; or f a
+                quartic of its own for every head, of soft cosines
     pooler      tanh, or x/sqrt(1 + x²); ReLU, or smu normalised like neurons
 
 and evaluated in one of three ways:
@@ -30,8 +32,9 @@ from comet_mpc.functions.rule import InverseRule, Rule
 from comet_mpc.models.blocks import position_buckets
 from comet_mpc.models.bounds import activation_bounds, head_bounds, norm_before
 from comet_mpc.models.certify import certify, universal_rules
-from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
-from comet_mpc.train.steps import rounded_smu, smu
+from comet_mpc.models.checkpoint import FITTED, CometConfig, tensor_shapes
+from comet_mpc.models.fitted.numbers import within_limits
+from comet_mpc.train.steps import fitted_neurons, fitted_weights, rounded_smu, smu
 
 Mode = Literal["exact", "steps", "served"]
 Probe = Callable[[str, Tensor], None]
@@ -113,6 +116,11 @@ class _Layer(_Declared):
     output_norm: _Norm
     thresholds: Tensor
     """Of cosine attention."""
+    neurons: nn.ParameterDict
+    """Scales and coefficients, where they are fitted."""
+    scores: Tensor
+    softness: Tensor
+    """Of heads, where attention is fitted (`models.fitted.numbers`)."""
     activation: nn.ParameterDict
     """α and μ, where they are learnt (the paper's appendix C)."""
     attention: nn.ParameterDict
@@ -122,6 +130,8 @@ class _Layer(_Declared):
         super().__init__(config, f"layers.{index}.")
         self.config, self.name, self.heads = config, f"layers.{index}", config.encoder.heads
         self.before = norm_before(index)
+        if config.activation.kind == FITTED:
+            self.neurons["scale"].requires_grad_(False)  # a unit of the coefficients, and no more
 
     def forward(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
         if self.config.encoder.stream:
@@ -144,6 +154,8 @@ class _Layer(_Declared):
         choice, h = self.config.activation, self.up(x)
         if choice.kind == "gelu":
             return F.gelu(h)
+        if choice.kind == FITTED:
+            return fitted_neurons(h, self.neurons["scale"], self.neurons["coefficients"])
         mu: float | Tensor = self.activation["mu"] if choice.trainable else choice.mu
         alpha: float | Tensor = self.activation["alpha"] if choice.trainable else choice.alpha
         rule = model.rule(self.name, "activation")
@@ -166,7 +178,11 @@ class _Layer(_Declared):
         choice, name = self.config.attention, self.name
         q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
         if choice.cosine:
-            q, k = (self._unit(model, z, part, before) for z, part in ((q, self.query), (k, self.key)))
+            soft = self.softness.clamp(min=0.0).T[..., None, None] if choice.kind == FITTED else (None, None)
+            pairs = zip((q, k), (self.query, self.key), soft, strict=True)
+            q, k = (self._unit(model, z, part, before, c) for z, part, c in pairs)
+            if choice.kind == FITTED:
+                return self._weigh(model, fitted_weights(q @ k.transpose(-1, -2), self.scores, bias), v, mask)
             threshold = self.thresholds[:, None, None]
             s = q @ k.transpose(-1, -2) - (threshold if bias is None else threshold - bias).clamp(-1.0, 1.0)
         else:
@@ -183,8 +199,12 @@ class _Layer(_Declared):
         model.see(f"{name}.scores", s.square() + (mu * scale) ** 2)
         scores = model.rule(name, "scores")
         s = s if choice.cosine else model.held(s, mu, 0.0, scores)
-        r = smu(s, mu * scale, 0.0, scores)
-        r = r**choice.power * mask
+        return self._weigh(model, smu(s, mu * scale, 0.0, scores) ** choice.power, v, mask)
+
+    def _weigh(self, model: UnifiedModel, r: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """R·V / ΣR, heads side by side."""
+        choice, name = self.config.attention, self.name
+        r = r * mask
         n = max(_SHORTEST, 2 ** math.ceil(math.log2(r.shape[-1])))
         total = (r.sum(-1, keepdim=True) + choice.floor) / n
         model.see(f"{name}.denominators", total)
@@ -193,11 +213,13 @@ class _Layer(_Declared):
         context = product / total if rule is None else product * rule(total) ** 2
         return context.transpose(1, 2).flatten(2)
 
-    def _unit(self, model: UnifiedModel, z: Tensor, part: nn.Linear, before: _Norm) -> Tensor:
-        """Every row divided by its norm."""
+    def _unit(
+        self, model: UnifiedModel, z: Tensor, part: nn.Linear, before: _Norm, soft: Tensor | None = None
+    ) -> Tensor:
+        """Every row divided by its norm. soft: what is added to the square of that, (heads, 1, 1)"""
         rule = model.inverse_rule(self.name, "norms", rows=True)
         if rule is None and model.probe is None:
-            return F.normalize(z, dim=-1)
+            return F.normalize(z, dim=-1) if soft is None else z * (z.square().sum(-1, keepdim=True) + soft).rsqrt()
         if part not in model.head_bounds:
             parameters = (part.weight, part.bias, before.weight, before.bias)
             w, b, gamma, beta = (p.detach().double().numpy() for p in parameters)
@@ -205,8 +227,10 @@ class _Layer(_Declared):
             model.head_bounds[part] = bound[:, None, None]
         z = z / model.head_bounds[part]
         t = z.square().sum(-1, keepdim=True)
+        if soft is not None:
+            t = t + soft / model.head_bounds[part] ** 2
         model.see(f"{self.name}.norms", t)
-        return F.normalize(z, dim=-1) if rule is None else z * rule(t)
+        return z * (t.clamp(min=1e-24).rsqrt() if rule is None else rule(t))
 
 
 class UnifiedModel(_Declared):
@@ -241,9 +265,10 @@ class UnifiedModel(_Declared):
         return model
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The parameters as a checkpoint stores them; thresholds as they act."""
+        """The parameters as a checkpoint stores them; thresholds and fitted functions as they act."""
         found = {name: value.detach().numpy().copy() for name, value in self.state_dict().items()}
-        return {name: np.clip(v, -1, 1) if name.endswith(".thresholds") else v for name, v in found.items()}
+        acting = {name: np.clip(v, -1, 1) if name.endswith(".thresholds") else v for name, v in found.items()}
+        return dict(within_limits(self.config, acting))
 
     def use(self, mode: Mode, rules: Mapping[str, Rule] | None = None) -> UnifiedModel:
         """Chooses how to evaluate, with the weights as they are now: call it again when they changed.
@@ -259,6 +284,7 @@ class UnifiedModel(_Declared):
         if mode == "served" and config.certifiable and not known:
             known = {name: site.rule for name, site in certify(config, self.tensors()).sites.items()}
         if mode == "steps" and config.certifiable:
+            known = {name: rule for name, rule in known.items() if name not in ("norms", "denominators")}
             known |= universal_rules(config)
         self.mode, self._rules = mode, known | dict(rules or {})
         self.head_bounds = {}

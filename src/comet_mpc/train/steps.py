@@ -136,3 +136,19 @@ def smu(x: Tensor, mu: float | Tensor, alpha: float | Tensor = 0.0, rule: Rule |
     t = (1.0 - alpha) ** 2 * x * x + mu * mu
     found = torch.sqrt(t) if rule is None else rule.root(t)
     return 0.5 * (1.0 + alpha) * x + 0.5 * found
+
+
+def fitted_neurons(h: Tensor, scale: Tensor, coefficients: Tensor) -> Tensor:
+    """s·Σ c_k·(h/s)^k, every neuron's own (`models.fitted.numbers`)."""
+    x, powers = h / scale, coefficients.unbind(-1)
+    found = powers[-1].expand_as(x)
+    for coefficient in reversed(powers[:-1]):
+        found = found * x + coefficient
+    return found * scale
+
+
+def fitted_weights(z: Tensor, scores: Tensor, bias: Tensor | None) -> Tensor:
+    """(((z + b)/2)² + g)² of soft cosines (batch, heads, n, n), with every head's b/a and g/(2a)², as they act."""
+    a, b, g = scores[:, :, None, None].unbind(1)
+    shift = b / a if bias is None else b / a + bias
+    return ((0.5 * (z + shift.clamp(-1.0, 1.0))).square() + (0.25 * g / a**2).clamp(-0.25, 0.25)).square()

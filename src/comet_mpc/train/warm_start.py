@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from comet_mpc.models.checkpoint import FITTED
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.model import UnifiedModel
 
@@ -77,7 +78,7 @@ def fit_to_teacher(model: UnifiedModel, teacher: UnifiedModel, batches: Sequence
         theirs = [_Stream.begin(teacher, inputs) for inputs in batches]
         for i in range(len(model.layers)):
             tick(i, len(model.layers))
-            if model.config.attention.cosine:
+            if model.config.attention.cosine and model.config.attention.kind != FITTED:
                 _centre_thresholds(i, mine)
             _fit(i, "attention_output", "attention_norm", _Stream.context, mine, theirs)
             _fit(i, "down", "output_norm", _Stream.activated, mine, theirs)

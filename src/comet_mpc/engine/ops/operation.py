@@ -90,6 +90,11 @@ class Operation:
     def check(self, part: str) -> None:
         """Raises what is wrong with its operands. part: of the program, for messages"""
 
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The shape of what its randomness is for, where a correlation has none of its own (`engine.windows`)."""
+        return ()
+
 
 @dataclass(frozen=True, eq=False)
 class Request(Operation, ABC, Generic[Made_co]):
@@ -99,6 +104,10 @@ class Request(Operation, ABC, Generic[Made_co]):
     """Whether it truncates: then it may take a share that is off (`Share.error`), and says by how much at most."""
 
     share: Share
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.share.shape
 
     @property
     def target(self) -> Ring:
@@ -133,6 +142,15 @@ class Request(Operation, ABC, Generic[Made_co]):
 
 class Step(Operation, ABC):
     """An operation on masked tensors that is local."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result, if it has one."""
+        return ()
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.shape
 
     @abstractmethod
     def result(self, words: Words | None) -> Share:

@@ -22,6 +22,10 @@ class SquareSum(Step):
     x: Opened
     bound: float | None = None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.x.shape[:-1], 1)
+
     def check(self, part: str) -> None:
         if self.x.step:
             raise ShapeError(f"{part}: a sum of squares needs a tensor that was opened without a truncation")
@@ -33,7 +37,7 @@ class SquareSum(Step):
     def result(self, words: Words | None) -> Share:
         x = self.x
         bound = x.shape[-1] * x.bound**2 if self.bound is None else self.bound
-        return Share((*x.shape[:-1], 1), 2 * x.fraction, bound, x.width, words, x.modulus)
+        return Share(self.shape, 2 * x.fraction, bound, x.width, words, x.modulus)
 
     def in_the_clear(self) -> Words:
         words = integers(self.x)

@@ -111,6 +111,8 @@ class DealtMatrixProducts(DealerPreparer[MatrixProduct]):
             for start in range(0, m, step):
                 stop = min(m, start + step)
                 x = view.mask(entry.left, (b * m + start) * k, (b * m + stop) * k).reshape(-1, k)
+                if entry.causal:
+                    x = np.tril(x, start)
                 yield kernels.matmul(x, y, transpose_right=transposed).reshape(-1)
 
     def held_words(self, entry: MatrixProduct, masks: Sequence[AnyMask]) -> int:

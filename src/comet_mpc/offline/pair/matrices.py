@@ -148,7 +148,8 @@ class _MatrixProduct(_Matrices):
         batch, m, k, n, width = entry.batch, entry.m, entry.k, entry.n, entry.width
 
         def left() -> Words:
-            return bench.mask(entry.left).reshape(batch, m, k)
+            mask = bench.mask(entry.left).reshape(batch, m, k)
+            return np.tril(mask) if entry.causal else mask
 
         def right() -> Words:
             """(batch, n, k)"""
@@ -209,10 +210,11 @@ def _matrix_products(program: Sequence[Correlation], packing: Packing, key_limbs
                 )
                 every = tuple(riding.get(other, ()) for other in indices)
                 yield Products(indices, masks, 1, tiling, width, all(free), every)
-            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width, cut=cut):
+            case MatrixProduct(left=left, right=right, batch=batch, m=m, k=k, n=n, width=width, cut=cut, causal=causal):
                 cuts = _cuts(cut - 1)  # two products are added up
                 for mask, shape in ((left, (m, k, n)), (right, (n, k, m))):
-                    free_one = _free(program, mask, width, met)
+                    # a ciphertext cannot define a mask of which it holds only a part
+                    free_one = _free(program, mask, width, met) and not (causal and mask == left)
                     # the server's factor is a mask: uniform. An error's bound holds for every mask, a mean over all.
                     length = math.sqrt(k * 4.0**width / (4 if any(cuts) else 12))
                     tiling = choose_tiling(

@@ -1,0 +1,1 @@
+"""Functions that are fitted to a model, neuron by neuron and head by head."""

@@ -1,0 +1,86 @@
+"""Rules for row quantities of streams: their intervals are wide, since a stream's top is proved for every input.
+
+What no rule of few steps reaches is read from public tables (`functions.row_table`), so it needs a source with point
+functions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from comet_mpc.engine import Session
+from comet_mpc.engine.share import Share
+from comet_mpc.errors import RuleError
+from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
+from comet_mpc.functions.rule import InverseRule
+
+_OF_STEPS = 2.0**16
+"""Up to this ratio of an interval's ends there is a rule of steps."""
+WIDEST = 2.0**22
+"""Up to this one there are tables."""
+_WIDEST_ROUGH = 2.0**28
+"""The same of tables that err by a quarter."""
+_ROUGH = 0.25
+
+
+@dataclass(frozen=True)
+class TableRule(InverseRule):
+    """gain/sqrt(t) for t in [low, high], by tables only: as exact as rules of rows are."""
+
+    low: float
+    high: float
+    gain: float
+    rough: bool = False
+    """Whether it errs by a quarter."""
+
+    certified = True
+    fraction_y = 14
+
+    @property
+    def of_rows(self) -> bool:
+        return True
+
+    @property
+    def error(self) -> float:
+        return _ROUGH if self.rough else ROW_ERROR
+
+    @property
+    def rounding(self) -> float:
+        return 0.0
+
+    @property
+    def overshoot(self) -> float:
+        return 1.0 + self.error
+
+    @property
+    def _widest(self) -> float:
+        return _WIDEST_ROUGH if self.rough else WIDEST
+
+    def check(self) -> None:
+        if (
+            not 0.0 < self.low < self.high < math.inf
+            or self.high / self.low > self._widest
+            or not 0.5 <= self.gain <= 2.0
+        ):
+            raise RuleError(f"there is no table for the interval [{self.low:g}, {self.high:g}]")
+
+    def inverse_of(self, session: Session, t: Share) -> Share:
+        raise RuleError(
+            f"{session.here}: the interval [{self.low:g}, {self.high:g}] is too wide for steps: it needs a source of "
+            "randomness with tables (dealer)"
+        )
+
+
+def wide_rule(
+    low: float, high: float, *, gain: float = 1.0, error: float = ROW_ERROR, rough: bool = False
+) -> InverseRule:
+    """By steps or tables where the interval is narrow enough for steps, else by tables."""
+    if high / low <= _OF_STEPS:
+        try:
+            return row_rule(low, high, gain=gain, error=_ROUGH / 2.0 if rough else error)
+        except RuleError:
+            pass
+    rule = TableRule(low, high, gain, rough)
+    rule.check()
+    return rule
