@@ -40,7 +40,7 @@ def test_a_file_its_bytes_an_array_and_an_image_are_the_same(tmp_path: Path) -> 
     path = tmp_path / "image.png"
     path.write_bytes(_png(image))
     expected = read_image(image, FORMAT).rows
-    for given in (path, str(path), path.read_bytes(), Pillow.fromarray(image)):
+    for given in (path, path.read_bytes(), Pillow.fromarray(image)):
         np.testing.assert_array_equal(read_image(given, FORMAT).rows, expected)  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def test_grey_is_a_colour(grey: np.ndarray) -> None:  # type: ignore[type-arg]
         np.zeros((0, 12, 3), np.uint8),
         b"not an image",
         _png(some_images(1)[0])[:200],
-        "no such file.png",
+        Path("no such file.png"),
     ],
 )
 def test_what_is_no_image_is_a_typed_error(bad: object) -> None:

@@ -56,7 +56,7 @@ def test_a_client_takes_arrays_and_refuses_texts(world: World, tmp_path: Path) -
         assert client.sizes(images) == {(1, 7): 1}
         with pytest.raises(ConfigurationError, match="takes images"):
             client.classify([("two", "texts")])
-        with pytest.raises(ConfigurationError, match="cannot read the image"):
-            client.classify(["a text"])
+        with pytest.raises(ConfigurationError, match="takes images"):
+            client.classify([str(tmp_path / "a text, not a file.png")])
     (run,) = world.model.runs(images, 1)
     np.testing.assert_allclose(found.logits, world.model.plain_logits(world.model.query(run.tokens))[0], atol=0.05)

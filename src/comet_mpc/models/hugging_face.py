@@ -1,5 +1,5 @@
 """BERT, DistilBERT, RoBERTa and MPNet as Hugging Face stores them: from a directory, or by name from the hub. ViT and
-DINOv2 are `hugging_face_images`.
+DINOv2 are in `vision`.
 
 Encoders, classifiers of texts and of tokens, and sentence-transformers' embeddings are read, every key and shape
 accounted for. Weights are safetensors, in one file or several, or an older `pytorch_model.bin`, which the caller brings
@@ -29,8 +29,8 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
-from comet_mpc.models.hugging_face_images import VISION, load_vision
 from comet_mpc.models.tokenizers.texts import TextTokenizer
+from comet_mpc.models.vision.hugging_face import VISION, load_vision
 
 ReadPickled = Callable[[Path], Tensors]
 

@@ -23,7 +23,7 @@ from comet_mpc.models.transformer import (
     input_rows,
     public_weights,
 )
-from comet_mpc.models.vision import one_layer
+from comet_mpc.models.vision.forward import one_layer
 from comet_mpc.offline.cheapest import USUAL_NETWORK, Sample, cheapest_plan
 from comet_mpc.offline.source import Source
 

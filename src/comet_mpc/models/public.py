@@ -60,7 +60,7 @@ from comet_mpc.models.transformer import (
     public_weights,
     query_bound,
 )
-from comet_mpc.models.vision import input_pixels, see
+from comet_mpc.models.vision.forward import input_pixels, see
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
 

@@ -76,9 +76,9 @@ def text_only(given: Input) -> Text:
 
 
 def image_only(given: Input) -> Image:
-    """For a model of images. A string is a file's name."""
-    if isinstance(given, tuple):
-        raise ConfigurationError("this model takes images: give files or arrays, not pairs of texts")
+    """For a model of images. A string is a text, never a file's name: texts come from anybody, as over HTTP."""
+    if isinstance(given, (str, tuple)):
+        raise ConfigurationError("this model takes images, not texts: give a Path, the bytes of a file, or an array")
     return given
 
 

@@ -21,7 +21,7 @@ from comet_mpc.models.images.format import ImageFormat
 from comet_mpc.units import human_bytes
 
 Pixels = npt.NDArray[np.uint8]
-Image = str | Path | bytes | npt.NDArray[Any]
+Image = Path | bytes | npt.NDArray[Any]
 """A file, its bytes, or an array (height, width, 3) or (height, width) of bytes. Pillow's images are arrays, too."""
 
 LARGEST_FILE = 64 << 20
@@ -45,9 +45,9 @@ class Patches:
 def read_image(image: Image, wanted: ImageFormat, *, number: int = 1) -> Patches:
     """number: by which errors name it"""
     name = f"image {number}"
-    if isinstance(image, (str, Path)):
+    if isinstance(image, Path):
         name = str(image)
-        image = _file(Path(image))
+        image = _file(image)
     pixels = _decoded(image, wanted, name) if isinstance(image, bytes) else _from_array(image, wanted, name)
     return Patches(wanted.cut(pixels))
 
