@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.files import atomic_write
+from comet_mpc.files import atomic_write, sync
 
 
 def test_a_file_appears_whole_when_it_is_finished(tmp_path: Path) -> None:
@@ -54,3 +57,20 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigurationError, match=r"cannot write .*file/below: "), atomic_write(tmp_path / "file/below"):
         pass
+
+
+def test_where_fsync_does_not_wait_for_the_disk_the_full_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS; and where a file system refuses it, the usual one."""
+    asked: list[object] = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append(descriptor))
+    sync(7)
+    assert asked == [(7, 51)]
+
+    def refused(*arguments: object) -> None:
+        raise OSError(errno.EINVAL, "no")
+
+    monkeypatch.setattr(fcntl, "fcntl", refused)
+    sync(7)
+    assert asked[1:] == [7]

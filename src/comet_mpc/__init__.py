@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from comet_mpc.engine.twin import run_twin
     from comet_mpc.models.public import PublicModel
     from comet_mpc.models.served import ServedModel
+    from comet_mpc.models.writing.sampling import Sampling
     from comet_mpc.net.identity import TlsIdentity
     from comet_mpc.offline.sources import DealerSource, PairSource
     from comet_mpc.service.client import Client
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from comet_mpc.service.deployment import ServiceLimits
     from comet_mpc.service.hosting.server import Server
     from comet_mpc.service.prediction import Answer, Cost, Embedding, Prediction, Tag, Tagging
+    from comet_mpc.service.writing.client import Token
 
     __version__: str
 
@@ -60,6 +62,7 @@ __all__ = [
     "Prediction",
     "PrivateEncoder",
     "PublicModel",
+    "Sampling",
     "ServedModel",
     "Server",
     "ServiceLimits",
@@ -68,6 +71,7 @@ __all__ = [
     "Tag",
     "Tagging",
     "TlsIdentity",
+    "Token",
     "Weight",
     "__version__",
     "classify_frame",
@@ -88,6 +92,8 @@ _HOMES = {
     "service.deployment": ("ServiceLimits",),
     "offline.sources": ("DealerSource", "PairSource"),
     "models.served": ("PublicModel", "ServedModel"),
+    "models.writing.sampling": ("Sampling",),
+    "service.writing.client": ("Token",),
     "net.identity": ("TlsIdentity",),
     "engine.costs": ("Network",),
     "engine.plan": ("Plan", "plan_program"),

@@ -260,12 +260,16 @@ def lattice_unpack_residues(basis: Basis, data: Bytes, out: Residues, /) -> bool
 
 # Distributed point functions ---------------------------------------------------------------------------
 
+PointShape = tuple[int, int, int, int]
+"""Index bits, levels that the tree ends above the cells, words of a payload, modulus or 0."""
+PointRows = tuple[int, int]
+"""The table's number, the first row's."""
+
 def make_points(
-    index_bits: int,
-    early: int,
-    words: int,
-    client_roots: Words,
-    server_roots: Words,
+    shape: PointShape,
+    rows: PointRows,
+    client_root: Words,
+    server_root: Words,
     places: Words,
     payloads: Words,
     corrections: Words,
@@ -273,12 +277,34 @@ def make_points(
     isa: str,
     /,
 ) -> None: ...
-def evaluate_lines(
-    index_bits: int,
-    early: int,
-    words: int,
+def point_level_sums(
+    shape: PointShape,
+    rows: PointRows,
     server: bool,
-    roots: Words,
+    root: Words,
+    corrections: Words,
+    level: int,
+    sums: Words,
+    isa: str,
+    /,
+) -> None: ...
+def point_leaf_sums(
+    shape: PointShape,
+    rows: PointRows,
+    server: bool,
+    root: Words,
+    corrections: Words,
+    sums: Words,
+    controls: Words,
+    isa: str,
+    /,
+) -> None: ...
+def evaluate_lines(
+    shape: PointShape,
+    rows: PointRows,
+    numbers: Words,
+    server: bool,
+    root: Words,
     corrections: Words,
     last: Words,
     tables: Words,
@@ -291,11 +317,10 @@ def evaluate_lines(
     /,
 ) -> None: ...
 def evaluate_points(
-    index_bits: int,
-    early: int,
-    words: int,
+    shape: PointShape,
+    rows: PointRows,
     server: bool,
-    roots: Words,
+    root: Words,
     corrections: Words,
     last: Words,
     out: Words,

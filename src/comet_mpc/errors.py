@@ -8,7 +8,8 @@
     ├── ConfigurationError    your own set-up is wrong: a file, an address, an option, an argument
     │   ├── StateInUse            another server works with this state directory
     │   ├── CheckpointError       a checkpoint is incomplete, damaged, not certified, or not a Comet checkpoint
-    │   └── TaskDataError         a data set is missing, empty or malformed
+    │   ├── TaskDataError         a data set is missing, empty or malformed
+    │   └── ContextFull           a text would be longer than the model takes: its prompt, or what is to be written
     ├── UnsafeTokenizer       a tokenizer has a part whose work or output does not follow from the length of a text
     ├── NotFinite             training reached a number that is not finite, and stopped
     ├── RandomnessError       prepared randomness cannot be used, or must not be
@@ -28,6 +29,7 @@
         │   └── ModelChanged          it has another model under a name that this client knows: accept it, or do not ask
         ├── NotAuthenticated      it could not prove who it is, or is not allowed to do what it asks
         ├── ImpossibleAnswer      its last message makes an answer that this model cannot give
+        ├── WritingStopped        it stopped in the middle of a text: what was written is kept
         ├── QuotaExceeded         this client has had its queries of the day: the message says when to come back
         └── ServerBusy            all workers of the server are in use: try again later
 
@@ -45,6 +47,7 @@ __all__ = [
     "CheckpointError",
     "CometError",
     "ConfigurationError",
+    "ContextFull",
     "ForeignRandomness",
     "ImpossibleAnswer",
     "ModelChanged",
@@ -70,6 +73,7 @@ __all__ = [
     "StateInUse",
     "TaskDataError",
     "UnsafeTokenizer",
+    "WritingStopped",
     "WrongSize",
     "WrongVersion",
 ]
@@ -139,6 +143,10 @@ class CheckpointError(ConfigurationError):
 
 class TaskDataError(ConfigurationError):
     """A data set is missing, empty or malformed. The message names the row and the reason."""
+
+
+class ContextFull(ConfigurationError):
+    """A text would be longer than the model takes: its prompt, or what is to be written after it."""
 
 
 class UnsafeTokenizer(CometError):
@@ -247,6 +255,21 @@ class ModelChanged(ProtocolMismatch):
             f"Nothing was asked. Met before: {expected}. If the operator confirms the new fingerprint, accept it with "
             f"--accept-model {got}, or Client(accept_model=…)",
         )
+
+
+class WritingStopped(PeerError):
+    """The server stopped in the middle of a text. What was written is kept: with the prompt before it, it can be the
+    prompt of another call, which takes randomness of its own.
+
+    text: what was written so far. tokens: the prompt's and those
+    """
+
+    def __init__(self, reason: str, *, text: str, tokens: Sequence[int]) -> None:
+        super().__init__(
+            f"the text ended after {len(tokens)} tokens, the prompt's included, because of the server: {reason}. What "
+            "was written is kept: ask again with the prompt and what came after it"
+        )
+        self.text, self.tokens = text, tuple(tokens)
 
 
 class NotAuthenticated(PeerError):

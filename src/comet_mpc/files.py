@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ def atomic_write(path: Path, *, mode: int = 0o644, durable: bool = False, once: 
                 yield file
                 if durable:
                     file.flush()
-                    os.fsync(file.fileno())
+                    sync(file.fileno())
             if once:
                 with contextlib.suppress(FileExistsError):
                     os.link(beside, path)  # unlike a rename it does not replace what another process has just made
@@ -68,9 +69,18 @@ def atomic_write(path: Path, *, mode: int = 0o644, durable: bool = False, once: 
         raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def sync(descriptor: int) -> None:
+    """Waits until the disk has what was written. On macOS, `fsync` only waits until the drive has it in its memory."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        with contextlib.suppress(OSError):  # not every file system can
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)

@@ -21,7 +21,12 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 def cores() -> int:
     """Those that the scheduler lets this process run on, and no more than its control groups have time for."""
-    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), quota())))
+    return max(1, math.ceil(min(_allowed(), quota())))
+
+
+def _allowed() -> int:
+    """Only Linux says which cores those are; elsewhere all of them count."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> float:

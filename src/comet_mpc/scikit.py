@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import ConfigurationError, needs_extra
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.service.client import Client
 from comet_mpc.service.prediction import Prediction
 
@@ -54,7 +55,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any = None, y: Any = None) -> Self:
         """Connects. X is ignored; labels in y that the model does not know are an error."""
         with self._client() as client:
-            labels = client.connect().config.encoder.labels
+            labels = answering(client.connect()).config.encoder.labels
         if len(labels) < 2:
             raise ConfigurationError("this server's model does not tell classes apart")
         unknown = sorted(set(map(str, y if y is not None else ())) - set(labels))

@@ -55,7 +55,7 @@ class Watched(LocalClient):
         assert isinstance(channel, FaultyChannel)
         plan = self._service.programs.plan(1, 16)
         self.lines.append(
-            Recorded(channel, self._service.model, plan.schedule[-1].from_server - FRAME_HEADER, self._spoilt)
+            Recorded(channel, self._service.encoder, plan.schedule[-1].from_server - FRAME_HEADER, self._spoilt)
         )
         return self.lines[-1]
 

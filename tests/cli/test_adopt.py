@@ -34,18 +34,21 @@ def comet(*arguments: object) -> str:
 @pytest.mark.parametrize("plain", [False, True])
 def test_one_command_makes_a_model_that_can_be_served(tmp_path: Path, kind: str, plain: bool) -> None:
     model, data, out = original(tmp_path / "model", kind), write_rows(tmp_path / "mine.csv", kind), tmp_path / "out"
-    command = ("adopt", model, out, "--data", data, "--epochs", 2, *(["--plain"] if plain else []))
+    trained = not plain
+    command = ("adopt", model, out, "--data", data, *(["--epochs", 2] if trained else ["--no-train", "--plain"]))
     output = comet(*command)
-    assert "passes take " in output
+    training = ("training (as you asked)", "fine-tuning") if trained else ()
     steps = (
-        "adopt: starting", "loading PyTorch", "reading ", "asking the original", "measuring how fast", "passes take",
-        "fitting to the teacher", "fine-tuning", "calibrating", "proving the ranges", "evaluating", "comet serve",
+        "adopt: starting", "loading PyTorch", "reading ", "asking the original", "measuring how fast", "this takes",
+        "fitting fitted functions", "comparing with the original", *training, "calibrating", "proving the ranges",
+        "evaluating", "comet serve",
     )  # fmt: skip
     places = [output.index(step) for step in steps]
     assert places == sorted(places)  # what is being done is said before it is, and how long before it begins
     assert f"comet serve {out}" in output
     report = json.loads((out / REPORT).read_text())
     assert (report["rows"], report["held_out"], report["dev_rows"]) == (29, 3, 8)
+    assert (report["rule"], report["updates"] > 0) == ("fitted", trained)
     assert report["labelled"] is not (plain or kind == "embedding")
     assert report["original"].keys() == report["adopted"].keys()
     served = ServedModel.load(out)
@@ -91,7 +94,7 @@ def test_it_only_says_how_long_it_takes(tmp_path: Path) -> None:
         write_rows(tmp_path / "mine.csv", "label"),
         tmp_path / "out",
     )
-    assert " take " in comet("adopt", model, out, "--data", data, "--estimate")
+    assert "this takes " in comet("adopt", model, out, "--data", data, "--estimate")
     assert not out.exists()
 
 
@@ -103,6 +106,6 @@ def test_rows_may_be_taken_from_all_over_a_file(tmp_path: Path) -> None:
             lines[place] = "a text,no such label"
     data.write_text("\n".join(lines) + "\n")
     command = ("adopt", model, tmp_path / "out", "--data", data, "--limit", 12, "--estimate")
-    assert " take " in comet(*command)
+    assert "this takes " in comet(*command)
     with pytest.raises(TaskDataError, match=r"row 2\d: the label is not one of"):
         comet(*command, "--spread")

@@ -62,6 +62,16 @@ def test_people_see_the_queue_the_slots_and_what_expires() -> None:
     assert "NOT READY: the disk is full" in table(watch, ["the disk is full"])
 
 
+def test_a_cluster_shows_its_nodes() -> None:
+    watch = Watch()
+    columns = {"waiting": 1, "working": 2, "slots": 4, "sessions": 3, "bundles": 12}
+    lines = [f'comet_node_{name}{{node="{node}"}} {value}' for name, value in columns.items() for node in ("a", "b")]
+    watch.add(Look("\n".join(["comet_nodes 2", *lines]) + "\n", 0.0))
+    text = table(watch, [])
+    assert text.startswith("comet cluster at host:1 ready")
+    assert "a 1 2 4 3 12 b 1 2 4 3 12" in text
+
+
 @pytest.mark.parametrize("width", [44, 80, 160])
 def test_nothing_is_cut_off(width: int) -> None:
     watch = Watch()

@@ -40,7 +40,7 @@ CASES: list[tuple[Control, str, str]] = [
     ("old mask", "Give", "server"),
     *(("same seed", message, "server") for message in PRODUCTS),
     *(("no mask", message, "server") for message in PRODUCTS),
-    *(("same seed", "products, points", to) for to in ("client", "server")),
+    *(("old mask", "products, points", to) for to in ("client", "server")),
     ("old mask", "weights", "client"),
 ]
 

@@ -112,12 +112,14 @@ def test_a_key_that_is_too_short_damaged_or_for_another_table_is_refused() -> No
         drawn.draw(PointFunctions(4, 7, 9, 20, 40, 12, 33))
     with pytest.raises(RandomnessSpent):
         DealtRandomness(bundle)
-    mask, roots, corrections, last = drawn.draw(DESCRIBED).arrays
+    mask, root, corrections, last = drawn.draw(DESCRIBED).arrays
     with pytest.raises(RandomnessExhausted):
         drawn.draw(DESCRIBED)
     with pytest.raises(ShapeError, match="too short, or for another table"):
-        PointKeys(PointShape(7, 3), roots, corrections, last)
-    PointKeys(DESCRIBED.shape, roots, corrections, last)
+        PointKeys(PointShape(7, 3), 0, root, corrections, last)
+    keys, starts = PointKeys(DESCRIBED.shape, 0, root, corrections, last), np.zeros(3, np.uint64)
+    with pytest.raises(ShapeError, match="3 rows are read with the keys of 4"):
+        keys.lines(False, starts, starts, starts, starts, 1)
     assert mask.size == 4
 
 
@@ -130,10 +132,10 @@ def test_a_description_that_makes_no_sense_is_refused(changed: dict[str, int]) -
 def test_the_two_parties_have_the_same_corrections_and_other_roots() -> None:
     """A root that both had would give the place away to either of them."""
     bundles = deal([DESCRIBED])
-    (mask, roots, *common), (mask_s, roots_s, *common_s) = (
+    (mask, root, *common), (mask_s, root_s, *common_s) = (
         DealtRandomness(bundles[party]).draw(DESCRIBED).arrays for party in (CLIENT, SERVER)
     )
     assert all(np.array_equal(a, b) for a, b in zip(common, common_s, strict=True))
     assert not np.any(mask == mask_s)
-    assert not np.any(roots == roots_s)
+    assert not np.any(root == root_s)
     assert replace(bundles[0], stored=None).seed != bundles[1].seed

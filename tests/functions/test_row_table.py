@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +15,30 @@ from hypothesis import strategies as st
 from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.ops.operation import Abilities
 from comet_mpc.engine.plan import plan_program
-from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RangeError
 from comet_mpc.functions.layer_norm import layer_norm_rule, normalise, padding_bits
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
-from comet_mpc.functions.row_table import ROW_ALLOWED, WAY, WAY_OF_TWO, Allowed, Argument, Curve, open_row, row_table
+from comet_mpc.functions.row_table import (
+    ROW_ALLOWED,
+    WAY,
+    WAY_OF_TWO,
+    Allowed,
+    AnyArgument,
+    Argument,
+    Curve,
+    CutArgument,
+    RowTable,
+    open_row,
+    row_table,
+)
 from comet_mpc.functions.rule import InverseRule
 from support.two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]
+Source = Literal["dealer", "pair"]
 
 NORMS, DENOMINATORS = Allowed(0.0016, 2 * ROW_ERROR), Allowed(2.0**-8, 2.0**-8)
 SITES = {
@@ -40,12 +54,23 @@ def points(low: float, high: float, count: int) -> Reals:
     return np.concatenate([np.geomspace(low, high, count - count // 4), np.linspace(0.9 * high, high, count // 4)])
 
 
-def of_secret(t: Reals, name: str, keep: Reals | None = None) -> Program[Share]:
-    rule, allowed, power, fraction, width, bits, _ = SITES[name]
-    ring = Ring(56 if power == 1.0 else width)
+ODD_33, ODD_37, ODD_50, ODD_63 = (Ring(modulus.bit_length(), modulus) for modulus in ODD_MODULI)
+RINGS: dict[str, tuple[float, Ring, Ring]] = {
+    "variances": (34.3125, ODD_50, ODD_50),
+    "norms": (28.75, ODD_33, ODD_33),
+    "denominators": (39, Ring(47), ODD_63),
+    "pooler": (22.5, ODD_37, ODD_50),
+}
+"""Of two parties alone: fraction bits of t, its ring, and that of y."""
 
+
+def of_secret(t: Reals, name: str, keep: Reals | None = None) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
-        share = session.private(CLIENT, t.shape, fraction, rule.high, t, width)
+        rule, allowed, power, own, width, bits, _rows = SITES[name]
+        fraction, argument, ring = float(own), Ring(width), Ring(56 if power == 1.0 else width)
+        if not session.fused:
+            fraction, argument, ring = RINGS[name]
+        share = session.private(CLIENT, t.shape, fraction, rule.high, t, argument)
         kept = None if keep is None else session.private(CLIENT, t.shape, 0, 1.0, keep)
         found = open_row(session, share, rule, fraction=bits, ring=ring, allowed=allowed, power=power, keep=kept)
         assert found is not None
@@ -54,41 +79,53 @@ def of_secret(t: Reals, name: str, keep: Reals | None = None) -> Program[Share]:
     return program
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_real_parties_and_the_twin_err_no_more_than_allowed(name: str) -> None:
+def table_of(name: str, source: Source, padded: bool = False) -> RowTable:
     rule, allowed, power, fraction, width, bits, rows = SITES[name]
-    curve = allowed.curve(rule, power)
-    most = 14 if rows == 1 else 11
-    table = row_table(curve, Argument(fraction, width), bits, 56 if power == 1.0 else width, most)
+    own: AnyArgument = Argument(fraction, width, padded)
+    ring = Ring(56 if power == 1.0 else width)
+    if source == "pair":
+        at, argument, ring = RINGS[name]
+        own = CutArgument(at, argument, rule.high * 2.0**at, padded)
+    table = row_table(allowed.curve(rule, power), own, bits, ring, 14 if rows == 1 else 11)
     assert table is not None
+    return table
+
+
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+@pytest.mark.parametrize("name", SITES)
+def test_real_parties_and_the_twin_err_no_more_than_allowed(name: str, source: Source) -> None:
+    rule, allowed, power, *_, rows = SITES[name]
+    curve, table = allowed.curve(rule, power), table_of(name, source)
     assert table.error <= curve.error
     assert table.overshoot <= 1.0 + curve.above
     count = max(rows, 600)
     t = np.random.default_rng(1).permutation(points(rule.low, rule.high * (1 - 1e-9), count))
-    for value in (together(run_two_parties(of_secret(t, name))), twin_value(of_secret(t, name))):
+    run = run_two_parties(of_secret(t, name), source=source)
+    for value in (together(run), twin_value(of_secret(t, name), fused=source == "dealer")):
         ratio = value * t**power / curve.gain
         assert np.max(np.abs(ratio - 1.0)) <= table.error
         assert np.max(ratio) <= table.overshoot
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_below_the_interval_values_are_bounded_and_never_too_large(name: str) -> None:
+@pytest.mark.parametrize(("name", "source"), [*((name, "dealer") for name in SITES), ("norms", "pair")])
+def test_below_the_interval_values_are_bounded_and_never_too_large(name: str, source: Source) -> None:
     rule, allowed, power, *_, rows = SITES[name]
     t = np.concatenate([np.zeros(8), np.geomspace(rule.low * 2.0**-9, rule.low, max(rows, 300) - 8)])
-    value = together(run_two_parties(of_secret(t, name)))
+    value = together(run_two_parties(of_secret(t, name), source=source))
     curve = allowed.curve(rule, power)
     assert np.all(value > 0.0)
     assert np.max(value) <= 1.25 * curve.gain * rule.low**-power
     assert np.max(value * t**power / curve.gain) <= 1.0 + curve.above
 
 
-def test_a_row_of_padding_is_zero_whatever_its_value() -> None:
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+def test_a_row_of_padding_is_zero_whatever_its_value(source: Source) -> None:
     t = np.concatenate([[0.0], points(2.0**-6, 27.0 * (1 - 1e-9), 199)])
     keep = np.random.default_rng(5).integers(0, 2, 200).astype(np.float64)
     keep[:2], keep[-2:] = (0.0, 1.0), (0.0, 1.0)
     for value in (
-        together(run_two_parties(of_secret(t, "variances", keep))),
-        twin_value(of_secret(t, "variances", keep)),
+        together(run_two_parties(of_secret(t, "variances", keep), source=source)),
+        twin_value(of_secret(t, "variances", keep), fused=source == "dealer"),
     ):
         assert np.all(value[keep == 0.0] == 0.0)
         inside = (keep == 1.0) & (t > 0.0)
@@ -102,14 +139,19 @@ def test_a_row_of_padding_is_zero_whatever_its_value() -> None:
     gain=st.floats(0.5, 2.0),
     power=st.sampled_from([0.5, 1.0]),
     phase=st.floats(0.0, 1.0),
+    odd=st.booleans(),
 )
 def test_the_certificate_holds_on_a_fine_grid(
-    ratio: float, top: float, gain: float, power: float, phase: float
+    ratio: float, top: float, gain: float, power: float, phase: float, odd: bool
 ) -> None:
     """Every cell's line, at the ends of where it may be read, t off by a unit, against the curve itself."""
     curve = Curve(2.0 ** (top - ratio), 2.0**top, gain, power, 0.01, 0.01)
-    table = row_table(curve, Argument(30, 48), 20, 60)
+    own: AnyArgument = CutArgument(30.7, ODD_50, 2.0 ** (top + 30.7)) if odd else Argument(30, 48)
+    table = row_table(curve, own, 20, ODD_63 if odd else Ring(60))
     if table is None:
+        return
+    if odd:
+        _check_integers(table, phase)
         return
     for which, fit in enumerate(table.fits):
         lines = table.table(which)
@@ -125,6 +167,32 @@ def test_the_certificate_holds_on_a_fine_grid(
             assert np.max(ratio_of, initial=0.0) <= table.overshoot
             inside = t[read] >= curve.low
             assert np.max(np.abs(ratio_of[inside] - 1.0), initial=0.0) <= table.error
+
+
+def _check_integers(table: RowTable, phase: float) -> None:
+    """Tables of integers z, off by as much as their truncation may be, on both ways around the ring."""
+    curve = table.curve
+    for which, fit in enumerate(table.fits):
+        lines, cells = table.table(which), fit.cells
+        size = 2.0 ** (cells.cut + cells.index_bits)
+        t = np.geomspace(2.0**-6 * curve.low, curve.high, 4000)
+        for off in (-cells.off, cells.off):
+            z = np.floor(t * 2.0**cells.fraction + off * phase + phase)
+            mask = np.floor(np.mod(np.arange(4000) * 0.618, 1.0) * size)
+            public = np.mod(z - mask, size)
+            place = lines.places(public.astype(np.uint64), cells.cut + cells.index_bits)
+            at = (place + np.floor(mask * 2.0**-cells.cut).astype(np.uint64)).astype(np.int64)
+            flat, period = lines.words.reshape(-1), 2 << cells.index_bits
+            level, slope = flat[at], flat[at + period]
+            sums = lines.ring.add(
+                level, lines.ring.multiply(slope, lines.ring.reduced((public + mask).astype(np.uint64)))
+            )
+            value = lines.ring.signed(sums) * 2.0**-table.fraction
+            read = (value != 0.0) & (t <= fit.cells.unit * (2**cells.bits - 2)) & (np.abs(value) <= fit.bound)
+            assert np.all(read[t < curve.low * 2.0**-1] | (which == 0) & (len(table.fits) == 2))
+            ratio = value[read] * t[read] ** curve.power / curve.gain
+            assert np.max(ratio, initial=0.0) <= table.overshoot
+            assert np.max(np.abs(ratio - 1.0)[t[read] >= curve.low], initial=0.0) <= table.error
 
 
 def test_what_may_exceed_the_top_is_refused() -> None:

@@ -33,11 +33,25 @@ UPLOADS = ("", ", packed", ", turned", " in slots", " in odd slots, defined", " 
 CASES: list[tuple[Control, str, str]] = [
     *(
         ("old mask", message, to)
-        for message in ("points", "trees", "extension", "answer", "extension, odd", "answer, odd")
+        for message in (
+            "points",
+            "trees",
+            "extension",
+            "answer",
+            "extension, odd",
+            "answer, odd",
+            "trees, renewed",
+            "keys, levels",
+            "keys, signs chosen",
+            "keys, signs",
+            "keys, last",
+        )
         for to in ("client", "server")
     ),
     ("old mask", "words", "client"),
     ("old mask", "flips", "server"),
+    *(("old mask", f"keys, {message}", "client") for message in ("bits of masks", "carries")),
+    ("old mask", "keys, carries chosen", "server"),
     *(("old mask", f"upload{kind}", "server") for kind in UPLOADS),
     ("no mask", "public key", "server"),
     ("no mask", "packing keys", "server"),
@@ -65,6 +79,7 @@ ONLINE: list[tuple[Control, str, str]] = [
     *(("same seed", message, to) for message in ("TruncateOpen", "TruncateOpen, bit") for to in ("client", "server")),
     *(("old mask", message, to) for message in ("TruncateOpen", "TruncateOpen, bit") for to in ("client", "server")),
     *(("no mask", "TruncateOpen, bit", to) for to in ("client", "server")),
+    *(("old mask", message, to) for message in ("TableLine", "products, points") for to in ("client", "server")),
     ("old mask", "Give", "server"),
 ]
 

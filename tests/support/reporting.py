@@ -22,7 +22,7 @@ GROUPS = {
     "cluster": "ray is not installed",
     "browser": "chromium|playwright",
     "data": "set COMET_(GLUE|MODELS)",
-    "machine": "needs (systemd|curl)|there is one core|from /proc",
+    "machine": "needs (systemd|curl|a compiler for aarch64)|there is one core|from /proc",
 }
 """By name, what the reason of a skip says."""
 

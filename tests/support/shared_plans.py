@@ -48,6 +48,7 @@ def share_plans(patch: pytest.MonkeyPatch) -> None:
 
     def begun(self: Programs, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
-        self._model = _Remembering(self._model)  # type: ignore[assignment]
+        if isinstance(self._model, PublicModel):
+            self._model = _Remembering(self._model)  # type: ignore[assignment]
 
     patch.setattr(Programs, "__init__", begun)

@@ -18,6 +18,8 @@ from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.train.batches import observe
+from comet_mpc.train.fitting.layers import Fitting
+from comet_mpc.train.nearest import form_name
 from support.toy_model import make_checkpoint, toy_tokenizer
 from support.training import KINDS, original, write_glue, write_rows
 from support.watching import Heard
@@ -48,18 +50,18 @@ def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any
 def test_a_model_is_calibrated_once_and_proved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof is `variance_tops`, whoever asks for it; of the estimate it takes one layer."""
     model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
-    prepared = train.prepare_adoption(model, data, train.Recipe(epochs=3.0, batch=16, dropout=0.0))
+    prepared = train.prepare_adoption(model, data, SHORT, trained=False)
     calls: list[str] = []
     monkeypatch.setattr(certifying, "variance_tops", counted(certifying.variance_tops, calls))
     monkeypatch.setattr("comet_mpc.train.calibration.observe", counted(observe, calls))
     heard = Heard()
     made = prepared.run(tmp_path / "out", heard)
     assert sorted(calls) == ["observe", "variance_tops"]
-    assert len(heard.lines) == 3  # one for each epoch
+    assert len(heard.lines) == 1  # how near it is
     layers = load_checkpoint(model)[0].encoder.layers
     assert heard.told("proving the ranges: layers")[-1] == (layers, layers)
-    assert heard.told("fitting to the teacher: layers")[-1] == (layers, layers)
-    assert heard.told("fine-tuning: updates")[-1] == (made.updates, made.updates)
+    done, parts = heard.told("fitting fitted functions")[-1]
+    assert done == parts
     served = ServedModel.load(tmp_path / "out")  # proves it again: what is there can be served
     assert made.fingerprint == served.fingerprint
     assert made.costs.online_bytes == served.plan(1, made.costs.tokens, PAIR).online_bytes
@@ -76,21 +78,60 @@ def test_an_adoption_that_is_run_again_does_nothing_more(tmp_path: Path) -> None
     assert (tmp_path / "out" / "config.json").read_bytes() == before
 
 
-def test_embeddings_get_the_rule_that_keeps_them_unless_one_is_named(tmp_path: Path) -> None:
+def test_a_rule_that_is_named_is_the_one_that_is_fitted(tmp_path: Path) -> None:
     model, data = original(tmp_path / "model", "embedding"), write_rows(tmp_path / "mine.csv", "embedding")
 
-    def prepared(**named: Any) -> tuple[str, tuple[str, int]]:
-        heard = Heard()
-        config = train.prepare_adoption(model, data, SHORT, watcher=heard, **named).start.config
-        return "\n".join(heard.lines), (config.rule, config.steps)
+    def tried(**named: Any) -> list[tuple[str, int]]:
+        starts = train.prepare_adoption(model, data, SHORT, **named).search.starts
+        return [(form_name(start), start.config.steps) for start in starts]
 
-    said, rule = prepared()
-    assert "embeddings get 4 steps" in said
-    assert rule == ("minimax", 4)
-    said, rule = prepared(rule="quadratic")
-    assert "embeddings get" not in said
-    assert rule[0] == "quadratic"
-    assert prepared(steps=3)[1] == ("minimax", 3)
+    assert tried()[0][0] == "fitted"
+    assert tried(rule="quadratic") == [("quadratic", 3)]
+    assert tried(steps=4) == [("minimax", 4)]
+
+
+def test_a_model_is_trained_only_if_it_is_not_near_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    made = train.adopt(model, data, tmp_path / "never", SHORT, trained=False)
+    assert (made.updates, made.training_seconds) == (0, 0.0)
+    assert made.fitted_tokens > 100
+    monkeypatch.setattr("comet_mpc.train.adoption.TRAIN_BELOW", made.nearness)
+    assert train.adopt(model, data, tmp_path / "near", SHORT).updates == 0
+    monkeypatch.setattr("comet_mpc.train.adoption.TRAIN_BELOW", made.nearness + 1e-6)
+    assert train.adopt(model, data, tmp_path / "far", SHORT).updates == 2
+    ServedModel.load(tmp_path / "never")
+
+
+def test_a_fit_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    whole = train.adopt(model, data, tmp_path / "whole", SHORT, trained=False)
+    stopped = train.prepare_adoption(model, data, SHORT, trained=False)
+    layers: list[int] = []
+    fit_layer = Fitting._fit_layer
+
+    def broken(self: Fitting, index: int, step: Any) -> None:
+        layers.append(index)
+        if len(layers) == 2:
+            raise KeyboardInterrupt
+        fit_layer(self, index, step)
+
+    monkeypatch.setattr(Fitting, "_fit_layer", broken)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(tmp_path / "out")
+    made = stopped.run(tmp_path / "out")
+    assert layers == [0, 1, 1]  # the first layer is not fitted again
+    assert made.fingerprint == whole.fingerprint
+    assert not list((tmp_path / "out").glob("fit-*"))
+    with pytest.raises(ConfigurationError, match="other settings"):
+        train.adopt(model, data, tmp_path / "out", SHORT, trained=True)
+
+
+def test_too_few_rows_say_how_many_are_needed(tmp_path: Path) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    rows = data.read_text().splitlines()
+    data.write_text("\n".join(rows[:11]) + "\n")
+    with pytest.raises(TaskDataError, match=r"too few rows to fit: \d row.* about \d+ such rows are needed"):
+        train.prepare_adoption(model, train.Data(data, limit=3), SHORT)
 
 
 def test_better_names_for_labels(tmp_path: Path) -> None:

@@ -32,11 +32,12 @@ from comet_mpc.models.fold import in_form  # noqa: E402
 from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
 from comet_mpc.models.tasks import TASKS  # noqa: E402
-from comet_mpc.train.batches import Encoded, observe, predict, quantiles  # noqa: E402
+from comet_mpc.train.batches import Batch, Encoded, observe, predict, quantiles  # noqa: E402
+from comet_mpc.train.fitting.layers import can_fit, fit_to_teacher  # noqa: E402
+from comet_mpc.train.forms import Form  # noqa: E402
 from comet_mpc.train.loop import Recipe, _distance, train_rows  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
 from comet_mpc.train.steps import newton_rule, other_rules, rounded_smu, smu  # noqa: E402
-from comet_mpc.train.warm_start import can_fit, fit_to_teacher  # noqa: E402
 from support.small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
 from support.toy_model import make_checkpoint, some_texts, toy_tokenizer, twin_logits  # noqa: E402
 from support.watching import Heard  # noqa: E402
@@ -275,9 +276,12 @@ def test_fitted_functions_are_learnt_and_stay_where_the_protocol_takes_them() ->
 
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "mpnet"])
-def test_a_fitted_model_begins_near_its_teacher(architecture: str) -> None:
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_fitted_model_begins_near_its_teacher(architecture: str, fitted: bool) -> None:
     config, tensors = small_model(UNMODIFIED, architecture=architecture)
     activation, attention, pooler = CERTIFIED
+    if fitted:
+        activation, attention = Form(rule="fitted").choices()
     labels = config.encoder.labels
     form = in_form(config, tensors, activation=activation, attention=attention, pooler=pooler, labels=labels)  # type: ignore[arg-type]
     teacher = UnifiedModel.from_tensors(config, tensors).eval()
@@ -293,11 +297,13 @@ def test_a_fitted_model_begins_near_its_teacher(architecture: str) -> None:
         return [float(_distance([a, a], [b, b], mask)) for a, b in zip(mine[1:], theirs[1:], strict=True)]
 
     first = distances(99)
-    fit_to_teacher(model, teacher, [(*tokens(seed, 16), None) for seed in range(16)])
+    batches = [Batch(*tokens(seed, 16), None, torch.zeros(16)) for seed in range(16)]
+    fit_to_teacher(model, teacher, batches)
     for far, near in zip(first, distances(99), strict=True):
         assert near < 0.9 * far  # on other texts than it was fitted to
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert {part for name in changed for part in name.split(".")[2:3]} == {"attention_output", "down", "thresholds"}
+    own = {"neurons", "scores", "softness"} if fitted else {"thresholds"}
+    assert {part for name in changed for part in name.split(".")[2:3]} == {"attention_output", "down", *own}
 
 
 def test_served_bounds_follow_the_weights() -> None:

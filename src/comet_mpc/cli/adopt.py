@@ -32,7 +32,7 @@ def adopt(
     labels: of.LabelNames = None,
     task: TaskName = None,
     epochs: of.Passes = 0.0,
-    rate: of.Rate = 1e-4,
+    rate: of.Rate = 2e-5,
     batch: of.UpdateRows = 16,
     rule: of.AdoptedRule = None,
     steps: of.AdoptedSteps = None,
@@ -40,22 +40,27 @@ def adopt(
     limit: Limit = None,
     spread: Spread = False,
     seed: of.RowSeed = 1,
+    trained: of.Trained = None,
+    tokens: of.FittedTokens = 20_000,
     estimate: of.Estimate = False,
     json: JsonFile = None,
 ) -> None:
     """Convert your model for private serving.
 
-    Its non-linear functions become those that the protocol computes, its ranges are certified, and it is trained to
-    answer as before: with your labels and its own answers, or with its own answers alone. Says first how long that
-    takes, and in the end what it cost.
+    Its non-linear functions become those that the protocol computes. Layer by layer, they are fitted to what the model
+    computes on your texts, by least squares: this needs no labels, and takes minutes. The ranges are certified, and the
+    result is compared with the original. If it is not near enough, it is trained to answer as before.
     """
     with doing("loading PyTorch"):
         from comet_mpc import train
     rows = train.Data(data, task, limit, spread, length, texts=tuple(text or ()), answer=label, plain=plain)
-    recipe = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0)
+    recipe = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens)
+    trained = True if trained is None and epochs else trained
     names = tuple(labels.split(",")) if labels is not None else ()
     watcher = Shown()
-    prepared = train.prepare_adoption(source, rows, recipe, labels=names, rule=rule, steps=steps, watcher=watcher)
+    prepared = train.prepare_adoption(
+        source, rows, recipe, labels=names, rule=rule, steps=steps, trained=trained, watcher=watcher
+    )
     typer.echo(prepared.summary, err=str(json) == "-")
     if estimate:
         return
@@ -77,7 +82,12 @@ def _show(made: Adoption, out: Path) -> None:
         f"measured against the original's own answers: {agreement}\n"
         f"a private answer to {costs.tokens} tokens: {human_bytes(costs.online_bytes)} in {costs.rounds} "
         f"rounds, prepared with {human_bytes(costs.offline_bytes)}\n"
-        f"trained for {human_seconds(made.training_seconds)}; all of this is in {out / REPORT}\n"
+        f"{_effort(made)}; all of this is in {out / REPORT}\n"
         f"next: {trial}comet serve {out}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+
+
+def _effort(made: Adoption) -> str:
+    fitted = f"{made.rule} functions, fitted to {made.fitted_tokens} tokens in {human_seconds(made.fitting_seconds)}"
+    return f"{fitted}, {f'trained for {human_seconds(made.training_seconds)}' if made.updates else 'not trained'}"

@@ -26,6 +26,7 @@ _USE, _OPERATE, _TRAIN = "Use", "Operate", "Train"
 _COMMANDS = {
     "demo": ("demo.demo", _USE, "Try it: private predictions between processes on this machine."),
     "query": ("asking.query.query", _USE, "Classify texts privately, with a model that a server holds."),
+    "generate": ("asking.generate.generate", _USE, "Write a text privately, with a model that a server holds."),
     "gateway": ("asking.gateway.gateway", _USE, "Answer HTTP requests of programs on the client's machine."),
     "plan": ("plan.plan", _USE, "Show what a private prediction will cost, without running it."),
     "serve": ("operating.service.serve", _OPERATE, "Serve models to clients."),

@@ -101,10 +101,15 @@ TextColumns = Annotated[list[str] | None, Option(metavar="NAME", help=_TEXTS)]
 LabelColumn = Annotated[str | None, Option(metavar="NAME", help="The column with the labels or scores.")]
 Plain = Annotated[bool, Option("--plain", help="Use no labels, also where there are some.")]
 LabelNames = Annotated[str | None, Option(metavar="A,B,…", help="Names for the model's labels, in its own order.")]
-Passes = Annotated[float, Option(min=0.0, help="Passes over the rows. 0: as many as a set of this size needs.")]
-_ADOPTED_RULE = f"{_BY_ROOT}. Default: {USUAL_RULE}; for embeddings, --steps."
+_PASSES = "Train for so many passes over the rows. 0: only if needed, and as many as a set of this size needs."
+Passes = Annotated[float, Option(min=0.0, help=_PASSES)]
+_TRAIN = "Train the fitted model, or do not. Default: if it is less than 95 % near the original."
+Trained = Annotated[bool | None, Option("--train/--no-train", help=_TRAIN)]
+_FITTED_TOKENS = "Tokens of the training rows that functions and layers are fitted to."
+FittedTokens = Annotated[int, Option("--fit-tokens", min=1, help=_FITTED_TOKENS)]
+_ADOPTED_RULE = f"{_BY_ROOT}: fitted, a polynomial root, or minimax. Default: fitted."
 AdoptedRule = Annotated[FormRuleName | None, Option(help=_ADOPTED_RULE)]
-_ADOPTED_STEPS = "Steps of 1/sqrt in its place. Default for embeddings: 4."
+_ADOPTED_STEPS = "Minimax steps of 1/sqrt in its place."
 AdoptedSteps = Annotated[int | None, Option(min=1, max=16, help=_ADOPTED_STEPS)]
 AdoptedLength = Annotated[int, Option(min=0, help="Cut texts after so many tokens (0: as the model does).")]
 RowSeed = Annotated[int, Option(help="For the order of the rows.")]

@@ -337,12 +337,13 @@ class WeightScale(WeightCorrelation, frozen=True, omit_defaults=True):
         return Facts(count, count * _MONOMIAL, ((count, Ring(self.width)),), (reference,))
 
 
-class PointFunctions(Correlation, frozen=True):
+class PointFunctions(Correlation, frozen=True, omit_defaults=True):
     """Masks a in Z_2^width and keys of point functions, for lines of public tables at secret places (`ops.table_line`).
 
     The place of a row is bits cut … cut+index_bits-1 of factor·a. The payload is (1, a), or (1, u, 2^step·top) if the
     opening truncates by shift > 0 bits, u and top being those of such a mask (`Mask`) and step = width - 1 - shift; in
-    Z_2^out_width. A party's root is from its seed, the corrections are common (native/points/tree.hpp).
+    Z_2^out_width, or mod an odd modulus of as many bits. A party's root is its own, the corrections are common
+    (native/points/tree.hpp).
     """
 
     count: Size
@@ -352,10 +353,21 @@ class PointFunctions(Correlation, frozen=True):
     width: Width
     shift: Power
     out_width: Width
+    modulus: Modulus = 0
+
+    @property
+    def ring(self) -> Ring:
+        """Of the payloads."""
+        return Ring(self.out_width, self.modulus)
 
     @property
     def shape(self) -> PointShape:
-        return PointShape(self.index_bits, 3 if self.shift else 2)
+        return PointShape(self.index_bits, 3 if self.shift else 2, self.ring)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the place is the top of the mask itself."""
+        return self.factor == 1 and not self.shift and self.width == self.cut + self.index_bits
 
     @property
     def facts(self) -> Facts:
@@ -369,19 +381,20 @@ class PointFunctions(Correlation, frozen=True):
 
     @property
     def common_bytes(self) -> int:
-        ring, shape = Ring(self.out_width), self.shape
+        ring, shape = self.ring, self.shape
         return sum(16 * rows * shape.levels + ring.wire_bytes(rows * shape.leaf_words) for rows in self.chunks())
 
     def layout(self, party: int) -> list[tuple[int, int]]:
-        words = 2 * self.count * self.shape.levels
-        last = self.count * self.shape.leaf_words
-        return [(self.count, 8), (2 * self.count, 8), (words, 8), (last, word_bytes(self.out_width))]
+        """Masks, the root, the corrections of all levels, the last ones."""
+        levels, last = 2 * self.count * self.shape.levels, self.count * self.shape.leaf_words
+        return [(self.count, word_bytes(self.width)), (2, 8), (levels, 8), (last, word_bytes(self.out_width))]
 
     def check(self, masks: Sequence[AnyMask]) -> None:
         if self.cut + self.index_bits > self.width:
             raise ShapeError(f"a mask of {self.width} bits has no index of {self.index_bits} from bit {self.cut} on")
-        if self.shift > self.width - 2 or (not self.shift and self.out_width > self.width):
-            raise ShapeError(f"a mask of {self.width} bits does not serve lines in a ring of {self.out_width}")
+        narrow = not self.shift and (self.modulus or self.out_width > self.width) and not self.whole
+        if self.shift > self.width - 2 or (self.shift and self.modulus) or narrow:
+            raise ShapeError(f"a mask of {self.width} bits does not serve lines in a ring of {self.ring} bits")
 
 
 _KINDS: list[type[Correlation]] = []

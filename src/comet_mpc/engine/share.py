@@ -172,7 +172,7 @@ class Share:
         width = self.width if self.modulus else min(WORD, self.width + shift)
         return replace(self, fraction=fraction, width=width, values=values)
 
-    def times_power(self, exponent: int) -> Share:
+    def times_power(self, exponent: float) -> Share:
         """The product with 2^exponent: the same words, read with other fraction bits."""
         factor = 2.0**exponent
         return replace(self, fraction=self.fraction - exponent, bound=self.bound * factor, error=self.error * factor)

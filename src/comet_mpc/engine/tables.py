@@ -8,12 +8,13 @@ times a public table is a share of its entry at a place that nobody knows: local
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from comet_mpc import _native
+from comet_mpc.engine.ring import WORD, Ring
 from comet_mpc.engine.share import Words
 from comet_mpc.errors import ShapeError
 from comet_mpc.threads import in_order
@@ -27,15 +28,16 @@ _CELLS_AT_ONCE = 1 << 19
 
 @dataclass(frozen=True)
 class PointShape:
-    """Of keys: 2^index_bits cells, so many words in each."""
+    """Of keys: 2^index_bits cells, so many words in each, in a ring."""
 
     index_bits: int
     words: int
+    ring: Ring = Ring(WORD)  # noqa: RUF009 (immutable)
 
     @property
     def early(self) -> int:
-        """Levels that the tree ends above the cells."""
-        return min(_EARLY, self.index_bits)
+        """Levels that the tree ends above the cells: where a third word would need a block of its own in each."""
+        return min(_EARLY, self.index_bits) if self.words > 2 else 0
 
     @property
     def levels(self) -> int:
@@ -47,65 +49,115 @@ class PointShape:
 
     @property
     def key_words(self) -> int:
-        """Of a party's key, its root included."""
-        return 2 + 2 * self.levels + self.leaf_words
+        """Of a party's key, a row."""
+        return 2 * self.levels + self.leaf_words
 
     @property
-    def native(self) -> tuple[int, int, int]:
-        return self.index_bits, self.early, self.words
+    def native(self) -> tuple[int, int, int, int]:
+        return self.index_bits, self.early, self.words, self.ring.modulus
 
 
 @dataclass(frozen=True, eq=False)
 class PointKeys:
-    """One party's keys, a row each."""
+    """One party's keys: its root, and of every row the corrections of all levels and the last one."""
 
     shape: PointShape
-    roots: Words = field(repr=False)
+    table: int
+    """Its number: keys that have a root in common have different ones."""
+    root: Words = field(repr=False)
     corrections: Words = field(repr=False)
     last: Words = field(repr=False)
+    numbers: Words | None = field(default=None, repr=False)
+    """Of the rows, if they are some of those that were prepared together."""
 
     def __post_init__(self) -> None:
-        rows, shape = self.roots.size // 2, self.shape
-        sizes = (2 * rows, 2 * rows * shape.levels, rows * shape.leaf_words)
-        if (self.roots.size, self.corrections.size, self.last.size) != sizes:
+        shape, rows = self.shape, self.last.size // self.shape.leaf_words
+        sizes = (2, 2 * rows * shape.levels, rows * shape.leaf_words)
+        if (self.root.size, self.corrections.size, self.last.size) != sizes:
             raise ShapeError(f"keys for {rows} rows of 2^{shape.index_bits} cells are too short, or for another table")
-
-    def _rows(self, start: int, stop: int) -> tuple[Words, Words, Words]:
-        size, leaf = 2 * self.shape.levels, self.shape.leaf_words
-        return (
-            self.roots[2 * start : 2 * stop],
-            self.corrections[start * size : stop * size],
-            self.last[start * leaf : stop * leaf],
-        )
 
     def lines(self, server: bool, tables: Words, starts: Words, values: Words, factors: Words, columns: int) -> Words:
         """A share of every column's line at every row's place, (rows, columns): `evaluate_lines` in native/points."""
-        rows = self.roots.size // 2
-        step = max(1, _CELLS_AT_ONCE >> self.shape.index_bits)
-        out = np.empty((rows, columns), np.uint64)
+        levels, leaf = 2 * self.shape.levels, self.shape.leaf_words
+        if starts.size * leaf != self.last.size:
+            raise ShapeError(f"{starts.size} rows are read with the keys of {self.last.size // leaf}")
+        out = np.empty((starts.size, columns), np.uint64)
+        numbers = np.empty(0, np.uint64) if self.numbers is None else self.numbers
 
-        def some(start: int) -> None:
-            place = slice(start, min(rows, start + step))
-            at, value, factor = (np.ascontiguousarray(array[place]) for array in (starts, values, factors))
-            keys, into = self._rows(place.start, place.stop), out[place].reshape(-1)
-            _native.evaluate_lines(*self.shape.native, server, *keys, tables, columns, at, value, factor, into, "")
+        def some(start: int, stop: int) -> None:
+            at, value, factor = (np.ascontiguousarray(array[start:stop]) for array in (starts, values, factors))
+            keys = self.root, self.corrections[start * levels : stop * levels], self.last[start * leaf : stop * leaf]
+            into, shape, rows = out[start:stop].reshape(-1), self.shape.native, (self.table, start)
+            _native.evaluate_lines(
+                shape, rows, numbers[start:stop], server, *keys, tables, columns, at, value, factor, into, ""
+            )
 
-        for _ in in_order(some, range(0, rows, step)):
-            pass
+        in_blocks(self.shape, starts.size, some)
         return out
 
 
+def in_blocks(shape: PointShape, rows: int, work: Callable[[int, int], None]) -> None:
+    """work(first, last + 1) for all rows, some at a time, on all cores."""
+    step = max(1, _CELLS_AT_ONCE >> shape.index_bits)
+    for _ in in_order(lambda start: work(start, min(rows, start + step)), range(0, rows, step)):
+        pass
+
+
+@dataclass(frozen=True, eq=False)
+class Growing:
+    """One party's keys while it finds the corrections together with the other one: (rows, levels, 2) words."""
+
+    shape: PointShape
+    table: int
+    server: bool
+    root: Words = field(repr=False)
+    corrections: Words = field(repr=False)
+
+    def level_sums(self, level: int) -> Words:
+        """The sum of what a level's nodes are hashed to, (rows, 2); the corrections of those above are known."""
+        out = np.empty((len(self.corrections), 2), np.uint64)
+
+        def some(start: int, stop: int) -> None:
+            rows, into = self.corrections[start:stop].reshape(-1), out[start:stop].reshape(-1)
+            described = self.shape.native, (self.table, start), self.server, self.root
+            _native.point_level_sums(*described, rows, level, into, "")
+
+        in_blocks(self.shape, len(out), some)
+        return out
+
+    def leaf_sums(self) -> tuple[Words, Words]:
+        """The sum of all leaves' numbers, (rows, words), and how many of them have the control bit."""
+        count, words = len(self.corrections), self.shape.leaf_words
+        out, controls = np.empty((count, words), np.uint64), np.empty(count, np.uint64)
+
+        def some(start: int, stop: int) -> None:
+            rows, into = self.corrections[start:stop].reshape(-1), out[start:stop].reshape(-1)
+            described = self.shape.native, (self.table, start), self.server, self.root
+            _native.point_leaf_sums(*described, rows, into, controls[start:stop], "")
+
+        in_blocks(self.shape, count, some)
+        return out, controls
+
+
 def make_corrections(
-    shape: PointShape, client_roots: Words, server_roots: Words, places: Words, payloads: Words
+    shape: PointShape,
+    rows: tuple[int, int],
+    client_root: Words,
+    server_root: Words,
+    places: Words,
+    payloads: Words,
 ) -> tuple[Words, Words]:
-    """A dealer's side: the corrections of all levels, and the last ones, for places and payloads (rows, words)."""
-    rows = places.size
-    if payloads.shape != (rows, shape.words) or client_roots.size != 2 * rows or server_roots.size != 2 * rows:
-        raise ShapeError(f"{rows} places, and payloads of shape {payloads.shape}: they do not fit")
-    corrections = np.empty(2 * rows * shape.levels, np.uint64)
-    last = np.empty(rows * shape.leaf_words, np.uint64)
+    """A dealer's side: the corrections of all levels, and the last ones, for places and payloads (rows, words).
+
+    rows: the table's number, and that of the first row
+    """
+    count = places.size
+    if payloads.shape != (count, shape.words) or client_root.size != 2 or server_root.size != 2:
+        raise ShapeError(f"{count} places, and payloads of shape {payloads.shape}: they do not fit")
+    corrections = np.empty(2 * count * shape.levels, np.uint64)
+    last = np.empty(count * shape.leaf_words, np.uint64)
     flat = np.ascontiguousarray(payloads).reshape(-1)
-    _native.make_points(*shape.native, client_roots, server_roots, places, flat, corrections, last, "")
+    _native.make_points(shape.native, rows, client_root, server_root, places, flat, corrections, last, "")
     return corrections, last
 
 
@@ -128,11 +180,17 @@ class LineTable:
     fraction: int
     """Fraction bits of the results."""
     width: int
-    """Their ring."""
+    """Of their ring."""
     bounds: tuple[float, ...]
     """|result| of every column."""
     words: Words = field(repr=False)
     """(phases, columns, A and B, cells twice)."""
+    modulus: int = 0
+    """Of their ring, if it is an odd one."""
+    unwrapped: bool = False
+    """Whether lines take z as an integer, so that their ring may be any: the second time each cell is given, and in the
+    last cell, A has B times the size of z's ring taken off. Then z is at least -1, its ring is Z_2^(cut + index_bits),
+    and it is neither multiplied nor truncated (`unwrapping`)."""
 
     def __post_init__(self) -> None:
         shape = (PHASES, len(self.bounds), 2, 2 << self.index_bits)
@@ -140,6 +198,32 @@ class LineTable:
             raise ShapeError(f"a table of lines has shape {self.words.shape}, expected {shape}")
         if self.cut < math.log2(PHASES) or not 1 <= self.index_bits <= MOST_INDEX_BITS:
             raise ShapeError(f"a table of 2^{self.index_bits} cells, cut at bit {self.cut}, cannot be read")
+        if (self.unwrapped and (self.factor, self.shift) != (1, 0)) or (self.modulus and not self.unwrapped):
+            raise ShapeError("lines in any ring are those of a value as it is")
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.width, self.modulus)
+
+    @staticmethod
+    def unwrapping(
+        index_bits: int, cut: int, fraction: int, ring: Ring, bounds: tuple[float, ...], levels: Words, slopes: Words
+    ) -> LineTable:
+        """From levels and slopes, signed, of every phase, column and cell: lines of an integer z, at least -1.
+
+        z = C + a - 2^w·k for the public C, the mask a and a bit k. Cell j of z is read at place c + j', c and j' being
+        the cells of C and of a. If c + j' is below the last place of the first round, k is 0, beyond it k is 1; and in
+        the last cell itself, which stands for what is just below 0 and, by the phase, for what is just above it, what
+        is above it has wrapped, and what is below counts as if it had.
+        """
+        size, last = 1 << cut + index_bits, 2**index_bits - 1
+        first, second = (ring.reduced(part.view(np.uint64)) for part in (levels, slopes))
+        taken = ring.subtract(first, ring.times(second, size))
+        once = np.where(np.arange(2**index_bits) == last, taken, first)
+        words = np.stack([np.concatenate([once, taken], -1), np.concatenate([second, second], -1)], axis=2)
+        return LineTable(
+            index_bits, 1, cut, 0, fraction, ring.width, bounds, np.ascontiguousarray(words), ring.modulus, True
+        )
 
     @staticmethod
     def of(
@@ -167,4 +251,7 @@ class LineTable:
         """The lines in the clear, (rows, columns): z exactly, t as it is truncated."""
         cells = (z.view(np.int64) * np.int64(self.factor) >> np.int64(self.cut)) & np.int64(2**self.index_bits - 1)
         level, slope = self.words[0, :, 0, cells], self.words[0, :, 1, cells]
-        return np.asarray(level + slope * t[:, None])
+        if self.unwrapped:
+            below = cells == 2**self.index_bits - 1
+            t = t + (below.astype(np.uint64) << np.uint64(self.cut + self.index_bits))
+        return self.ring.add(level, self.ring.multiply(slope, self.ring.reduced(t)[:, None]))

@@ -14,7 +14,7 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
-from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Factor, may_read, open_row
+from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Allowed, Factor, may_read, open_row
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
 
@@ -209,7 +209,7 @@ def _over_root(
 ) -> Share:
     """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
     sizes = _Sizes(v.shape[-1], rule)
-    room = PADDING_ROOM if keep is not None and may_read(session, rule) else 1.0
+    room = PADDING_ROOM if keep is not None and session.fused and may_read(session, rule) else 1.0
     ring = sizes.ring(session, sizes.limit, sizes.fraction, room)
     if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
         ring = Ring(max(ring.width, free))  # so that the last truncation is free
@@ -224,7 +224,8 @@ def _over_root(
 def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Factor:
     """gain/sqrt(t), opened: by a table, or by the rule's steps."""
     bits = None if keep is None else keep.bits
-    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=ROW_ALLOWED, keep=bits)
+    allowed = ROW_ALLOWED if rule.table_above is None else Allowed(rule.table_above, rule.error)
+    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=allowed, keep=bits)
     if found is not None:
         return found
     inverse = inverse_sqrt(session, t, rule, keep=None if keep is None else keep.opened())

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from comet_mpc.engine import Opened, Session
 from comet_mpc.engine.ops import TableLine
-from comet_mpc.engine.ops.conversion import whole
+from comet_mpc.engine.ops.conversion import LEAST_SHIFT, MOST_OFF, free_shift_by, whole
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share
@@ -63,7 +63,8 @@ class Curve(NamedTuple):
     above: float
     """From 0 to the top: y may be so much too large."""
     error: float
-    """Over the interval, in either direction."""
+    """Over the interval, in either direction, or up to where it need not be exact any more."""
+    exact: float = math.inf
 
     def __call__(self, t: Reals) -> Reals:
         return np.asarray(self.gain * t**-self.power)
@@ -81,7 +82,7 @@ class Allowed(NamedTuple):
     def curve(self, rule: InverseRule, power: float) -> Curve:
         times, gain = 2.0 * power, rule.gain if power == 0.5 else 1.0
         above, error = (1.0 + self.above) ** times - 1.0, 1.0 - (1.0 - self.error) ** times
-        return Curve(rule.low, rule.high, gain, power, above, error)
+        return Curve(rule.low, rule.high, gain, power, above, error, rule.exact_top)
 
 
 ROW_ALLOWED = Allowed(ROW_ERROR, ROW_ERROR)
@@ -93,11 +94,15 @@ class _Cells(NamedTuple):
 
     bits: int
     """2^bits cells for values."""
-    fraction: int
+    fraction: float
     factor: int
     cut: int
     padded: bool
     """Whether there are as many cells again for rows of padding, whose value is 0."""
+    off: float = 0.0
+    """Units by which z is off at most."""
+    width: int = 0
+    """Of the ring that t is truncated into for it, if it is."""
 
     @property
     def index_bits(self) -> int:
@@ -105,7 +110,7 @@ class _Cells(NamedTuple):
 
     @property
     def unit(self) -> float:
-        return 2.0 ** (self.cut - self.fraction) / self.factor
+        return float(2.0 ** (self.cut - self.fraction) / self.factor)
 
     @property
     def padding(self) -> int:
@@ -116,21 +121,22 @@ class _Cells(NamedTuple):
         """Where the values of every phase and cell begin and end, (phases, cells). The last cell is that before 0."""
         cells = np.arange(2**self.bits, dtype=np.float64)
         cells[-1] = -1.0
-        phases = np.arange(PHASES)[:, None] / PHASES
-        return np.maximum(0.0, (cells + phases) * self.unit), (cells + phases + 1.0 + 1.0 / PHASES) * self.unit
+        phases, off = np.arange(PHASES)[:, None] / PHASES, self.off * 2.0**-self.fraction
+        begin, end = (cells + phases) * self.unit, (cells + phases + 1.0 + 1.0 / PHASES) * self.unit
+        return np.maximum(0.0, begin - off), end + off
 
 
 class Argument(NamedTuple):
-    """t as it comes."""
+    """t as it comes, in Z_2^width, where the opening truncates it for the lines (`ops.table_line`)."""
 
     fraction: int
     width: int
-    """Of its ring, Z_2^width; with more fraction bits it is wider by as many."""
+    """With more fraction bits it is wider by as many."""
     padded: bool = False
 
-    def cut(self, top: float, bits: int, fraction: int) -> _Cells | None:
-        """The narrowest cells with which `top` is below the last one, for t of that many fraction bits or more."""
-        fraction = max(self.fraction, fraction)
+    def cells(self, top: float, bits: int, fraction_t: int) -> _Cells | None:
+        """The narrowest cells with which `top` is below the last one, for t of more than that many fraction bits."""
+        fraction = max(self.fraction, fraction_t + 1)
         width = min(WORD, self.width + fraction - self.fraction)
         least = top * 2.0**fraction * (1.0 + 2.0**-20) / (2**bits - 2)
         cuts = {factor: math.ceil(math.log2(least * factor)) for factor in _FACTORS}
@@ -145,6 +151,45 @@ class Argument(NamedTuple):
         return min(found, key=lambda cells: cells.unit, default=None)
 
 
+class CutArgument(NamedTuple):
+    """t as it comes in any ring, where it is truncated before, and sends nothing for that.
+
+    Its scale is then one of a few, so that the interval fills the table's cells by more than a half.
+    """
+
+    fraction: float
+    ring: Ring
+    largest: float
+    """|t| at most, in units."""
+    padded: bool = False
+
+    def cells(self, top: float, bits: int, fraction_t: int) -> _Cells | None:
+        """Cells with which `top` is below the last one, as narrow as can be with about so many fraction bits."""
+        cut = max(int(math.log2(PHASES)), math.ceil(math.log2(top * 2.0**fraction_t / (2**bits - 2))))
+        limit = math.log2((2.0**cut * (2**bits - 2) - 2.0) / top) - 2.0**-20
+        off = MOST_OFF if self.ring.modulus else 1.0
+        found = [
+            _Cells(bits, self.fraction - shift, 1, cut, self.padded, off, width)
+            for shift, width in self._shifts()
+            if self.fraction - shift <= limit and width >= cut + bits + self.padded
+        ]
+        return max(found, key=lambda cells: cells.fraction, default=None)
+
+    def _shifts(self) -> Iterator[tuple[float, int]]:
+        """By which it can be truncated into which rings."""
+        if not self.ring.modulus:
+            yield from ((float(shift), self.ring.width - shift) for shift in range(1, self.ring.width - 2))
+            return
+        for factor in _FACTORS[::2]:
+            for width in range(3, self.ring.width):
+                shift = free_shift_by(self.ring, factor, Ring(width))
+                if shift >= LEAST_SHIFT and Ring(width).holds(1.02 * self.largest * 2.0**-shift):
+                    yield shift, width
+
+
+AnyArgument = Argument | CutArgument
+
+
 @dataclass(frozen=True, eq=False)
 class _Fit:
     """Lines for cells, in integers, and what is proved of them."""
@@ -153,7 +198,7 @@ class _Fit:
     levels: Reals
     slopes: Reals
     """(phases, cells), integers: y·2^fraction = level + slope·t·2^fraction_t."""
-    fraction_t: int
+    fraction_t: float
     over: float
     """Largest (y - exact)/exact from 0 to the top."""
     error: float
@@ -165,7 +210,7 @@ class _Fit:
         return self.over <= curve.above and self.error <= curve.error
 
 
-def _fitted(curve: Curve, cells: _Cells, fraction: int, fraction_t: int, start: float = 0.0) -> _Fit:
+def _fitted(curve: Curve, cells: _Cells, fraction: int, fraction_t: float, start: float = 0.0) -> _Fit:
     """The best lines. start: cells that end there or below are not this table's, and get 0."""
     begin, end = cells.intervals()
     low, high = np.minimum(np.maximum(begin, curve.low), curve.high), np.clip(end, curve.low, curve.high)
@@ -190,7 +235,7 @@ def _fitted(curve: Curve, cells: _Cells, fraction: int, fraction_t: int, start: 
 
 
 def _certified(
-    curve: Curve, cells: _Cells, levels: Reals, slopes: Reals, fraction: int, fraction_t: int, unused: Flags
+    curve: Curve, cells: _Cells, levels: Reals, slopes: Reals, fraction: int, fraction_t: float, unused: Flags
 ) -> _Fit:
     """What the integers give. (p + q·t)·t^r has its extremes at the ends and where t = -p·r/(q·(r + 1)).
 
@@ -200,7 +245,7 @@ def _certified(
     top = np.minimum(end, curve.high)
     used = ~unused & (begin < curve.high)
     p, q = levels * 2.0**-fraction, slopes * 2.0 ** (fraction_t - fraction)
-    moved = np.abs(q) * 2.0**-fraction_t * (1.0 + 1e-6)
+    moved = np.abs(q) * max(1.0, cells.off) * 2.0**-fraction_t * (1.0 + 1e-6)
     with np.errstate(divide="ignore", invalid="ignore"):
         peak = np.where(q == 0.0, top, -p * curve.power / (q * (curve.power + 1.0)))
 
@@ -211,7 +256,7 @@ def _certified(
         return off.max(axis=0) + slack, off.min(axis=0) - slack
 
     over, _ = extremes(np.minimum(np.maximum(begin, 1e-300), top))
-    inside = used & (top > curve.low)
+    inside = used & (top > curve.low) & (begin < curve.exact)
     largest, least = extremes(np.minimum(np.maximum(begin, curve.low), top))
     errors = np.maximum(largest, -least)[inside]
     values = np.abs(np.stack([p + q * begin, p + q * top])) + moved + 2.0**-fraction
@@ -226,14 +271,14 @@ def _certified(
     )
 
 
-def _best(curve: Curve, bits: int, fraction: int, own: Argument, start: float = 0.0) -> _Fit | None:
+def _best(curve: Curve, bits: int, fraction: int, own: AnyArgument, start: float = 0.0) -> _Fit | None:
     """With so many cells the lines of the t that serves best."""
     below = -math.floor(math.log2(max(curve.low, start)))
     found = []
     for fraction_t in (below + more for more in _BITS_OF_T):
-        cells = own.cut(curve.high, bits, fraction_t + 1)
+        cells = own.cells(curve.high, bits, fraction_t)
         if cells is not None:
-            found.append(_fitted(curve, cells, fraction, fraction_t, start))
+            found.append(_fitted(curve, cells, fraction, cells.fraction if cells.width else fraction_t, start))
     kept = [fit for fit in found if fit.keeps(curve)]
     return min(kept, key=lambda fit: fit.error, default=None)
 
@@ -245,7 +290,7 @@ def _cells_needed(curve: Curve, low: float) -> int:
     return max(_FEWEST_CELLS, math.floor(math.log2(curve.high * (1.0 + 1.0 / PHASES) / width)))
 
 
-def _smallest(curve: Curve, fraction: int, own: Argument, most: int, start: float = 0.0) -> _Fit | None:
+def _smallest(curve: Curve, fraction: int, own: AnyArgument, most: int, start: float = 0.0) -> _Fit | None:
     """With the fewest cells that keep the curve."""
     first = _cells_needed(curve, max(curve.low, start))
     for bits in range(first, most + 1):
@@ -268,7 +313,7 @@ class RowTable:
     curve: Curve
     fits: tuple[_Fit, ...]
     fraction: int
-    width: int
+    ring: Ring
     """Of y."""
 
     @property
@@ -285,24 +330,13 @@ class RowTable:
     def bound(self) -> float:
         return max(fit.bound for fit in self.fits)
 
-    @property
-    def padding(self) -> int:
-        """What is added to the integer of t where a row is padding."""
-        (fit,) = self.fits
-        return fit.cells.padding
-
-    @property
-    def lifted(self) -> int:
-        """Fraction bits that t is given."""
-        return max(fit.cells.fraction for fit in self.fits)
-
-    def read(self, session: Session, t: Share) -> Factor:
-        """y with `fraction` bits in a ring of `width`, opened. Rounds: 2, or with two tables 3 or 2. Reveals nothing.
+    def read(self, session: Session, t: Share, keep: Share | None = None) -> Factor:
+        """y with `fraction` bits in a ring, opened. Rounds: 2, or with two tables 3 or 2. Reveals nothing.
 
         With two tables y = coarse + chosen·fine. To put that together and open it takes a round more than to open the
         three; a product with the three takes five monomials of every element instead of one.
         """
-        lines = session.communicate(*(self._request(which, t) for which in range(len(self.fits))))
+        lines = session.communicate(*(self._request(session, which, t, keep) for which in range(len(self.fits))))
         if len(lines) == 1:
             return Factor(Y, {"y": session.open(lines[0][0].bounded(self.bound))})
         (coarse, chosen), (fine, *_) = lines
@@ -313,10 +347,13 @@ class RowTable:
         product = session.evaluate(S * F, opened, bound=self.fits[1].bound)
         return Factor(Y, {"y": session.open((coarse + product).bounded(self.bound))})
 
-    def _request(self, which: int, t: Share) -> TableLine:
-        fit = self.fits[which]
-        share, table = t.lift(fit.cells.fraction), self.table(which)
-        return TableLine(share, table.shift, table.width, table=table)
+    def _request(self, session: Session, which: int, t: Share, keep: Share | None) -> TableLine:
+        cells, table = self.fits[which].cells, self.table(which)
+        cut = session.truncate(t, t.fraction - cells.fraction, cells.width) if cells.width else t.lift(cells.fraction)
+        if keep is not None:
+            away = session.add_constant(-keep, 1.0).times(cells.padding).times_power(-cut.fraction)
+            cut = (cut + away.narrow(cut.width)).bounded(cut.bound + cells.padding * 2.0**-cut.fraction)
+        return TableLine(cut, table.shift, table.width, table.modulus, table=table)
 
     def table(self, which: int) -> LineTable:
         return _table(self, which)
@@ -326,43 +363,47 @@ class RowTable:
 def _table(table: RowTable, which: int) -> LineTable:
     fit, two = table.fits[which], len(table.fits) == 2
     cells = fit.cells
-    columns = np.zeros((PHASES, 2 if two and which == 0 else 1, 2, 2**cells.index_bits), np.uint64)
+    columns = np.zeros((2, PHASES, 2 if two and which == 0 else 1, 2**cells.index_bits), np.int64)
     where = np.arange(2**cells.bits)
     where[-1] = 2**cells.index_bits - 1  # the cell before 0
     for part, numbers in enumerate((fit.levels, fit.slopes)):
-        columns[:, 0, part, where] = numbers.astype(np.int64).view(np.uint64)
-    bounds = [fit.bound if which == 0 else 2.0 ** (table.width - 1 - table.fraction)]
+        columns[part][:, 0, where] = numbers.astype(np.int64)
+    bounds = [fit.bound if which == 0 else table.ring.size / 2.0 ** (1 + table.fraction)]
     if two and which == 0:
-        columns[:, 1, 0, where] = (fit.levels == 0.0).astype(np.uint64)
+        columns[0][:, 1, where] = fit.levels == 0.0
         bounds.append(2.0**-table.fraction)
-    words = np.concatenate([columns, columns], axis=-1)
-    shift = cells.fraction - fit.fraction_t
+    if cells.width:
+        described = cells.index_bits, cells.cut, table.fraction, table.ring, tuple(bounds)
+        return LineTable.unwrapping(*described, columns[0], columns[1])
+    words = np.stack([columns[0], columns[1]], axis=2).view(np.uint64)
+    shift = int(cells.fraction - fit.fraction_t)
     return LineTable(
-        cells.index_bits, cells.factor, cells.cut, shift, table.fraction, table.width, tuple(bounds), words
-    )
+        cells.index_bits, cells.factor, cells.cut, shift, table.fraction, table.ring.width, tuple(bounds),
+        np.concatenate([words, words], axis=-1),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=128)
-def row_table(curve: Curve, own: Argument, fraction: int, width: int, most: int = _MOST_CELLS) -> RowTable | None:
-    """A table that keeps the curve, y having `fraction` bits in a ring of `width`; None if no lines of 2^14 cells do.
+def row_table(curve: Curve, own: AnyArgument, fraction: int, ring: Ring, most: int = _MOST_CELLS) -> RowTable | None:
+    """A table that keeps the curve, y having `fraction` bits in a ring; None if no lines of 2^14 cells do.
 
     own: t; most: cells of one table, as a power of two, if two can do it with fewer
     """
     one = _smallest(curve, fraction, own, most)
     if one is not None:
-        return RowTable(curve, (one,), fraction, width)
+        return RowTable(curve, (one,), fraction, ring)
     found = [] if own.padded else list(_pairs(curve, fraction, own))
     if found:
-        return RowTable(curve, min(found, key=_size), fraction, width)
+        return RowTable(curve, min(found, key=_size), fraction, ring)
     one = _smallest(curve, fraction, own, _MOST_CELLS)
-    return None if one is None else RowTable(curve, (one,), fraction, width)
+    return None if one is None else RowTable(curve, (one,), fraction, ring)
 
 
 def _size(fits: tuple[_Fit, ...]) -> int:
     return sum(1 << fit.cells.bits for fit in fits)
 
 
-def _pairs(curve: Curve, fraction: int, own: Argument) -> Iterator[tuple[_Fit, _Fit]]:
+def _pairs(curve: Curve, fraction: int, own: AnyArgument) -> Iterator[tuple[_Fit, _Fit]]:
     """Coarse and fine tables for several places where one ends and the other begins."""
     middle = math.log2(curve.high / curve.low) / 2.0
     for power in {math.floor(middle), math.ceil(middle)}:
@@ -398,17 +439,23 @@ def open_row(
     count  of rows that the table's size is chosen for, if they are more than those of t (`engine.windows`)
     Rounds: 2, or up to 3 if the interval is wide. Opens t and lines. Reveals nothing.
     """
-    if not may_read(session, rule) or ring.modulus or t.modulus or not whole(t.fraction):
+    own = _argument(session, t, rule, ring, keep is not None)
+    if own is None:
         return None
     most = math.floor(math.log2(_CELLS_AT_ONCE / (count or t.count))) if keep is None else _MOST_CELLS
-    own = Argument(int(t.fraction), t.width, keep is not None)
-    table = row_table(allowed.curve(rule, power), own, fraction, ring.width, min(most, _MOST_CELLS))
+    table = row_table(allowed.curve(rule, power), own, fraction, ring, min(most, _MOST_CELLS))
     if table is None or not session.goes(WAY, usually=True):
         return None
     rule.check_argument(session, t.bound)
-    if keep is not None:
-        moved = t.lift(table.lifted)
-        away = keep.times(-table.padding).times_power(-table.lifted).narrow(moved.width)
-        away = session.add_constant(away, table.padding * 2.0**-table.lifted)
-        t = (moved + away).bounded(t.bound + table.padding * 2.0**-table.lifted)
-    return table.read(session, t)
+    return table.read(session, t, keep)
+
+
+def _argument(session: Session, t: Share, rule: InverseRule, ring: Ring, padded: bool) -> AnyArgument | None:
+    """None where a table cannot be read."""
+    if not may_read(session, rule):
+        return None
+    if not session.fused:
+        return CutArgument(t.fraction, t.ring, t.bound * 2.0**t.fraction, padded)
+    if ring.modulus or t.modulus or not whole(t.fraction):
+        return None
+    return Argument(int(t.fraction), t.width, padded)

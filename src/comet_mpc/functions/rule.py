@@ -219,6 +219,16 @@ class InverseRule(Rule):
         return t * self(t)
 
     @property
+    def exact_top(self) -> float:
+        """Above it, where no value is expected, y is only never too large."""
+        return self.high
+
+    @property
+    def table_above(self) -> float | None:
+        """What y·sqrt(t)/gain of a table in its place may be above 1, if it is more than usual."""
+        return None
+
+    @property
     def of_rows(self) -> bool:
         """Whether it is as exact as rows need it, and no more: then a table may stand for it (`row_table`)."""
         return False

@@ -6,6 +6,7 @@ POST /v1/classify    labels or scores for texts, what they cost, and what the se
 POST /v1/tag         the same with a label for every word, from a model of tokens
 POST /v1/embed       the same with a vector for every text, from a model of embeddings
 POST /v1/embeddings  the vectors alone, in the shape of OpenAI's API (`openai`); GET /v1/models names the model
+POST /v1/completions a text after a prompt, whole or as a stream, in the same shape (`completions`)
 POST /v1/prepare     randomness for queries to come
 GET  /healthz        200 while the gateway runs; it does not ask the server
 GET  /readyz         200 if the server answers, else 503 and the reason
@@ -33,11 +34,14 @@ from starlette.responses import Response
 
 from comet_mpc import __version__
 from comet_mpc.errors import CometError, PeerClosed, PeerError, ProtocolMismatch
+from comet_mpc.gateway import completions as completing
 from comet_mpc.gateway import openai, problems
 from comet_mpc.gateway.connections import REQUEST_SECONDS
 from comet_mpc.gateway.guard import Guard
 from comet_mpc.gateway.problems import Problem
-from comet_mpc.models.public import PublicModel
+from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.models.writing.packages import Model as AnyModel
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.offline.sources import find_source
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.clients.seen import Glimpse, Seen, glimpse
@@ -66,7 +70,9 @@ class Model:
 
     server: str
     fingerprint: str
-    kind: Annotated[str, Field(description="What it gives: label (classify), tokens (tag) or embedding (embed).")]
+    kind: Annotated[
+        str, Field(description="What it gives: label (classify), tokens (tag), embedding (embed) or text (generate).")
+    ]
     labels: list[str]
     longest: int
     buckets: list[int]
@@ -275,9 +281,13 @@ def _add_requests(app: FastAPI, desk: _Desk, server: str) -> None:
     async def embeddings(asked: openai.Asked) -> openai.Listed:
         texts = asked.texts()
         async with desk.client() as client:
-            public = await client.connect()
+            public = answering(await client.connect())
             asked.check_dimensions(public.config.encoder.hidden)
             return openai.listed(asked, await client.embed(texts), public.fingerprint)
+
+    @v1.post("/completions")
+    async def completions(asked: completing.Asked) -> Response:
+        return await completing.complete(asked, desk.client)
 
     @v1.get("/models")
     async def models() -> openai.Models:
@@ -299,7 +309,18 @@ def _file(content: bytes, kind: str) -> Callable[[], Response]:
     return answer
 
 
-def _described(server: str, public: PublicModel, source: str) -> Model:
+def _described(server: str, public: AnyModel, source: str) -> Model:
+    if isinstance(public, WritingModel):
+        return Model(
+            server=server,
+            fingerprint=public.fingerprint,
+            kind="text",
+            labels=[],
+            longest=public.longest,
+            buckets=list(public.buckets()),
+            source=source,
+            promise=find_source(source).promise,
+        )
     return Model(
         server=server,
         fingerprint=public.fingerprint,

@@ -15,6 +15,7 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.service import local_service
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.sources import PAIR
@@ -94,7 +95,7 @@ def run_demo(
             watch=seen.run,
         ) as client,
     ):
-        public = client.connect()
+        public = answering(client.connect())
         buckets = [public.bucket_of(text, number=number) for number, text in enumerate(texts, start=1)]
         sizes = Counter(buckets)
         offline_seconds = {bucket: _prepare(client, bucket, count) for bucket, count in sizes.items()}

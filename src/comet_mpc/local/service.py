@@ -8,10 +8,9 @@ from pathlib import Path
 
 from comet_mpc.engine.costs import Network
 from comet_mpc.local.processes import LOOPBACK, Crew, Link
-from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.source import Source
-from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.service.deployment import Served, ServiceLimits
 from comet_mpc.service.hosting.server import Server
 
 ON_THIS_MACHINE = Network.parse("10gbit/0.1ms")
@@ -21,13 +20,15 @@ _WORKERS = 2
 
 
 @contextlib.contextmanager
-def local_service(model: ServedModel, source: Source, *, batch: int = 4) -> Iterator[tuple[str, Path, Path]]:
+def local_service(
+    model: Served, source: Source, *, batch: int = 4, limits: ServiceLimits | None = None
+) -> Iterator[tuple[str, Path, Path]]:
     """A server, and a dealer if the source has a third party, in processes of their own.
 
     Gives (the server's address, the directory of keys, a directory for a cache).
     """
     with Crew(dealer=source.has_third_party, method="fork") as crew:
-        limits = ServiceLimits(batch=batch)
+        limits = limits or ServiceLimits(batch=batch)
         server = crew.start(
             "server", _serve, model, source.at(crew.dealer_address), crew.keys, crew.directory / "state", limits
         )
@@ -35,7 +36,7 @@ def local_service(model: ServedModel, source: Source, *, batch: int = 4) -> Iter
         yield f"{host}:{port}", crew.keys, crew.directory
 
 
-def _serve(link: Link, model: ServedModel, source: Source, keys: Path, state: Path, limits: ServiceLimits) -> None:
+def _serve(link: Link, model: Served, source: Source, keys: Path, state: Path, limits: ServiceLimits) -> None:
     identity = TlsIdentity.find(keys, "server")
     server = Server(model, (LOOPBACK, 0), source, identity, state, workers=_WORKERS, limits=limits)
     server.serve_forever(lambda: link.tell(server.address))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -325,23 +325,33 @@ def read_tensors(path: Path) -> Tensors:
     try:
         with safe_open(path, framework="np") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-            raw = {name: file.get_tensor(name) for name in kinds if kinds[name] in (*_FLOATS, "I8", "I64")}
+            tensors = {
+                name: tensor
+                for name, kind in kinds.items()
+                if (tensor := _tensor(path, name, kind, kinds, file.get_tensor)) is not None
+            }
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read (truncated, damaged or missing): {error}") from error
-    tensors: Tensors = {}
-    for name, kind in kinds.items():
-        if kind == "I8":
-            scale = raw.get(name + _SCALE)
-            if scale is None or scale.shape != raw[name].shape[:1]:
-                raise CheckpointError(f"{path}: {name} is int8 and needs {name}{_SCALE} with one number per row")
-            tensors[name] = raw[name].astype(np.float32) * scale.astype(np.float32)[:, None]
-        elif kind in _FLOATS:
-            if not (name.endswith(_SCALE) and kinds.get(name.removesuffix(_SCALE)) == "I8"):
-                tensors[name] = raw[name].astype(np.float32)
-        elif kind != "I64":  # Hugging Face stores position ids
-            raise CheckpointError(f"{path}: {name} has type {kind}, expected float32, float16, or int8 with scales")
     check_finite(path, tensors)
     return tensors
+
+
+def _tensor(
+    path: Path, name: str, kind: str, kinds: Mapping[str, str], read: Callable[[str], npt.NDArray[Any]]
+) -> Tensor | None:
+    """One of them, read once; None for what is no weight of its own."""
+    if kind == "I8":
+        scale = read(name + _SCALE).astype(np.float32) if kinds.get(name + _SCALE) in _FLOATS else None
+        value = read(name)
+        if scale is None or scale.shape != value.shape[:1]:
+            raise CheckpointError(f"{path}: {name} is int8 and needs {name}{_SCALE} with one number per row")
+        return np.asarray(value.astype(np.float32) * scale[:, None])
+    if kind in _FLOATS:
+        scales = name.endswith(_SCALE) and kinds.get(name.removesuffix(_SCALE)) == "I8"
+        return None if scales else read(name).astype(np.float32, copy=False)
+    if kind == "I64":  # Hugging Face stores position ids
+        return None
+    raise CheckpointError(f"{path}: {name} has type {kind}, expected float32, float16, or int8 with scales")
 
 
 def check_finite(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:

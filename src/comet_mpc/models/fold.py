@@ -16,7 +16,7 @@ that the mean stays small.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -48,8 +48,13 @@ _SCORES = 64.0
 """What scores of Softmax* begin within, made of a softmax's; real texts reach about a tenth of it."""
 
 
-def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple[float, ...], float]:
-    """Folded weights, and public bounds of attention's values and of the answers."""
+def fold(
+    config: CometConfig, tensors: Tensors, taken: Callable[[dict[str, Reals]], None] | None = None
+) -> tuple[dict[str, Reals], tuple[float, ...], float]:
+    """Folded weights, and public bounds of attention's values and of the answers.
+
+    taken: is given the weights, layer by layer, and then nothing of them is kept here
+    """
     e, get, shrink = config.encoder, Weights(tensors).pair, shrink_factor(config.encoder.hidden)
     skips = not e.stream
     folded: dict[str, Reals] = {}
@@ -86,8 +91,15 @@ def fold(config: CometConfig, tensors: Tensors) -> tuple[dict[str, Reals], tuple
         if skips:
             folded[target + "second.gamma"] = gamma
         gamma, beta = get(source + "output_norm")
+        if taken is not None:
+            taken(folded)
+            folded = {}
     head, bound = _folded_head(config, tensors, gamma, beta)
-    return folded | head, tuple(value_bounds), power_of_two_above(1.1 * bound)
+    folded |= head
+    if taken is not None:
+        taken(folded)
+        folded = {}
+    return folded, tuple(value_bounds), power_of_two_above(1.1 * bound)
 
 
 def _neurons(config: CometConfig, tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals, Reals | float]:

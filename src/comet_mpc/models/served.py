@@ -21,7 +21,8 @@ from comet_mpc.models.queries import Query
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
-    encode_weights,
+    encode_weight,
+    in_order,
 )
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.threads import small_matrices
@@ -32,7 +33,7 @@ class ServedModel(PublicModel):
     """What the server holds."""
 
     folded: Mapping[str, Reals]
-    """Weights in real numbers, by the names of `transformer.encoder_weights`."""
+    """Weights in real numbers, by the names of `transformer.encoder_weights`. Empty where nobody asks in the clear."""
     fixed: Mapping[str, Weight]
 
     @staticmethod
@@ -44,6 +45,7 @@ class ServedModel(PublicModel):
         answer_bits: int = ANSWER_BITS,
         network: Network = USUAL_NETWORK,
         told: Callable[[int, int], None] = lambda done, total: None,
+        plain: bool = True,
     ) -> ServedModel:
         """A Comet checkpoint in the certified form, its ranges proved again from the weights.
 
@@ -51,18 +53,25 @@ class ServedModel(PublicModel):
         answer_bits         fraction bits of the logits that a client gets: fewer tell it less about the weights
         network             between clients and this server: what the bytes and rounds of its programs are weighed by
         told                how many layers are proved, which takes most of the time, and of how many
+        plain               whether it is to answer in the clear too: real numbers take twice the checkpoint's memory
         """
         config, tensors = load_checkpoint(directory)
         check_ranges(config, tensors, told)
-        folded, value_bounds, logit_bound = fold(config, tensors)
-        image = config.encoder.image is not None
+        encoded, folded = dict[str, Weight](), dict[str, Reals]()
+
+        def take(part: dict[str, Reals]) -> None:
+            encoded.update({name: encode_weight(name, value) for name, value in part.items()})
+            if plain:
+                folded.update(part)
+
+        _, value_bounds, logit_bound = fold(config, tensors, take)
         public = public_part(directory, config, tensors, value_bounds, logit_bound)
         public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits, network=network)
-        if image:
-            folded |= fold_image(tensors["embeddings.patches"], tensors["embeddings.positions"])
+        if config.encoder.image is not None:
+            take(fold_image(tensors["embeddings.patches"], tensors["embeddings.positions"]))
         elif private_embeddings:
-            folded |= fold_tables(public.embeddings, config.encoder.first_position)
-        fixed = encode_weights(public.shape, folded)
+            take(fold_tables(public.embeddings, config.encoder.first_position))
+        fixed = in_order(public.shape, encoded)
         check_fixed(public.shape, public.rules, fixed)
         return ServedModel(**vars(public), folded=folded, fixed=fixed)
 

@@ -208,14 +208,18 @@ def _fraction(name: str) -> int:
 
 def encode_weights(shape: EncoderShape, values: Mapping[str, npt.ArrayLike]) -> dict[str, Weight]:
     """The server's weights in fixed point, every name and shape accounted for."""
+    return in_order(shape, {name: encode_weight(name, value) for name, value in values.items()})
+
+
+def in_order(shape: EncoderShape, encoded: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Weights in fixed point as a program names them, every name and shape accounted for."""
     expected = encoder_weights(shape)
-    if expected.keys() != values.keys():
-        raise ShapeError(f"weights do not fit the model: {sorted(expected.keys() ^ values.keys())[:5]}")
-    encoded = {name: encode_weight(name, values[name]) for name in expected}
-    for name, weight in encoded.items():
-        if weight.shape != expected[name]:
-            raise ShapeError(f"weight {name} has shape {weight.shape}, expected {expected[name]}")
-    return encoded
+    if expected.keys() != encoded.keys():
+        raise ShapeError(f"weights do not fit the model: {sorted(expected.keys() ^ encoded.keys())[:5]}")
+    for name, size in expected.items():
+        if encoded[name].shape != size:
+            raise ShapeError(f"weight {name} has shape {encoded[name].shape}, expected {size}")
+    return {name: encoded[name] for name in expected}
 
 
 def encode_weight(name: str, values: npt.ArrayLike) -> Weight:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -57,10 +60,23 @@ class RevocationList:
 
     def install(self, context: ssl.SSLContext) -> None:
         """From now on this context refuses the certificates on the list."""
-        descriptor = os.memfd_create("revoked")  # OpenSSL takes lists from files only, and that of ours may have gone
-        try:
-            os.write(descriptor, self.pem)
-            context.load_verify_locations(f"/proc/self/fd/{descriptor}")
-        finally:
-            os.close(descriptor)
+        with _as_file(self.pem) as path:
+            context.load_verify_locations(path)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """OpenSSL takes lists from files only, and that of ours may have gone. On Linux, one that is in memory."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.NamedTemporaryFile(prefix="revoked-") as file:
+            file.write(data)
+            file.flush()
+            yield file.name
+        return
+    descriptor = os.memfd_create("revoked")
+    try:
+        os.write(descriptor, data)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -16,8 +16,8 @@ from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.session import USUAL_WAYS
 from comet_mpc.offline.source import Source
 
-USUAL_NETWORK = Network.parse("1gbit/20ms")
-"""Unless somebody names another: a round is worth 1.25 MB each way."""
+USUAL_NETWORK = Network.parse("1gbit/25ms")
+"""Unless somebody names another: a round is worth 1.6 MB each way."""
 
 Program = Callable[[Session], object]
 

@@ -39,6 +39,7 @@ from comet_mpc.offline.dealer.preparers import (
 from comet_mpc.offline.pair import stages as pair_preparers
 from comet_mpc.offline.pair.bits import PairBits
 from comet_mpc.offline.pair.matrices import PairMatrices
+from comet_mpc.offline.pair.points import PairPoints, PairRenewals
 from comet_mpc.offline.pair.slot_stages import PairMonomials, PairSquareSums, PairWeightScales
 from comet_mpc.offline.pair.stages import PairPreparer
 from comet_mpc.offline.pair.units import PairOddProducts
@@ -66,4 +67,4 @@ register(SquareSums, pair=[_ODD, PairSquareSums()], dealer=DealtSquareSums())
 register(MatrixProduct, pair=[_MATRICES], dealer=DealtMatrixProducts())
 register(WeightProduct, pair=[_MATRICES], dealer=DealtWeightProducts())
 register(WeightScale, pair=[_MATRICES, PairWeightScales()], dealer=DealtWeightScales())
-register(PointFunctions, pair=[], dealer=DealtPoints())
+register(PointFunctions, pair=[PairRenewals(), PairPoints()], dealer=DealtPoints())

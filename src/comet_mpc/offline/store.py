@@ -36,6 +36,7 @@ from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.seeds import SEED_BYTES
 from comet_mpc.engine.share import CLIENT, SERVER
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessDamaged, RandomnessError, RandomnessSpent
+from comet_mpc.files import sync
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.header import HEADER_BYTES, Header, owned_by
 from comet_mpc.offline.shelf import Kept, Shelf
@@ -159,11 +160,11 @@ class BundleStore:
             won = self.directory / f"{_TAKEN}{bundle_id}-{secrets.token_hex(8)}"
             with _spent_if_missing(bundle_id):
                 path.rename(won)
-            os.fsync(descriptor)
+            sync(descriptor)
             file: BinaryIO = won.open("rb", buffering=_READ)
             try:
                 won.unlink()
-                os.fsync(descriptor)
+                sync(descriptor)
                 header = Header.read(file, bundle_id)
                 self._check(header, bundle_id, digest, correlations, owner)
                 if self._source.checked_when_taken:
@@ -178,7 +179,7 @@ class BundleStore:
         """Removes a bundle that will not be used, for example because the peer does not have its part."""
         with self._directory() as descriptor:
             self._path(check_bundle_id(bundle_id)).unlink(missing_ok=True)
-            os.fsync(descriptor)
+            sync(descriptor)
 
     def _make_room(self, needed: int, owner: bytes) -> None:
         """Drops what the shelf says. Whose it was will notice, and have others prepared."""
@@ -254,7 +255,7 @@ class BundleStore:
             for path in self.directory.iterdir():
                 if path.name.startswith((_WRITING, _TAKEN)):
                     path.unlink(missing_ok=True)
-            os.fsync(descriptor)
+            sync(descriptor)
 
     @contextlib.contextmanager
     def _directory(self, lock: int = fcntl.LOCK_SH) -> Iterator[int]:
@@ -310,7 +311,7 @@ class BundleWriter:
             self._file.seek(0)
             self._file.write(header.pack())
             self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
         self._sealed = True
 
     def commit(self) -> None:
@@ -329,7 +330,7 @@ class BundleWriter:
                 raise self._taken_already() from None
             self._committed = True
             self._temporary.unlink()
-            os.fsync(self._directory)
+            sync(self._directory)
         self._resources.close()
 
     def retract(self) -> None:

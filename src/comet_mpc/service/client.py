@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, TypeVar
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, NodeLost, PeerClosed, ProtocolMismatch
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import own_tokenizer
-from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Input, TextRun
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.transport import Transport
 from comet_mpc.offline.source import Progress
@@ -33,6 +33,7 @@ from comet_mpc.service.bundle_pool import Kept
 from comet_mpc.service.link import LinkOptions, ServerLink, Setup, Watch
 from comet_mpc.service.model_cache import default_cache
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging, answers
+from comet_mpc.service.writing.client import Token, Wanted, write
 
 A = TypeVar("A")
 Told = Callable[[int, A], None]
@@ -156,9 +157,9 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connect(self) -> PublicModel:
+    def connect(self) -> Model:
         """Connects and sets up the model unless that is done; returns what is public of it."""
-        return self._link.connected().model.public
+        return self._link.connected().model.given
 
     def close(self) -> None:
         """Ends the connection. Randomness on disk stays for the next time."""
@@ -229,7 +230,7 @@ class Client:
         return self._usual(self._link.connected())
 
     def _usual(self, setup: Setup) -> int:
-        return self._bucket or setup.model.public.buckets()[0]
+        return self._bucket or setup.model.given.buckets()[0]
 
     def sizes(self, texts: Sequence[Input]) -> dict[tuple[int, int], int]:
         """How many runs `classify` will make for these texts, by batch and bucket: what to `prepare` for them."""
@@ -298,6 +299,14 @@ class Client:
         if impossible is not None:
             raise impossible
         return [found[index] for index in range(len(texts))]
+
+    def generate(self, prompt: str | Sequence[int], **wanted: Unpack[Wanted]) -> Generator[Token]:
+        """The text that a model that writes puts after a prompt, token by token as they come (`Wanted`).
+
+        The server learns how many tokens the prompt has and how many are written, and none of them. If it stops,
+        `WritingStopped` has what was written. Whoever takes no more tokens closes what this returns, or this client
+        """
+        return write(self._link, prompt, **wanted)
 
     def ask_run(self, run: TextRun, texts: Sequence[Input]) -> list[Answer]:
         """The answers to the texts of one run, which were encoded elsewhere."""

@@ -27,7 +27,7 @@ from comet_mpc.net.sockets import Address
 from comet_mpc.net.transport import TlsTransport, Transport
 from comet_mpc.offline.source import Order, Progress, Source
 from comet_mpc.retry import retry
-from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, introduce, say
+from comet_mpc.service.messages import Accepted, Begin, Prepare, Ready, Run, Step, Welcome, expect, introduce, say
 
 M = TypeVar("M", Accepted, Ready)
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Connection:
         """Of a connection that the server has ended: once greeted, it may only have made room for another client."""
         return self._welcome is None or self._closed
 
-    def request(self, message: Prepare | Run, kind: type[M]) -> Channel:
+    def request(self, message: Prepare | Run | Begin, kind: type[M]) -> Channel:
         """One request and its answer, and the channel they went over. Call it under `lock`.
 
         While the server has no slot for it, asks again, until the timeout: it has done nothing with the bundle then.
@@ -112,12 +112,18 @@ class Connection:
             try:
                 _exchange(channel, message, kind)
             except PeerClosed:
-                if isinstance(message, Run) and broken():  # the server may have consumed its part before the line broke
+                if (
+                    isinstance(message, Run | Begin) and broken()
+                ):  # the server may have consumed its part before the line broke
                     raise RandomnessSpent("the connection ended when a run was requested") from None
                 raise
             return channel
 
         return self._patiently(lambda: retry(once, PeerClosed, tries=_MOST_TRIES, unless=lambda: not broken()))
+
+    def go_on(self, channel: Channel, message: Step) -> None:
+        """One request that only this connection can answer, and its answer. Call it under `lock`."""
+        self._patiently(lambda: _exchange(channel, message, Ready))
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Retries while the server is busy, until the timeout."""
@@ -188,7 +194,7 @@ class Connection:
             raise NodeLost("a different machine answers for the server than the one that this client was set up with")
 
 
-def _exchange(channel: Channel, message: Prepare | Run, kind: type[M]) -> None:
+def _exchange(channel: Channel, message: Prepare | Run | Begin | Step, kind: type[M]) -> None:
     say(channel, message)
     try:
         expect(channel, kind)

@@ -27,6 +27,7 @@ from comet_mpc.errors import (
     RandomnessDamaged,
     RandomnessSpent,
 )
+from comet_mpc.models.writing.model import WritingModel, told
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.messages import refusal
 from comet_mpc.net.metrics import refusal_reason
@@ -38,17 +39,21 @@ from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.messages import (
     MESSAGE_LIMIT,
     Accepted,
+    Begin,
+    End,
     FromClient,
     GetPackage,
     GetWeights,
     Prepare,
     Ready,
     Run,
+    Step,
     from_client,
     introduce,
     say,
     send_blob,
 )
+from comet_mpc.service.writing.server import Writing
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +88,7 @@ class Conversation:
         self._reserved = False
         self._slots = slots
         self._refused = False
+        self._writing: Writing | None = None
         self.idle_since: float | None = None
         self.deadline = time.monotonic() + self._limits.stall_seconds
 
@@ -160,9 +166,10 @@ class Conversation:
         """The next request; None if the client has left, or has been silent for too long."""
         self.channel.timeout = self._limits.idle_seconds
         self.deadline = float("inf")
-        self._slots.idle(True, refused=self._refused)
+        if self._writing is None:  # a text that is being written is not ended to make room
+            self._slots.idle(True, refused=self._refused)
+            self.idle_since = time.monotonic()
         self._refused = False
-        self.idle_since = time.monotonic()
         try:
             data = self.channel.receive(MESSAGE_LIMIT)
         except (PeerClosed, PeerTimeout):
@@ -184,7 +191,7 @@ class Conversation:
                     raise ConfigurationError("there is no dealer, so nobody needs masked weights")
                 self._send(pieces)
             case Prepare():
-                self._deployment.quota.check(self._client, message.batch)
+                self._check_quota(message.batch)
                 plan = self._plan(message)
                 self._deployment.check_room(plan, message.count)
                 order = Order(message.bundle_id, message.batch, message.bucket, plan, self._client, message.count)
@@ -198,8 +205,46 @@ class Conversation:
                 ):
                     self._deployment.quota.charge(self._client, message.batch)
                     self._compute(message, bundle, plan.ways)
+            case Begin():
+                self._writing = None  # the one before
+                self._check_quota(1)
+                plan = self._plan(message)
+                with (
+                    self._slots.slot("run", self.channel),
+                    contextlib.closing(self._take(message, plan)) as bundle,
+                ):
+                    self._writing = Writing(self._deployment, self.channel, bundle, message.bucket)
+                say(self.channel, Ready())
+            case Step():
+                with self._slots.slot("run", self.channel):
+                    self._write(message)
+            case End():
+                self._writing = None
 
-    def _plan(self, message: Prepare | Run) -> Plan:
+    def _check_quota(self, texts: int) -> None:
+        deployment = self._deployment
+        quota = deployment.tokens if isinstance(deployment.model, WritingModel) else deployment.quota
+        quota.check(self._client, texts)
+
+    def _write(self, message: Step) -> None:
+        if self._writing is None:
+            raise ConfigurationError("there is no conversation to go on with: begin one")
+        start = time.monotonic()
+        window, places = self._writing.check(message)
+        self._deployment.tokens.charge(self._client, told(window))
+        with self.reserved():
+            say(self.channel, Ready())
+            begun = self.channel.traffic
+            self._writing.run(window, places)
+        traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
+        count = traffic.sent + traffic.received
+        self._counters.add(
+            written_total=1, online_bytes_total=count, online_seconds_total=seconds, rounds_total=traffic.rounds
+        )
+        fields = self._fields(positions=window.size, after=window.first, bytes=count, rounds=traffic.rounds)
+        _log.info("wrote", extra={"fields": {**fields, "seconds": round(seconds, 6)}})
+
+    def _plan(self, message: Prepare | Run | Begin) -> Plan:
         """Planning takes a core for a second or two: if it must be done, it is done in a slot that stands for one."""
         computes = isinstance(message, Prepare) and self._deployment.provider.computes
         return self._deployment.plan(message, self._slots.slot("prepare" if computes else "run", self.channel))
@@ -254,7 +299,7 @@ class Conversation:
 
     # One run -------------------------------------------------------------------------------------------
 
-    def _take(self, message: Run, plan: Plan) -> Bundle:
+    def _take(self, message: Run | Begin, plan: Plan) -> Bundle:
         """The bundle, consumed. The client may have heard that it is ready a moment before this side has."""
         store, lag = self._deployment.store, self._deployment.provider.lag_seconds
 
@@ -272,7 +317,7 @@ class Conversation:
             begun = self.channel.traffic
             randomness = deployment.source.open(bundle, deployment.weights)
             session = PartySession(SERVER, self.channel, randomness, ways=ways)
-            deployment.model.answer(message.batch, message.bucket)(session, deployment.weights)
+            deployment.encoder.answer(message.batch, message.bucket)(session, deployment.weights)
         traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
         count = traffic.sent + traffic.received
         self._counters.add(

@@ -19,17 +19,20 @@ from comet_mpc.engine.share import SERVER
 from comet_mpc.errors import ConfigurationError, ProtocolMismatch, ShapeError
 from comet_mpc.files import atomic_write
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.writing.model import WritingModel
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.metrics import Counters
 from comet_mpc.offline.dealer.bundles import weight_key, weights_digest
 from comet_mpc.offline.shelf import Shelf, forget_unused
 from comet_mpc.offline.source import PreparationLimits, ServerDesk, Source
 from comet_mpc.offline.store import BundleStore
-from comet_mpc.service.messages import MOST_KEPT, Prepare, Run, Welcome
+from comet_mpc.service.messages import MOST_KEPT, Begin, Prepare, Run, Welcome
 from comet_mpc.service.programs import Programs
 from comet_mpc.service.quota import Quota
 
 _log = logging.getLogger(__name__)
+
+Served = ServedModel | WritingModel
 
 _SECRET_BYTES = 32
 _DAY = 86_400.0
@@ -42,6 +45,7 @@ _COUNTERS = {
     "offline_bytes_total": "Bytes of preparing randomness: corrections from the dealer, or both ways with clients.",
     "offline_seconds_total": "Seconds spent on that.",
     "bundles_prepared_total": "Bundles of randomness prepared.",
+    "written_total": "Runs of conversations with a model that writes.",
     "bundles_evicted_total": "Bundles that were dropped to make room for others.",
     "plans_total": "Sizes of batch and bucket that were planned. Each is kept in the state, so once is enough.",
     "setup_bytes_total": "Bytes of public packages and masked weights sent to clients.",
@@ -76,6 +80,8 @@ class ServiceLimits(PreparationLimits):
     """Bundles that a client is told it may keep ready per program."""
     queries_per_day: int = 0
     """Texts that are classified for one client's certificate in a day (UTC); 0: as many as it asks for."""
+    tokens_per_day: int = 0
+    """Hidden states that are told to one client's certificate in a day (UTC), by a model that writes; 0: no limit."""
     queries_in: str = ""
     """Directory in which those are counted; several servers may share one. Empty: `queries` in the server's state."""
     store_bytes: int = 1 << 34
@@ -106,7 +112,7 @@ class Deployment:
 
     def __init__(
         self,
-        model: ServedModel,
+        model: Served,
         source: Source,
         identity: TlsIdentity,
         state: Path,
@@ -116,7 +122,7 @@ class Deployment:
         self.limits = limits or ServiceLimits()
         self.counters = counters or server_counters()
         self.source = source
-        self.model = replace(model, folded={})  # real numbers are for the plaintext model only
+        self.model = replace(model, folded={}) if isinstance(model, ServedModel) else model  # without real numbers
         self.programs = Programs(self.model, source, Path(state), self._planned)
         self.weights = self.model.weights()
         self.package = self.model.package()
@@ -139,6 +145,8 @@ class Deployment:
             kept_bytes=self._largest_share,
         )
         self.quota = Quota(Path(self.limits.queries_in or Path(state) / "queries"), self.limits.queries_per_day)
+        counts = Path(self.limits.queries_in or state) / "tokens"
+        self.tokens = Quota(counts, self.limits.tokens_per_day, tokens=True)
         # Randomness for other weights, or other masks of them, is of no use, so each of them has a store of its own.
         shelf = Shelf(self.limits.store_bytes, self._largest_share, self.limits.client_bundles)
         self.store = BundleStore(Path(state) / f"bundles-{name[:32]}", SERVER, source, shelf, self._evicted)
@@ -164,7 +172,19 @@ class Deployment:
         self.counters.add(plans_total=1)
         _log.info("planned a program", extra={"fields": {"batch": batch, "bucket": bucket}})
 
-    def plan(self, message: Prepare | Run, slot: AbstractContextManager[None]) -> Plan:
+    @property
+    def encoder(self) -> ServedModel:
+        if not isinstance(self.model, ServedModel):
+            raise ConfigurationError("this model writes: ask it to generate")
+        return self.model
+
+    @property
+    def writer(self) -> WritingModel:
+        if not isinstance(self.model, WritingModel):
+            raise ConfigurationError("this model does not write: ask it about texts")
+        return self.model
+
+    def plan(self, message: Prepare | Run | Begin, slot: AbstractContextManager[None]) -> Plan:
         """The program that a client names, which must be the one that it has planned itself.
 
         slot: in which it is planned, if nobody has done so before

@@ -31,7 +31,7 @@ from comet_mpc import _native
 from comet_mpc.engine.plan import Plan, decode_plan, encode_plan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.models.public import PublicModel
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.offline.shelf import forget_unused
 from comet_mpc.offline.source import Source
 
@@ -57,7 +57,7 @@ def code_digest() -> bytes:
 class KeptPlans:
     """Of one model, by batch and bucket. Several processes and threads may share them."""
 
-    def __init__(self, home: Path, model: PublicModel, source: Source) -> None:
+    def __init__(self, home: Path, model: Model, source: Source) -> None:
         """home: the server's state, or the directory of the model in a client's cache."""
         key = hashlib.sha256(code_digest() + source.name.encode() + b" " + model.planned_from())
         self._key = key.digest()

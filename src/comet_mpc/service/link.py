@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from comet_mpc.engine.party import PartySession, Sent
 from comet_mpc.engine.plan import Plan
@@ -40,6 +42,9 @@ from comet_mpc.service.prediction import Cost
 
 Watch = Callable[[int, int], Sent]
 """Is told how many texts a run has and their bucket; what it returns is given every message of that run."""
+
+Made = TypeVar("Made")
+Use = Callable[[OpenBundle, Plan, "Setup", bool], Made | None]
 
 _BUNDLE_SECONDS = 300.0  # to wait for a bundle that is being prepared already
 _MOST_STALE = 16
@@ -176,8 +181,8 @@ class ServerLink:
             channel, source, welcome, options.cache, options.downloading,
             server=self._server, check=check, tokenizer=options.tokenizer,
         )  # fmt: skip
-        if options.bucket is not None and options.bucket not in model.public.buckets():
-            sizes = ", ".join(map(str, model.public.buckets()))
+        if options.bucket is not None and options.bucket not in model.given.buckets():
+            sizes = ", ".join(map(str, model.given.buckets()))
             raise ConfigurationError(f"this model has no bucket of {options.bucket} tokens: its buckets are {sizes}")
         if self._pins:
             self._known.keep(met[0], instead=accepts)
@@ -192,16 +197,26 @@ class ServerLink:
     def run(self, query: Query) -> tuple[Reals | None, Cost]:
         """The answers as the server's last message makes them, whatever they are, and the next bundle is ordered.
 
-        Randomness that both sides have, then the rounds. A bundle that is named to the server is never kept. A run
-        that ended with the machine that it ran on is made again by another one, with other randomness.
+        Randomness that both sides have, then the rounds. A run that ended with the machine that it ran on is made again
+        by another one, with other randomness.
+        """
+        found, setup = self.with_bundle(query.batch, query.bucket, partial(self._run_with, query))
+        setup.pool.replenish(query.batch, query.bucket)
+        return found
+
+    def with_bundle(self, batch: int, bucket: int, use: Use[Made]) -> tuple[Made, Setup]:
+        """What is made with a bundle. One that is named to the server is never kept.
+
+        use: is given a bundle, its plan, what the client is set up with, and whether this bundle is the last that is
+        tried. It returns None if another one will do
         """
         patience = max(self.connection.timeout, _BUNDLE_SECONDS)
         setup, found, left = self.connected(), None, _MOST_STALE
         while found is None:
-            plan = setup.model.programs.plan(query.batch, query.bucket)
+            plan = setup.model.programs.plan(batch, bucket)
             try:
-                randomness = setup.pool.take(query.batch, query.bucket, patience)
-                found = self._run_with(randomness, query, plan, setup, last=not left)
+                randomness = setup.pool.take(batch, bucket, patience)
+                found = use(randomness, plan, setup, not left)
             except PeerGaveUp:
                 raise
             except (PeerClosed, NodeLost) as error:
@@ -209,11 +224,10 @@ class ServerLink:
                     raise
                 setup = self.go_on_after(error)
             left -= 1
-        setup.pool.replenish(query.batch, query.bucket)
-        return found
+        return found, setup
 
     def _run_with(
-        self, randomness: OpenBundle, query: Query, plan: Plan, setup: Setup, *, last: bool
+        self, query: Query, randomness: OpenBundle, plan: Plan, setup: Setup, last: bool
     ) -> tuple[Reals | None, Cost] | None:
         """None: another bundle will do, unless this was the last that is tried."""
         with self.connection.lock:

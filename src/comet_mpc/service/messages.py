@@ -13,6 +13,13 @@
                                  <-       Ready; both have consumed the bundle
     the rounds of the program    <->
 
+    Begin (id, program)           ->
+                                 <-       Ready; both have consumed the bundle    to write: instead of Run
+    Step (positions)              ->                                              any number of times
+                                 <-       Ready
+    the rounds for these         <->
+    End                           ->
+
 Once a Prepare is accepted, the source of randomness says what happens: both go to the dealer; or, without one, they
 prepare the bundle right there, on a connection that the client has made for it, so that queries go on meanwhile.
 
@@ -101,6 +108,22 @@ class Run(_Program, frozen=True):
     """Asks for a run of the program with a bundle that both have."""
 
 
+class Begin(_Program, frozen=True):
+    """Begins a conversation, in place of the one before: consumes a bundle for `bucket` positions."""
+
+
+class Step(Message, frozen=True):
+    """Asks for a run for the next positions of the conversation."""
+
+    size: Count
+    kept: Annotated[int, msgspec.Meta(ge=0, le=MOST_KEPT)]
+    """How many positions of the run before count; those after them are dropped."""
+
+
+class End(Message, frozen=True):
+    """Ends the conversation, and frees what it held. There is no answer."""
+
+
 class Accepted(Message, frozen=True):
     """The server is on its way to the dealer, or begins to prepare."""
 
@@ -110,7 +133,7 @@ class Ready(Message, frozen=True):
 
 
 FromServer = Welcome | Accepted | Ready | Refusal | Mismatch
-FromClient = GetPackage | GetWeights | Prepare | Run
+FromClient = GetPackage | GetWeights | Prepare | Run | Begin | Step | End
 
 M = TypeVar("M", bound=Message)
 

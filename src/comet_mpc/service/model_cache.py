@@ -35,8 +35,10 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import CometError, ConfigurationError, ModelChanged, PeerError, ProtocolMismatch, UnsafeTokenizer
 from comet_mpc.files import atomic_write
-from comet_mpc.models.public import PublicModel, package_parts
+from comet_mpc.models.public import PublicModel
 from comet_mpc.models.tokenizers.texts import TextTokenizer
+from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.models.writing.packages import Model, answering, parts, unpack, writing
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.store import BundleStore
@@ -59,12 +61,20 @@ def default_cache() -> Path:
 class ClientModel:
     """A model as one client has it."""
 
-    public: PublicModel
+    given: Model
     source: Source
     programs: Programs
     weights: dict[str, Weight]
     """Public parts of all weights; masked, where the source asks for that."""
     store: BundleStore
+
+    @property
+    def public(self) -> PublicModel:
+        return answering(self.given)
+
+    @property
+    def writer(self) -> WritingModel:
+        return writing(self.given)
 
 
 class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +86,7 @@ class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(server: str, package: bytes) -> KnownModel:
-        return KnownModel(server, hashlib.sha256(package).hexdigest(), package_parts(package))
+        return KnownModel(server, hashlib.sha256(package).hexdigest(), parts(package))
 
     def check(self, met: KnownModel) -> None:
         """Raises `ModelChanged` if another model is met under the same name."""
@@ -150,7 +160,7 @@ def obtain_model(
     received = package.read_bytes()
     try:
         check(received)
-        model = PublicModel.unpack(received, network=Network.parse(welcome.network), tokenizer=tokenizer)
+        model = unpack(received, network=Network.parse(welcome.network), tokenizer=tokenizer)
         programs = Programs(model, source, directory)
         public = programs.weights()
     except (PeerError, UnsafeTokenizer):

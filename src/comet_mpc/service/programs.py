@@ -10,12 +10,15 @@ from pathlib import Path
 from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import WeightCorrelation
 from comet_mpc.engine.plan import Plan
-from comet_mpc.errors import ShapeError
-from comet_mpc.models.public import PublicModel
+from comet_mpc.engine.windows import WindowPlan
+from comet_mpc.errors import ConfigurationError, ShapeError
+from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.offline.source import Source
 from comet_mpc.service.kept_plans import KeptPlans
 
 _MOST_IN_MEMORY = 64
+_MOST_CONVERSATIONS = 2
 
 
 class Programs:
@@ -27,7 +30,7 @@ class Programs:
 
     def __init__(
         self,
-        model: PublicModel,
+        model: Model,
         source: Source,
         home: Path | None = None,
         planned: Callable[[int, int], None] = lambda batch, bucket: None,
@@ -36,6 +39,7 @@ class Programs:
         self._weights = {name: weight.public() for name, weight in model.weights().items()}
         self._kept = None if home is None else KeptPlans(home, model, source)
         self._plans: OrderedDict[tuple[int, int], Plan] = OrderedDict()
+        self._conversations: OrderedDict[int, WindowPlan] = OrderedDict()
         self._sizes: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
@@ -85,6 +89,17 @@ class Programs:
         plan = self._model.plan(batch, bucket, self._source)
         self._planned(batch, bucket)
         return plan
+
+    def conversation(self, positions: int) -> WindowPlan:
+        """The program of a conversation, of which `plan` keeps what is prepared alone. Not kept on disk."""
+        if not isinstance(self._model, WritingModel):
+            raise ConfigurationError("this model answers texts, and does not write any")
+        with self._lock:
+            if positions not in self._conversations:
+                self._conversations[positions] = self._model.conversation(positions, self._source)
+                if len(self._conversations) > _MOST_CONVERSATIONS:
+                    self._conversations.popitem(last=False)
+            return self._conversations[positions]
 
     def weights(self) -> tuple[Weight, ...]:
         """Public part of every weight that has a masked form, in the order of their first use, and of the download."""

@@ -35,9 +35,15 @@ class _Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quota:
-    """At most `limit` texts for a name and day; 0: no limit, and nothing is written. Workers share the directory."""
+    """At most `limit` texts for a name and day; 0: no limit, and nothing is written. Workers share the directory.
 
-    def __init__(self, directory: Path, limit: int, now: Callable[[], float] = time.time) -> None:
+    tokens: they are counted instead, of texts that are written
+    """
+
+    def __init__(
+        self, directory: Path, limit: int, now: Callable[[], float] = time.time, *, tokens: bool = False
+    ) -> None:
+        self._verb, self._what = ("writes", "tokens") if tokens else ("classifies", "texts")
         if limit < 0:
             raise ConfigurationError(f"the queries of a day cannot be negative, got {limit}")
         self._directory, self._limit, self._now = directory, limit, now
@@ -71,8 +77,8 @@ class Quota:
             again = datetime.fromtimestamp((found.day + 1) * _DAY, UTC)
             left = self._limit - found.texts
             raise QuotaExceeded(
-                f"this server classifies {self._limit} texts a day for a client, and {left} of them are left: "
-                f"ask again at {again:%Y-%m-%d %H:%M} UTC" + (", or send fewer texts at a time" if left else "")
+                f"this server {self._verb} {self._limit} {self._what} a day for a client, and {left} of them are left: "
+                f"ask again at {again:%Y-%m-%d %H:%M} UTC" + (f", or send fewer {self._what} at a time" if left else "")
             )
         return _Count(name, found.day, found.texts + texts)
 

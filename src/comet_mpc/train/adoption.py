@@ -1,16 +1,20 @@
-"""`adopt`: a trained model in the certified form, trained to answer as before, and compared with what it was."""
+"""`adopt`: a trained model in the certified form, fitted and, if need be, trained to answer as before."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.checkpoint import FormRuleName, RuleName
+from comet_mpc.files import atomic_write
+from comet_mpc.models.checkpoint import FITTED, FormRuleName, checkpoint_digest, save_checkpoint
 from comet_mpc.models.fold import fold
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import servable_tokenizer
@@ -20,20 +24,20 @@ from comet_mpc.offline.sources import PAIR
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, answered
 from comet_mpc.train.forms import Form
-from comet_mpc.train.loop import Recipe
+from comet_mpc.train.loop import Course, Recipe
 from comet_mpc.train.model import UnifiedModel
+from comet_mpc.train.nearest import TRAIN_BELOW, Search, fitting_batches, forget, form_name
 from comet_mpc.train.reading import Data, Model, read_model
-from comet_mpc.train.tuning import RESUMABLE, Lesson, rows_held_out
+from comet_mpc.train.tuning import RESUMABLE, Learnt, Lesson, rows_held_out
 from comet_mpc.units import about
 
 _UPDATES = 300
 """Small data sets are gone through more often, until there were so many updates."""
-EMBEDDING_STEPS = 4
-"""Embeddings are the hidden states themselves, which the usual rule moves more than labels (docs/how-to/convert.md)."""
-_CHEAPER: RuleName = "quartic"
-"""Nearly as good for them, for less than half the bytes."""
-USUAL_RECIPE = Recipe(epochs=0.0, batch=16, dropout=0.0)
-"""epochs 0: as many as a set of this size needs"""
+USUAL_RECIPE = Recipe(epochs=0.0, batch=16, rate=2e-5, dropout=0.0, fit_tokens=20_000)
+"""epochs 0: as many as a set of this size needs."""
+_TRIED: tuple[FormRuleName, ...] = (FITTED,)
+"""Forms from the cheapest on: the first that is near enough is taken."""
+_PROGRESS = "fitting.json"
 
 
 class AnswerCosts(msgspec.Struct, frozen=True):
@@ -47,15 +51,20 @@ class AnswerCosts(msgspec.Struct, frozen=True):
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """An adopted model beside the original, on rows that neither training nor choosing has seen."""
+    """An adopted model beside the original, on rows that neither fitting nor training nor choosing has seen."""
 
     record: str = "adoption"
     model: str
     rule: str
     steps: int
     estimated_seconds: float
+    fitting_seconds: float
+    fitted_tokens: int
+    nearness: float
+    """Of the form that was chosen, before any training, on the rows held out."""
     training_seconds: float
     updates: int
+    """0: it was not trained."""
     adopted: dict[str, float]
     """The scores of the adopted model."""
     kind: Kind
@@ -73,32 +82,112 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     costs: AnswerCosts
 
 
+class _Result(msgspec.Struct, frozen=True):
+    """Of a run that is finished."""
+
+    rule: str
+    nearness: float
+    seconds: float
+    course: Course
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    """What a directory's run is, and its result."""
+
+    settings: dict[str, str]
+    result: _Result | None = None
+
+    @staticmethod
+    def of(out: Path, settings: dict[str, str]) -> _Progress:
+        """Takes possession of the directory, or finds what is in it already."""
+        path, own = out / _PROGRESS, _Progress(settings)
+        if not path.exists():
+            if (out / "config.json").exists():
+                raise ConfigurationError(f"{out} holds a checkpoint of something else: choose another directory")
+            own.save(out)
+            return own
+        found = msgspec.json.decode(path.read_bytes(), type=_Progress)
+        other = sorted(name for name, value in settings.items() if found.settings.get(name) != value)
+        if other:
+            raise ConfigurationError(
+                f"{out} belongs to a run with other settings ({', '.join(other)}): choose another directory"
+            )
+        return found
+
+    def save(self, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic_write(out / _PROGRESS) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+
+
 @dataclass(frozen=True)
 class PreparedAdoption:
-    """An adoption before any training. seconds: about how long `run` takes here."""
+    """An adoption before any work. seconds: about how long fitting, comparing and proving take here."""
 
     model: Model
     tokenizer: bytes
-    start: Model
+    search: Search
     teacher: UnifiedModel
     lesson: Lesson
     recipe: Recipe
+    trained: bool | None
+    """Whether to train; None: if no form is near enough."""
     seconds: float
 
     @property
     def summary(self) -> str:
         """What there is to do, and how long it takes."""
-        lesson = self.lesson
-        how = "the model itself says what is right" if lesson.task.plain else "with labels"
+        lesson, search = self.lesson, self.search
+        more = f", and about as long again for each dearer form ({len(search.starts) - 1})"
         return (
-            f"{len(lesson.train)} rows to learn from ({how}), {len(lesson.judge)} to choose by, {len(lesson.dev)} to "
-            f"evaluate: {self.recipe.epochs:g} passes take {about(self.seconds)} on this machine. {RESUMABLE}"
+            f"{len(lesson.train)} rows, of which {search.tokens} tokens to fit to (no labels needed), "
+            f"{len(lesson.judge)} to compare with the original, {len(lesson.dev)} to evaluate: this takes "
+            f"{about(self.seconds)} on this machine{more if len(search.starts) > 1 else ''}. {RESUMABLE}"
         )
 
     def run(self, out: Path, watcher: Watcher | None = None) -> Adoption:
-        """Trains in `out`, or goes on there."""
-        watcher, lesson, task = watcher or Watcher(), self.lesson, self.lesson.task
-        made = lesson.learn(self.start, out, self.recipe, self.teacher, self.tokenizer, watcher)
+        """Fits in `out`, and trains if that is needed or wanted, or goes on there."""
+        watcher, lesson = watcher or Watcher(), self.lesson
+        progress = _Progress.of(out, self._settings())
+        if (result := progress.result) is not None:
+            watcher.say(f"{out} holds this run, finished after {result.course.steps} updates: nothing to do")
+            made = lesson.finished(out, self.recipe, result.course, watcher)
+        else:
+            result, made = self._made(out, watcher)
+            msgspec.structs.replace(progress, result=result).save(out)
+            forget(out)
+        return self._report(out, result, made, watcher)
+
+    def _settings(self) -> dict[str, str]:
+        rows, recipe = hashlib.sha256(), asdict(self.recipe) | {"trained": self.trained}
+        for part in (self.lesson.train, self.lesson.judge):
+            rows.update(json.dumps([part.ids, part.types]).encode())
+        return {
+            "model": checkpoint_digest(self.model.config, self.model.tensors),
+            "rows": rows.hexdigest(),
+            "recipe": json.dumps(recipe),
+            "rules": ",".join(form_name(start) for start in self.search.starts),
+        }
+
+    def _made(self, out: Path, watcher: Watcher) -> tuple[_Result, Learnt]:
+        began = time.monotonic()
+        fitted = self.search.run(out, watcher)
+        seconds, start, lesson = time.monotonic() - began, fitted.model, self.lesson
+        if self.trained or (self.trained is None and fitted.nearness < TRAIN_BELOW):
+            recipe = replace(self.recipe, fit=False)
+            estimate = lesson.seconds(start, recipe, self.teacher, watcher)
+            why = "as you asked" if self.trained else f"less than {TRAIN_BELOW:g} % near"
+            watcher.say(
+                f"training ({why}): {recipe.epochs:g} passes take {about(estimate)} on this machine. {RESUMABLE}"
+            )
+            made = lesson.learn(start, out, recipe, self.teacher, self.tokenizer, watcher)
+        else:
+            save_checkpoint(out, start.config, start.tensors, tokenizer=self.tokenizer)
+            made = lesson.finished(out, self.recipe, Course(best=fitted.nearness), watcher)
+        return _Result(form_name(start), fitted.nearness, seconds, made.course), made
+
+    def _report(self, out: Path, result: _Result, made: Learnt, watcher: Watcher) -> Adoption:
+        lesson, task = self.lesson, self.lesson.task
         with watcher.stage("planning what an answer costs"):
             _, values, logits = fold(made.config, made.tensors)
             public = public_part(out, made.config, made.tensors, values, logits)
@@ -106,8 +195,9 @@ class PreparedAdoption:
         assert lesson.taught is not None
         theirs = answered(lesson.dev, lesson.taught, task).labels
         return Adoption(
-            model=self.model.directory.name, rule=made.config.rule, steps=made.config.steps,
-            estimated_seconds=self.seconds, training_seconds=made.course.seconds, updates=made.course.steps,
+            model=self.model.directory.name, rule=result.rule, steps=made.config.steps, estimated_seconds=self.seconds,
+            fitting_seconds=result.seconds, fitted_tokens=self.search.tokens, nearness=result.nearness,
+            training_seconds=made.course.seconds, updates=made.course.steps,
             adopted=made.config.scores, kind=task.kind, task=task.name, metric=task.metric, labelled=not task.plain,
             rows=len(lesson.train), held_out=len(lesson.judge), dev_rows=len(lesson.dev),
             original=task.score(lesson.taught, lesson.dev.labels),
@@ -125,21 +215,25 @@ def adopt(
     labels: Sequence[str] = (),
     rule: FormRuleName | None = None,
     steps: int | None = None,
+    trained: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Adoption:
     """Converts a trained model for private serving, into `out`.
 
-    Its non-linear functions become those that the protocol computes, it is trained to answer as before (with labels and
-    its own answers, or with its own answers alone), and its ranges are calibrated and proved, once. Call it again with
-    the same arguments to resume what was stopped.
+    Its non-linear functions become those that the protocol computes, layer by layer fitted to what the original
+    computes on your texts, and its ranges are calibrated and proved, once. It is compared with the original, and
+    trained if it is not near enough. Call it again with the same arguments to resume what was stopped.
 
-    model   a directory with a Hugging Face model, or its name on the hub
-    labels  better names for the model's labels, in its own order
-    rule    approximation rule of activations and scores, if not the usual one
-    steps   steps of 1/sqrt in its place
+    model    a directory with a Hugging Face model, or its name on the hub
+    labels   better names for the model's labels, in its own order
+    rule     form of activations and scores, if not the first that is near enough
+    steps    steps of 1/sqrt in its place
+    trained  train it in any case, or in no case
     """
     watcher = watcher or Watcher()
-    prepared = prepare_adoption(model, data, recipe, labels=labels, rule=rule, steps=steps, watcher=watcher)
+    prepared = prepare_adoption(
+        model, data, recipe, labels=labels, rule=rule, steps=steps, trained=trained, watcher=watcher
+    )
     watcher.say(prepared.summary)
     return prepared.run(Path(out), watcher)
 
@@ -152,9 +246,10 @@ def prepare_adoption(
     labels: Sequence[str] = (),
     rule: FormRuleName | None = None,
     steps: int | None = None,
+    trained: bool | None = None,
     watcher: Watcher | None = None,
 ) -> PreparedAdoption:
-    """All of `adopt` before training, with an estimate of how long that takes. Arguments are those of `adopt`."""
+    """All of `adopt` before its work, with an estimate of how long that takes. Arguments are those of `adopt`."""
     watcher, data = watcher or Watcher(), Data.of(data)
     found = _original(model, tuple(labels), watcher)
     tokenizer = servable_tokenizer(found.directory, found.config.encoder.vocabulary)
@@ -163,18 +258,17 @@ def prepare_adoption(
     found = found.but(task=task.name, length=data.longest(found.config, task))
     teacher = UnifiedModel.from_tensors(found.config, found.tensors)
     lesson = Lesson.prepare(task, rows, max(1, rows_held_out(rows[0])), teacher, watcher)
-    near = task.kind == "embedding" and rule is None and steps is None
-    if near:
-        watcher.say(
-            f"embeddings get {EMBEDDING_STEPS} steps of 1/sqrt, which keep them nearer to the original than the usual "
-            f"rule; --rule {_CHEAPER} is between the two, and takes less than half the bytes"
-        )
-    form = Form(rule=rule, steps=EMBEDDING_STEPS if near else steps)
-    start = Model(found.directory, *form.applied(found.config, found.tensors))
     passes = recipe.epochs or max(3.0, float(np.ceil(_UPDATES * recipe.batch / len(lesson.train))))
     recipe = replace(recipe, epochs=passes)
-    seconds = lesson.seconds(start, recipe, teacher, watcher)
-    return PreparedAdoption(found, tokenizer, start, teacher, lesson, recipe, seconds)
+    names = (rule,) if rule or steps else _TRIED
+    forms = (Form(rule=name, steps=steps).applied(found.config, found.tensors) for name in names)
+    starts = tuple(Model(found.directory, *form) for form in forms)
+    assert lesson.judged is not None
+    batches = fitting_batches(teacher, lesson.train, recipe.fit_tokens)
+    search = Search(starts, teacher, task, batches, lesson.judge, lesson.judged)
+    with watcher.stage("measuring how fast this machine is"):
+        seconds = search.seconds(lesson.dev)
+    return PreparedAdoption(found, tokenizer, search, teacher, lesson, recipe, trained, seconds)
 
 
 def _original(source: Path | str, labels: tuple[str, ...], watcher: Watcher) -> Model:

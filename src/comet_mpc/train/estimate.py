@@ -17,9 +17,9 @@ from comet_mpc.models.checkpoint import FITTED, CometConfig, Tensors
 from comet_mpc.models.tasks import Task
 from comet_mpc.train.batches import Encoded, first_rows
 from comet_mpc.train.calibration import calibration_rows, rounds_neurons
+from comet_mpc.train.fitting.layers import can_fit
 from comet_mpc.train.loop import Recipe, update_loss
 from comet_mpc.train.model import UnifiedModel
-from comet_mpc.train.warm_start import can_fit
 
 _PART = 8
 """The optimiser is measured on one parameter in so many."""
@@ -94,9 +94,9 @@ def work_of(
     """Fitting to the teacher, updates, evaluations; in the end calibration and scores."""
     config = model.config
     epoch = train.shuffled(recipe.batch, np.random.default_rng(recipe.seed))
-    evaluated = float(max(1, math.ceil(recipe.epochs * recipe.evaluations)) * _tokens(judge) + _tokens(dev))
+    evaluated = float(max(1, math.ceil(recipe.epochs * recipe.evaluations)) * tokens_of(judge) + tokens_of(dev))
     if {"smu", FITTED} & {config.activation.kind, config.attention.kind}:
-        evaluated += (3 if rounds_neurons(config) else 1) * _tokens(first_rows(train, calibration_rows(config)))
+        evaluated += (3 if rounds_neurons(config) else 1) * tokens_of(first_rows(train, calibration_rows(config)))
     if teacher is not None and recipe.fit and can_fit(model, teacher):
         fitted = min(recipe.fit_tokens, sum(map(len, train.ids)))
         evaluated += 2 * fitted + _fit_work(config, fitted)
@@ -132,7 +132,7 @@ def _padded(data: Encoded, rows: Sequence[int]) -> int:
     return len(rows) * max(len(data.ids[row]) for row in rows)
 
 
-def _tokens(data: Encoded) -> int:
+def tokens_of(data: Encoded) -> int:
     """Of rows that are evaluated, shortest first."""
     order = sorted(range(len(data)), key=lambda row: len(data.ids[row]))
     return sum(_padded(data, order[at : at + _EVALUATED]) for at in range(0, len(order), _EVALUATED))

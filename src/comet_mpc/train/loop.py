@@ -31,9 +31,9 @@ from comet_mpc.models.checkpoint import CometConfig, Tensors, checkpoint_digest,
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick, Watcher
 from comet_mpc.train.batches import Batch, Encoded, predict
+from comet_mpc.train.fitting.layers import can_fit, fit_to_teacher
 from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.steps import through_rules
-from comet_mpc.train.warm_start import can_fit, fit_to_teacher
 
 _SHAPES = (".thresholds", ".alpha", ".mu")
 
@@ -65,7 +65,7 @@ class Recipe:
     """Factor of the rate for numbers that shape a function and must cover a range of about 1: attention's thresholds,
     and α and μ where they are trained."""
     fit: bool = True
-    """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`warm_start`)."""
+    """Begin with the matrices after the new steps fitted to the teacher, if that is the same encoder (`fitting`)."""
     fit_tokens: int = 8192
     """How many tokens of the training rows they are fitted to."""
     token_dropout: float = 0.0
@@ -252,7 +252,7 @@ class _Run:
         batches, tokens = [], 0
         for rows in self.train.shuffled(self.recipe.batch, np.random.default_rng(self.recipe.seed)):
             batch = self.train.batch(rows, model)
-            batches.append(batch.inputs)
+            batches.append(batch)
             tokens += int(batch.mask.sum())
             if tokens >= self.recipe.fit_tokens:
                 break

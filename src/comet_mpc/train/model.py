@@ -344,16 +344,19 @@ class UnifiedModel(_Declared):
 
     def respond(self, x: Tensor, mask: Tensor, before: _Norm) -> Tensor:
         """The head's answers from the last hidden states, which the LayerNorm `before` gave."""
+        if self.classifier is None:
+            x = self.pooled(x, mask, before)
+            return self._scaled(x, before) if self.config.head.unit else x
+        answers: Tensor = self.classifier(self.dropout(self.pooled(x, mask, before)))
+        return answers
+
+    def pooled(self, x: Tensor, mask: Tensor, before: _Norm) -> Tensor:
+        """What the classifier takes: a row for every text, or for every token."""
         head = self.config.head
         if head.kind != "tokens":
             weight = (mask / mask.sum(1, keepdim=True))[:, :, None].to(x.dtype)
             x = x[:, 0] if head.pooling == "first" else (x * weight).sum(1)
-        if self.classifier is None:
-            return self._scaled(x, before) if head.unit else x
-        if self.pooler is not None:
-            x = self._pooled(self.pooler, self.dropout(x), before)
-        answers: Tensor = self.classifier(self.dropout(x))
-        return answers
+        return x if self.pooler is None else self._pooled(self.pooler, self.dropout(x), before)
 
     def _pooled(self, pooler: nn.Linear, x: Tensor, before: _Norm) -> Tensor:
         pooled, kind = pooler(x), self.config.pooler

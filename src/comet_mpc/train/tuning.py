@@ -11,6 +11,7 @@ import msgspec
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import (
+    FITTED,
     ActivationChoice,
     AttentionChoice,
     CometConfig,
@@ -88,6 +89,8 @@ class Lesson:
     dev: Encoded
     taught: Reals | None
     """What the teacher says to the last of them."""
+    judged: Reals | None
+    """What it says to those that choose."""
 
     @staticmethod
     def prepare(
@@ -101,13 +104,13 @@ class Lesson:
                 raise ConfigurationError(
                     "there is nothing to learn from: give rows with labels, or a model with --teacher"
                 )
-            return Lesson(task, train, judge, dev, None)
+            return Lesson(task, train, judge, dev, None, None)
         teacher.eval().use("exact")
         with watcher.stage("asking the original model") as tick:
-            taught = predict(teacher, dev, tick=tick)
-            if task.plain or task.kind == "embedding":
-                judge = answered(judge, predict(teacher, judge, tick=tick), task)
-        return Lesson(task, train, judge, answered(dev, taught, task) if task.plain else dev, taught)
+            taught, judged = predict(teacher, dev, tick=tick), predict(teacher, judge, tick=tick)
+        if task.plain or task.kind == "embedding":
+            judge = answered(judge, judged, task)
+        return Lesson(task, train, judge, answered(dev, taught, task) if task.plain else dev, taught, judged)
 
     def seconds(self, start: Model, recipe: Recipe, teacher: UnifiedModel | None, watcher: Watcher) -> float:
         """About how long `learn` takes here."""
@@ -123,10 +126,14 @@ class Lesson:
             start.config, start.tensors, self.task, self.train, self.judge, out, recipe, teacher=teacher,
             tokenizer=tokenizer, watcher=watcher,
         )  # fmt: skip
+        return self.finished(out, recipe, course, watcher)
+
+    def finished(self, out: Path, recipe: Recipe, course: Course, watcher: Watcher) -> Learnt:
+        """The checkpoint in `out`, calibrated once and scored once."""
         config, tensors = load_checkpoint(out)
         rules = through_rules(config, recipe.through)
-        smu = "smu" in (config.activation.kind, config.attention.kind)
-        if smu and not rules and not any(site.seen for site in config.sites.values()):
+        computed = {"smu", FITTED} & {config.activation.kind, config.attention.kind}
+        if computed and not rules and not any(site.seen for site in config.sites.values()):
             rows = first_rows(self.train, calibration_rows(config))
             config = calibrate_in_memory(config, tensors, rows, MARGIN, watcher).config
         # a form that is not certified and was trained with exact functions is scored with them

@@ -6,7 +6,6 @@ import csv
 import fcntl
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 from comet_mpc.cli.asking.texts import Asked, Texts, delimiter
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.files import atomic_write
+from comet_mpc.files import atomic_write, sync
 from comet_mpc.service.prediction import Answer, Prediction, Tagging
 
 
@@ -112,7 +111,7 @@ class AnswerFile:
         try:
             self._file.write(line.encode() + b"\n")
             self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
             self.truncated += found.truncated
         except OSError as error:
             raise ConfigurationError(f"cannot write the answers to {self._path}: {error.strerror}") from error

@@ -34,6 +34,7 @@ from comet_mpc.cli.options import (
 from comet_mpc.cli.stopping import if_stopped
 from comet_mpc.cli.tables import write_json
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, needs_extra
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
 from comet_mpc.progress import bar, doing
@@ -261,7 +262,7 @@ def _on_nodes(
     """Clients on the nodes of a cluster."""
     from comet_mpc.cluster.asking import Asker, spread_clients
 
-    public = client.connect()
+    public = answering(client.connect())
     return spread_clients(str(wanted.cluster), wanted.clients, public, Asker, server, options, client.runs)
 
 

@@ -136,18 +136,22 @@ def summary(watch: Watch, troubles: list[str]) -> dict[str, Any]:
 def shown(watch: Watch, address: str, troubles: list[str], now: float) -> RenderableType:
     """For people. Tables stand side by side where there is room."""
     look = watch.last
-    tables = [_now(look, now), _work(watch), _latency(watch), *_bundles(look), *_failures(watch)]
+    if look.has("nodes"):
+        tables = [_nodes(look)]
+    else:
+        tables = [_now(look, now), _work(watch), _latency(watch), *_bundles(look), *_failures(watch)]
     parts = [Padding(one, (0, 2, 1, 0)) for one in tables if one.row_count]
     return Group(_headline(look, address, troubles, now), Text(), Columns(parts, padding=(0, 0)))
 
 
 def _headline(look: Look, address: str, troubles: list[str], now: float) -> Text:
     info = next((labels for labels, _ in look.samples("info")), {})
-    what = "dealer" if look.has("bundles_dealt_total") else "server"
-    line = Text(f"comet {what} {info.get('version', '')} at {address}, up ", style="bold")
-    line.append(_long(now - look.value("start_timestamp_seconds")))
+    what = "dealer" if look.has("bundles_dealt_total") else "server" if info else "cluster"
+    line = Text(" ".join(["comet", what, *([info["version"]] if info else []), "at", address]), style="bold")
+    if info:
+        line.append(f", up {_long(now - look.value('start_timestamp_seconds'))}")
     if what == "server":
-        line.append(f", randomness: {info.get('source', 'unknown')}")
+        line.append(f", randomness: {info['source']}")
     line.append("\n")
     line.append("ready" if not troubles else "NOT READY: " + "; ".join(troubles), "green" if not troubles else "red")
     return line
@@ -187,6 +191,16 @@ def _now(look: Look, now: float) -> Table:
         left = end - now
         text = f"{_long(left)} left" if left > 0 else "EXPIRED"
         made.add_row(f"certificate: {name}", Text(text, "red" if left < _SOON else ""))
+    return made
+
+
+def _nodes(look: Look) -> Table:
+    """Of a cluster, which knows what its nodes do now. The servers on them have the rest."""
+    columns = ("waiting", "working", "slots", "sessions", "bundles")
+    made = _table("Nodes", "", *columns)
+    by_column = [look.by(f"node_{column}", "node") for column in columns]
+    for node in by_column[0]:
+        made.add_row(node, *(_whole(found.get(node, 0.0)) for found in by_column))
     return made
 
 

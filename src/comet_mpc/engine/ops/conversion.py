@@ -57,7 +57,11 @@ def whole(shift: float) -> bool:
 def free_shift(source: Ring, fraction: float, least: float, target: Ring) -> float:
     """d > 0 so that a value with so many fraction bits keeps at least `least`, and no more than a bit more, in a
     conversion that sends nothing: 2^-d = j·N/M. Rounded to 2^-40, so that sums of such scales are exact."""
-    factor = max(1, math.ceil(2.0 ** (least - fraction) * source.size / target.size))
+    return free_shift_by(source, max(1, math.ceil(2.0 ** (least - fraction) * source.size / target.size)), target)
+
+
+def free_shift_by(source: Ring, factor: int, target: Ring) -> float:
+    """d with 2^-d = factor·N/M."""
     shift = math.log2(source.size / (factor * target.size))
     return float(round(shift * 2**_SCALE_BITS) / 2**_SCALE_BITS)
 

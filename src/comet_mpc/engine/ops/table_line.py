@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,13 +12,13 @@ from comet_mpc.engine.ops.operation import (
     Leg,
     Message,
     check_even,
-    expect,
     mask_bits,
     reconstructed,
     rounded,
 )
 from comet_mpc.engine.ops.truncate import Shifted
 from comet_mpc.engine.ops.truncate_open import opened_shifted
+from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, SERVER, Share, Words
 from comet_mpc.engine.tables import LineTable, PointKeys
 from comet_mpc.errors import ShapeError
@@ -35,38 +35,56 @@ class TableLine(Shifted[tuple[Share, ...]]):
 
         Σ_j e_j·A[c+j] + (C·e_j + a·e_j)·B[c+j] = A[i] + B[i]·z.
 
-    With a shift z is truncated on the way, as in `TruncateOpen`: the payload is (1, u, 2^step·top).
+    With a shift z is truncated on the way, as in `TruncateOpen`: the payload is (1, u, 2^step·top). With a table whose
+    lines take z as an integer (`LineTable.unwrapped`) they may be in any ring, an odd one too.
     Bytes: those of an opening. Local work: 2^index_bits cells a row and party. Reveals nothing.
     """
 
     table: LineTable = field(kw_only=True)
 
+    @property
+    def own_ring(self) -> Ring:
+        """In which the value is opened. Lines of integers need no bits above the table's cells."""
+        table = self.table
+        return Ring(table.cut + table.index_bits) if table.unwrapped else self.share.ring
+
     def check(self, part: str) -> None:
         check_even(self.share, part)
         self.check_error(part)
         share, table = self.share, self.table
-        if (self.shift, self.width) != (table.shift, table.width):
+        if (self.shift, self.width, self.modulus) != (table.shift, table.width, table.modulus):
             raise ShapeError(f"{part}: a table for another truncation or another ring")
         if share.width < table.cut + table.index_bits:
             raise ShapeError(f"{part}: a ring of {share.width} bits has no bits {table.cut} to the table's top")
         if self.shift:
             super().check(part)
-        elif share.width < self.width:
+        elif share.width < self.width and not table.unwrapped:
             raise ShapeError(f"{part}: lines in a ring of {self.width} bits need a value in one as wide")
 
     def demand(self) -> tuple[Correlation, ...]:
-        table, share = self.table, self.share
-        described = table.index_bits, table.factor, table.cut, share.width, self.bits, self.width
-        return (PointFunctions(share.count, *described),)
+        return (self._described,)
+
+    @property
+    def _described(self) -> PointFunctions:
+        table, width = self.table, self.own_ring.width
+        cells = table.index_bits, table.factor, table.cut
+        return PointFunctions(self.share.count, *cells, width, self.bits, self.width, self.modulus)
 
     def messages(self) -> tuple[Message, Message]:
-        message: Message = ((self.share.ring, self.share.count),)
+        message: Message = ((self.own_ring, self.share.count),)
         return message, message
 
     def _made(self, words: Words | None) -> tuple[Share, ...]:
         shape, table = self.share.shape, self.table
         return tuple(
-            Share(shape, table.fraction, bound, table.width, None if words is None else words[:, q].reshape(shape))
+            Share(
+                shape,
+                table.fraction,
+                bound,
+                table.width,
+                None if words is None else words[:, q].reshape(shape),
+                table.modulus,
+            )
             for q, bound in enumerate(table.bounds)
         )
 
@@ -78,10 +96,11 @@ class TableLine(Shifted[tuple[Share, ...]]):
         return self._made(self.table.at(exact, truncated))
 
     def leg(self, party: int, drawn: Drawn | None) -> Leg[tuple[Share, ...]]:
-        mask, roots, corrections, last = expect(drawn, 4)
-        (described,) = self.demand()
-        assert isinstance(described, PointFunctions)
-        keys, share = PointKeys(described.shape, roots, corrections, last), self.share
+        if drawn is None or len(drawn.arrays) not in (4, 5):  # some rows of a window have their numbers (`windows`)
+            raise ShapeError("a row of a table is read with a key for it")
+        mask, root, corrections, last, *numbers = drawn.arrays
+        keys = PointKeys(self._described.shape, drawn.index, root, corrections, last, *numbers)
+        share = replace(self.share, width=self.own_ring.width)
         own = share.flat() - mask
         if party == CLIENT:
             own += self._offset
@@ -93,11 +112,13 @@ class TableLine(Shifted[tuple[Share, ...]]):
         return np.uint64(2 ** (self.share.width - 2) - 1 if self.shift else 0)
 
     def _finish(self, party: int, keys: PointKeys, c: Words) -> tuple[Share, ...]:
-        width, table = self.share.width, self.table
+        width, table = self.own_ring.width, self.table
         starts = table.places((c - self._offset) & mask_bits(width), width)
         values, factors = c, np.zeros_like(c)
         if self.shift:
             values, sign = opened_shifted(c, width, self.bits)
             factors = np.uint64(0) - sign
+        elif table.unwrapped:
+            values = c & mask_bits(width)
         flat = table.words.reshape(-1)
         return self._made(keys.lines(party == SERVER, flat, starts, values, factors, table.columns))

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from comet_mpc.engine.correlations import AnyMask, BitProducts, Correlation, Monomials, WeightProduct
+from comet_mpc.engine.correlations import AnyMask, BitProducts, Correlation, Monomials, PointFunctions, WeightProduct
 from comet_mpc.engine.ops.operation import FUSED, Abilities, Drawn
 from comet_mpc.engine.party import PartySession, Randomness, Sent
 from comet_mpc.engine.plan import Plan, PlanSession
@@ -117,6 +117,9 @@ def part_of(
     def taken(words: Words) -> Words:
         return np.ascontiguousarray(words.reshape(*shape, -1)[cut]).reshape(-1)
 
+    if isinstance(whole, PointFunctions):  # all rows have one root, and each its number
+        mask, root, corrections, last = arrays
+        return taken(mask), root, taken(corrections), taken(last), taken(np.arange(mask.size, dtype=np.uint64))
     if isinstance(whole, BitProducts):
         packed, product = arrays
         bits = np.unpackbits(packed.view(np.uint8), count=math.prod(shape), bitorder="little")

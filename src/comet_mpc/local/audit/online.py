@@ -22,10 +22,10 @@ from comet_mpc.engine.ops.operation import Drawn, Leg, Packed
 from comet_mpc.engine.party import PartySession
 from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.polynomial import variables
-from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.ring import Ring, odd_ring
 from comet_mpc.engine.seeds import Streams, derive_seed, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, WORD, Share, Words
-from comet_mpc.engine.tables import LineTable
+from comet_mpc.engine.tables import PHASES, LineTable
 from comet_mpc.local.audit.controls import BareBits, Control, OldMasks, Unmasked
 from comet_mpc.local.audit.statistics import Message
 from comet_mpc.net.channel import Channel
@@ -42,6 +42,11 @@ Program = Callable[[Session, Mapping[str, Weight], Secrets], object]
 X, Y = variables("x y")
 _ROWS, _COLUMNS = 4, 8
 _LINES = LineTable.of(4, [[(j, j % 3) for j in range(16)]], cut=9, shift=4, fraction=8, width=40)
+_ODD = odd_ring(2.0**30)
+_WHOLE_LINES = LineTable.unwrapping(
+    4, 5, 8, _ODD, (64.0,), np.tile(np.arange(16, dtype=np.uint64), (PHASES, 1, 1)),
+    np.tile(np.arange(16, dtype=np.uint64) % np.uint64(3), (PHASES, 1, 1)),
+)  # fmt: skip
 _EARLIER = 6
 """Messages of the same size that a message is compared with."""
 _CORRECTIONS: dict[type[Correlation], str] = {
@@ -73,14 +78,16 @@ def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets
     if session.odd:
         _in_an_odd_ring(session, first.lift(36), second.lift(36), product)
     if session.points:
-        session.open(*(line for share in (first, second) for line in session.request(_read(share))))
+        session.open(*(line for share in (first, second) for line in session.request(_read(session, share))))
     linear = session.linear(session.give(first), weights["matrix"])
     scaled = session.scale(session.give(linear), weights["vector"])
     return session.reveal(session.truncate(scaled, 20, 32) + scores[:_ROWS, :_COLUMNS], CLIENT)
 
 
-def _read(share: Share) -> ops.TableLine:
-    return ops.TableLine(share.bounded(1.0), _LINES.shift, _LINES.width, table=_LINES)
+def _read(session: Session, share: Share) -> ops.TableLine:
+    """Truncated on the way where the source can do that, else as an integer."""
+    lines, read = (_LINES, share) if session.fused else (_WHOLE_LINES, session.truncate(share, 4, 32))
+    return ops.TableLine(read.bounded(1.0), lines.shift, lines.width, lines.modulus, table=lines)
 
 
 def _in_an_odd_ring(session: Session, *shares: Share) -> None:
@@ -123,6 +130,7 @@ class Watching(PartySession):
         self._streams, self._dealt = Streams(randomness.bundle.seed), dealt
         self._values: dict[tuple[int, int], list[Words]] = {}
         self._masks: dict[int, Words] = {}
+        self._keys: dict[tuple[int, int], Words] = {}
         self.key = b""
 
     def _expansion(self, index: int, count: int, array: int = 0) -> Words:
@@ -158,6 +166,8 @@ class Watching(PartySession):
 
     def _received(self, request: Request[Any], drawn: Drawn | None, data: Packed) -> None:
         share, size = request.share, data.size
+        if isinstance(request, ops.TableLine):
+            share = replace(share, width=request.own_ring.width)
         kind, modulus = type(request).__name__, share.ring.size
         match request, drawn:
             case ops.TruncateOpen(ring=ring, conversion=conversion), Drawn(index=index) if request.modulus:
@@ -204,14 +214,15 @@ class Watching(PartySession):
         return drawn
 
     def _keyed(self, drawn: Drawn, correlation: kinds.PointFunctions) -> None:
-        """The corrections of keys, beside this party's own mask and its own seed."""
-        mask, roots, corrections, last = drawn.arrays
-        ring = Ring(correlation.out_width)
+        """The corrections of keys, beside this party's own mask, its root, and the corrections of the keys before."""
+        mask, root, corrections, last = drawn.arrays
+        ring = correlation.ring
         for words, modulus in ((corrections, 2**WORD), (last, ring.size)):
-            count, size = words.size, words.size * (modulus.bit_length() - 1) // 8
-            held = {"mask": np.resize(mask, count), "roots": np.resize(roots, count)}
-            seed = self._expansion(drawn.index, count, 2)
-            self._note(f"products, {_CORRECTIONS[kinds.PointFunctions]}", words, modulus, size, seed=seed, **held)
+            count, size = words.size, words.size * (modulus - 1).bit_length() // 8
+            held = {"mask": np.resize(mask, count), "root": np.resize(root, count)}
+            held["earlier"] = self._keys.get((count, modulus), np.zeros_like(words))
+            self._keys[count, modulus] = words
+            self._note(f"products, {_CORRECTIONS[kinds.PointFunctions]}", words, modulus, size, **held)
 
     def _corrected(self, drawn: Drawn, correlation: Correlation) -> None:
         """What the dealer has sent for this correlation."""

@@ -8,7 +8,7 @@ Ciphertexts are taken coefficient by coefficient, where their noise would be see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -32,6 +32,8 @@ from comet_mpc.offline.ot.extension import (
     packed_bytes,
     set_up_transfers,
 )
+from comet_mpc.offline.ot.point_keys import Making, PointKind, key_steps
+from comet_mpc.offline.ot.renewal import renewal_steps
 from comet_mpc.offline.rlwe.defined import read_defined
 from comet_mpc.offline.rlwe.packing import Packing, packing_keys
 from comet_mpc.offline.rlwe.products import Homomorphic, Job, MatrixJob
@@ -49,6 +51,7 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
     unpack,
 )
+from comet_mpc.offline.streaming import carry_out
 from comet_mpc.testing import as_parties
 
 Places = npt.NDArray[np.uint32]
@@ -61,6 +64,9 @@ _WIDTH = 24
 _BLOCKS = 4
 """Runs are few and messages long: a message counts as that of so many runs."""
 SET_UPS = 4
+_ROWS = 64
+"""Of a table, and the kind of its keys."""
+_KEYS = PointKind(4, 8, ODD)
 _DIGITS = 15
 """Bits that an extension sends for one transfer."""
 
@@ -112,6 +118,29 @@ def _numbers(data: bytes, count: int, width: int, kept: int) -> Words:
     return np.asarray(bits @ (np.uint64(1) << np.arange(kept, dtype=np.uint64)), np.uint64)
 
 
+def _parts_of_keys(party: int, frames: list[bytes]) -> Iterator[tuple[str, Words, int, int]]:
+    """What a party receives while keys of point functions of four levels are made: (name, words, their ring, bytes).
+
+    The extension of its transfers is not among it: it is one like all others.
+    """
+    ring, block, flips = _KEYS.ring, 16 * _ROWS, packed_bytes(2 * _ROWS, 1)
+    one, two = ring.wire_bytes(_ROWS), ring.wire_bytes(2 * _ROWS)
+    if party == CLIENT:
+        _, bits, first, carry, second, signs, last = frames
+        lowest = Ring(_KEYS.width)
+        levels, chosen, products = first + second, signs[:flips], signs[flips:]
+        yield "bits of masks", lowest.unpack(bits[: lowest.wire_bytes(_ROWS)], _ROWS), lowest.size, len(bits)
+        yield "carries", ring.unpack(carry[:one], _ROWS), ring.size, one
+    else:
+        _, first, carry, second, signs, last = frames
+        levels, chosen, products, last = first + second + signs[:block], signs[block:], last[:two], last[two:]
+        yield "carries chosen", _bits(carry, _ROWS), 2, len(carry)
+    yield "levels", np.frombuffer(levels, np.uint64).copy(), 2**64, len(levels)
+    yield "signs chosen", _bits(chosen, 2 * _ROWS), 2, flips
+    yield "signs", ring.unpack(products, 2 * _ROWS), ring.size, two
+    yield "last", ring.unpack(last, 2 * _ROWS), ring.size, two
+
+
 class _Party:
     """One side of a connection: notes its messages, run by run."""
 
@@ -120,6 +149,7 @@ class _Party:
         self.runs: list[list[Message]] = []
         self._last: dict[str, Words] = {}
         self.guesses: Guesses = ()
+        self._renewed: Transfers | None = None
 
     def note(self, kind: str, words: Words, modulus: int, size: int, **held: Words) -> None:
         """Beside the words of the run before, which an old mask would betray."""
@@ -195,6 +225,24 @@ class _Party:
             (data,) = self.channel.taken()
             flips = _bits(data[extension_bytes(_COUNT) :], _COUNT)
             self.note("flips", flips, 2, packed_bytes(_COUNT, 1), word=share)
+
+    def row_tables(self, old: Transfers) -> None:
+        """Keys of point functions, with transfers of their own. Their randomness is all that they depend on."""
+        transfers = carry_out(self.channel, self.party, renewal_steps(old))
+        _, tree = self.channel.taken()
+        words = np.frombuffer(tree, np.uint64).copy()
+        if self.control == "old mask":
+            words = self._last.get("trees, renewed", words)
+        self.note("trees, renewed", words, 2**64, len(tree))
+        if self.control == "old mask":
+            transfers = self._renewed or transfers
+            transfers.sender.used = transfers.receiver.used = 0
+        self._renewed = transfers
+        made = Making(_KEYS, [(0, _ROWS)], transfers)
+        carry_out(self.channel, self.party, key_steps(made))
+        for kind, words, modulus, size in _parts_of_keys(self.party, self.channel.taken()):
+            held = {"root": np.resize(made.root, words.size), "mask": np.resize(made.mask, words.size)}
+            self.note(f"keys, {kind}", words, modulus, size, **held)
 
     # Homomorphic products --------------------------------------------------------------------------------
 
@@ -322,6 +370,7 @@ def record_preparation(
                 note_bits(parties[1 - party].bits)
                 one.wait()
             one.bits_times_words(transfers, inputs[party][run])
+            one.row_tables(transfers)
             steps = [partial(one.product, engine, product) for product in LAYER_PRODUCTS]
             steps += [partial(one.product_in_slots, engine, product) for product in SLOT_PRODUCTS]
             for step in steps:

@@ -25,9 +25,9 @@ CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
     "dealer": {
         "same seed": (
             "Open", "Truncate", "TruncateOpen", "TableLine", "Give", "products, bits", "products, powers",
-            "products, squares", "products, matrix", "products, weights", "products, scale", "products, points",
+            "products, squares", "products, matrix", "products, weights", "products, scale",
         ),
-        "old mask": ("weights", "Open", "Truncate", "TruncateOpen", "TableLine", "Give"),
+        "old mask": ("weights", "Open", "Truncate", "TruncateOpen", "TableLine", "Give", "products, points"),
         "no mask": (
             "products, bits", "products, powers", "products, squares", "products, matrix", "products, weights",
             "products, scale",
@@ -35,14 +35,15 @@ CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
     },
     "pair": {
         "same seed": ("Open", "TruncateOpen", "TruncateOpen, bit", "Give"),
-        "old mask": ("Open", "Truncate", "TruncateOpen", "TruncateOpen, bit", "Give"),
+        "old mask": ("Open", "Truncate", "TruncateOpen", "TruncateOpen, bit", "TableLine", "Give", "products, points"),
         "no mask": ("TruncateOpen, bit",),
     },
     "preparing": {
         "old mask": (
             "points", "trees", "extension", "answer", "extension, odd", "answer, odd", "words", "flips", "upload",
             "upload, packed", "upload, turned", "upload in slots", "upload in odd slots, defined",
-            "upload in odd slots",
+            "upload in odd slots", "trees, renewed", "keys, levels", "keys, bits of masks", "keys, carries",
+            "keys, carries chosen", "keys, signs", "keys, signs chosen", "keys, last",
         ),
         "no mask": (
             "public key", "packing keys", "response", "response, decrypted", "response, packed",

@@ -52,7 +52,7 @@ from comet_mpc.models.streams.causal import (
 
 H, U = variables("h u")
 
-_ACTIVE = 18  # fraction bits of an activation
+_ACTIVE = 17  # fraction bits of an activation
 _NEURON = 13  # of what it is a polynomial of
 _PROJECTED = 18  # of the weights of q, k, v, h and u, which are divided by their bounds
 _ADDED = 12  # of the matrices whose products are added to the stream
@@ -139,8 +139,10 @@ def fraction_of(name: str) -> int:
     """Fraction bits of a weight."""
     if name.endswith(("scores", "bias")):
         return 24
-    if name.endswith("down.weight"):
-        return _ADDED - 1
+    if name.endswith("down.weight"):  # multiplied by the neurons' bounds, which are large
+        return _ADDED - 4
+    if name.endswith("output.weight"):
+        return _ADDED - 3
     return _PROJECTED if name.endswith(("qkv.weight", "up.weight")) else _ADDED
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from comet_mpc.engine import Session
 from comet_mpc.engine.share import Share
@@ -17,16 +18,19 @@ from comet_mpc.functions.rule import InverseRule
 
 _OF_STEPS = 2.0**16
 """Up to this ratio of an interval's ends there is a rule of steps."""
-WIDEST = 2.0**22
+WIDEST = 2.0**24
 """Up to this one there are tables."""
 _WIDEST_ROUGH = 2.0**28
 """The same of tables that err by a quarter."""
 _ROUGH = 0.25
+_ERROR = 2.0**-7
+ABOVE = 2.0**-4
+"""What y·sqrt(t) may be above 1 where no row is expected: there, y has few digits."""
 
 
 @dataclass(frozen=True)
 class TableRule(InverseRule):
-    """gain/sqrt(t) for t in [low, high], by tables only: as exact as rules of rows are."""
+    """gain/sqrt(t) for t in [low, high], by tables only."""
 
     low: float
     high: float
@@ -34,8 +38,15 @@ class TableRule(InverseRule):
     rough: bool = False
     """Whether it errs by a quarter."""
 
+    EXACT: ClassVar[float] = 2.0**9
+    """Over the low end: beyond it no row is expected."""
+
     certified = True
     fraction_y = 14
+
+    @property
+    def exact_top(self) -> float:
+        return self.high if self.rough else min(self.high, self.low * self.EXACT)
 
     @property
     def of_rows(self) -> bool:
@@ -43,7 +54,7 @@ class TableRule(InverseRule):
 
     @property
     def error(self) -> float:
-        return _ROUGH if self.rough else ROW_ERROR
+        return _ROUGH if self.rough else _ERROR
 
     @property
     def rounding(self) -> float:
@@ -51,7 +62,11 @@ class TableRule(InverseRule):
 
     @property
     def overshoot(self) -> float:
-        return 1.0 + self.error
+        return 1.0 + max(self.error, ABOVE)
+
+    @property
+    def table_above(self) -> float | None:
+        return ABOVE
 
     @property
     def _widest(self) -> float:

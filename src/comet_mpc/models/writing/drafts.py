@@ -27,7 +27,8 @@ class Drafter(Protocol):
 
 
 class RepeatedWords:
-    """Guesses what followed the same tokens when they last were in the text: names, phrases, code."""
+    """Guesses what followed the same tokens when they last were in the text: names, phrases, code. Where that reaches
+    the end of the text, it begins again."""
 
     def __init__(self) -> None:
         self._forget()
@@ -47,7 +48,10 @@ class RepeatedWords:
         for size in range(min(_LONGEST, len(self._text)), 0, -1):
             place = self._after.get(tuple(self._text[-size:]))
             if place is not None:
-                return self._text[place : place + most]
+                found = self._text[place : place + most]
+                while len(found) < most:  # a text that repeats itself goes on doing so
+                    found += found[: most - len(found)]
+                return found
         return ()
 
 

@@ -77,15 +77,8 @@ class ReceiverSetup:
             [transcript.key(i, side, self._shared(transcript, i, side, pair)) for side in (0, 1)]
             for i, pair in enumerate(pairs)
         ]
-        leaves, message = [], []
-        for digit in range(0, SECURITY, fold):
-            level = [secrets.token_bytes(_NODE)]
-            for i in range(digit, digit + fold):
-                level = [child for node in level for child in transcript.children(node)]
-                message += [_sum([*level[side::2], pads[i][side]]) for side in (0, 1)]
-            leaves += level
-        tree = b"".join(message)
-        return ReceiverKeys(b"".join(leaves), fold, transcript.hash_key, transcript.check_key(tree)), tree
+        leaves, tree = grow_trees(pads, fold, transcript.hash_key)
+        return ReceiverKeys(leaves, fold, transcript.hash_key, transcript.check_key(tree)), tree
 
     def _shared(self, transcript: _Transcript, i: int, side: int, pair: tuple[bytes, bytes]) -> bytes:
         try:
@@ -122,29 +115,52 @@ class SenderSetup:
         _check_size(tree, TREE_BYTES)
         _check_point(point)
         transcript = _Transcript(self._direction, point, self.message)
-        secret, ordered = 0, []
-        for digit in range(0, SECURITY, fold):
-            sums = []
-            for i in range(digit, digit + fold):
-                side = self._choices[i]
-                shared = sodium.crypto_scalarmult_ed25519_noclamp(self._scalars[i], point)
-                place = (2 * i + side) * _NODE
-                sums.append((side, _sum([tree[place : place + _NODE], transcript.key(i, side, shared)])))
-            missing, leaves = _grow_around(transcript, sums)
-            secret |= missing << digit
-            ordered += [leaves[x ^ missing] for x in range(2**fold)]
-        keys, own = b"".join(ordered), secret.to_bytes(SECURITY // 8, "little")
-        return SenderKeys(keys, own, fold, transcript.hash_key, transcript.check_key(tree))
+        pads = []
+        for i, (side, scalar) in enumerate(zip(self._choices, self._scalars, strict=True)):
+            pads.append(transcript.key(i, side, sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)))
+        keys, secret = regrow_trees(self._choices, pads, tree, fold, transcript.hash_key)
+        return SenderKeys(keys, secret, fold, transcript.hash_key, transcript.check_key(tree))
 
 
-def _grow_around(transcript: _Transcript, sums: Sequence[tuple[int, bytes]]) -> tuple[int, list[bytes]]:
+def grow_trees(pads: Sequence[Sequence[bytes]], fold: int, hash_key: bytes) -> tuple[bytes, bytes]:
+    """The receiver's keys of every digit, and what it sends: sums of every level under the two pads of a transfer."""
+    leaves, message = [], []
+    for digit in range(0, SECURITY, fold):
+        level = [secrets.token_bytes(_NODE)]
+        for i in range(digit, digit + fold):
+            level = [child for node in level for child in _children(hash_key, node)]
+            message += [_sum([*level[side::2], pads[i][side]]) for side in (0, 1)]
+        leaves += level
+    return b"".join(leaves), b"".join(message)
+
+
+def regrow_trees(
+    choices: Sequence[int], pads: Sequence[bytes], tree: bytes, fold: int, hash_key: bytes
+) -> tuple[bytes, bytes]:
+    """The sender's keys, and its secret, from the one pad of each transfer that it chose.
+
+    Bit 0 of the secret is the opposite of choice fold - 1.
+    """
+    secret, ordered = 0, []
+    for digit in range(0, SECURITY, fold):
+        sums = []
+        for i in range(digit, digit + fold):
+            place = (2 * i + choices[i]) * _NODE
+            sums.append((choices[i], _sum([tree[place : place + _NODE], pads[i]])))
+        missing, leaves = _grow_around(hash_key, sums)
+        secret |= missing << digit
+        ordered += [leaves[x ^ missing] for x in range(2**fold)]
+    return b"".join(ordered), secret.to_bytes(SECURITY // 8, "little")
+
+
+def _grow_around(hash_key: bytes, sums: Sequence[tuple[int, bytes]]) -> tuple[int, list[bytes]]:
     """All leaves but one of a tree, from one side's sum on every level; and the place of the missing one, zeroed."""
     level, missing = [bytes(_NODE)], 0
     for side, total in sums:
         level = [
             child
             for place, node in enumerate(level)
-            for child in (transcript.children(node) if place != missing else (bytes(_NODE), bytes(_NODE)))
+            for child in (_children(hash_key, node) if place != missing else (bytes(_NODE), bytes(_NODE)))
         ]
         level[2 * missing + side] = _sum([total, *level[side::2]])  # its own place holds zero so far
         missing = 2 * missing + 1 - side
@@ -180,9 +196,10 @@ class _Transcript:
     def key(self, i: int, side: int, shared: bytes) -> bytes:
         return self._hash(b"key", _NODE, bytes([i, side]), self._digest, shared)
 
-    def children(self, node: bytes) -> tuple[bytes, bytes]:
-        both = hashlib.blake2b(node, digest_size=2 * _NODE, key=self.hash_key, person=b"comet-tree").digest()
-        return both[:_NODE], both[_NODE:]
+
+def _children(hash_key: bytes, node: bytes) -> tuple[bytes, bytes]:
+    both = hashlib.blake2b(node, digest_size=2 * _NODE, key=hash_key, person=b"comet-tree").digest()
+    return both[:_NODE], both[_NODE:]
 
 
 def _random_scalar() -> bytes:

@@ -89,6 +89,13 @@ def extension_bytes(count: int, fold: int = FOLD) -> int:
     return (SECURITY // fold - 1) * (_made(count) // 8) + (_CHECK_BYTES if count > 0 else 0)
 
 
+def _rows(planes: Bytes, count: int) -> Words:
+    """The matrix row by row, two words each, from its planes."""
+    rows = np.empty(planes.size, np.uint8)
+    _native.transfer_transpose(planes.view(np.uint64), rows, "")
+    return rows.view(np.uint64).reshape(-1, 2)[:count]
+
+
 class _Extension:
     def __init__(self, keys: ReceiverKeys | SenderKeys) -> None:
         self.fold = keys.fold
@@ -128,6 +135,15 @@ class TransferReceiver(_Extension):
 
         With `halves` = 2 messages have 128 bits, two words each.
         """
+        message, bits, words, _ = self._extend(count, halves)
+        return message, bits, words
+
+    def correlated(self, count: int) -> tuple[Bytes, Bytes, Words, Words]:
+        """The same with 128 bits, and rows v_i, of which the sender has v_i + c_i·Δ: shares of c_i times its secret."""
+        message, bits, words, planes = self._extend(count, 2)
+        return message, bits, words, _rows(planes, count)
+
+    def _extend(self, count: int, halves: int) -> tuple[Bytes, Bytes, Words, Bytes]:
         first, made = self._take(count), _made(count)
         message = np.empty(extension_bytes(count, self.fold), np.uint8)
         bits, planes = np.empty(made // 8, np.uint8), np.empty(SECURITY * made // 8, np.uint8)
@@ -140,7 +156,7 @@ class TransferReceiver(_Extension):
             matrix = self._hashed(first, corrections, planes, SECURITY)
             check = self._hashed(first, corrections, bits, 1) + hashlib.sha256(matrix).digest()
             message[-_CHECK_BYTES:] = np.frombuffer(check, np.uint8)
-        return message, _first_bits(bits, count), words[: halves * count]
+        return message, _first_bits(bits, count), words[: halves * count], planes
 
 
 class TransferSender(_Extension):
@@ -150,22 +166,36 @@ class TransferSender(_Extension):
         super().__init__(keys)
         self._secret = np.frombuffer(keys.secret, np.uint8)
 
+    @property
+    def secret(self) -> Words:
+        """Δ, 128 bits."""
+        return self._secret.copy().view(np.uint64)
+
     def extend(self, message: memoryview | bytes | Bytes, count: int, *, halves: int = 1) -> tuple[Words, Words]:
         """Random transfers from the receiver's message: (words m_0, words m_1); `halves` as at the receiver."""
+        zeros, ones, _ = self._extend(message, count, halves)
+        return zeros, ones
+
+    def correlated(self, message: memoryview, count: int) -> tuple[Words, Words, Words]:
+        """The same with 128 bits, and rows w_i = v_i + c_i·Δ."""
+        zeros, ones, planes = self._extend(message, count, 2)
+        return zeros, ones, _rows(planes, count)
+
+    def _extend(self, message: memoryview | bytes | Bytes, count: int, halves: int) -> tuple[Words, Words, Bytes]:
         received = np.frombuffer(message, np.uint8)
         expected = extension_bytes(count, self.fold)
         if received.size != expected:
             raise WrongSize(got=received.size, expected=expected)
         first, made = self._take(count), _made(count)
         zeros, ones = (np.empty(halves * made, np.uint64) for _ in range(2))
+        planes = np.empty(SECURITY * made // 8, np.uint8)
         if count:
             corrections, check = received[:-_CHECK_BYTES], received[-_CHECK_BYTES:]
-            planes = np.empty(SECURITY * made // 8, np.uint8)
             _native.extend_sender(
                 self._keys, self.fold, self.hash_key, first, self._secret, corrections, zeros, ones, halves, planes, ""
             )
             self._verify(check, self._hashed(first, corrections, planes, SECURITY))
-        return zeros[: halves * count], ones[: halves * count]
+        return zeros[: halves * count], ones[: halves * count], planes
 
     def _verify(self, check: Bytes, hashes: bytes) -> None:
         """Plane b of this matrix is the receiver's, plus its choices where bit b of the secret is set: hashes too."""

@@ -21,7 +21,7 @@ from comet_mpc.offline.pair.workbench import Arrays, HeldShares, Layout, mask_wo
 class PairRandomness(OpenBundle):
     """One party's randomness, prepared with the other party: most masks from its seed, the rest as it was stored."""
 
-    abilities = Abilities(fused=False, odd=True, near=True, points=False)
+    abilities = Abilities(fused=False, odd=True, near=True)
 
     def __init__(self, bundle: Bundle, shares: Callable[[int], Arrays] | None = None) -> None:
         """shares: gives the words of the correlation at a place, each once; without it the bundle is read."""

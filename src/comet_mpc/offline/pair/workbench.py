@@ -154,6 +154,8 @@ class Workbench:
     """The server's."""
     held: HeldShares = field(repr=False)
     """What has been made, by index."""
+    renewed: dict[int, Transfers] = field(default_factory=dict, repr=False)
+    """Transfers of a copy's own, whose secrets its bundle holds."""
 
     @property
     def party(self) -> int:

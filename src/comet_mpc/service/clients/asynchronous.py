@@ -10,17 +10,20 @@ call waits for a free one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar, Unpack
 
 from comet_mpc.errors import ConfigurationError, PeerClosed
-from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Input
+from comet_mpc.models.writing.packages import Model
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding, Prediction, Tagging
+from comet_mpc.service.writing.client import Token, Wanted
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -70,7 +73,7 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def connect(self) -> PublicModel:
+    async def connect(self) -> Model:
         """Connects and sets up the model unless that is done; returns what is public of it."""
         return await self._call(Client.connect)
 
@@ -108,17 +111,39 @@ class AsyncClient:
         """As `Client.tag`."""
         return await self._call(lambda client: client.tag(texts))
 
+    async def generate(self, prompt: str | Sequence[int], **wanted: Unpack[Wanted]) -> AsyncIterator[Token]:
+        """As `Client.generate`: each token as it comes. Leaving the loop ends the text at the server as well."""
+
+        def generate(client: Client, told: Callable[[Token], None]) -> None:
+            with contextlib.closing(client.generate(prompt, **wanted)) as tokens:
+                for token in tokens:
+                    told(token)
+
+        async with contextlib.aclosing(self._streamed(generate)) as tokens:
+            async for token in tokens:
+                yield token
+
     async def stream(self, texts: Sequence[Input]) -> AsyncIterator[tuple[int, Prediction]]:
         """Each prediction as soon as it arrives, with the index of its text. Texts of one size come together."""
-        loop, gone = asyncio.get_running_loop(), threading.Event()
-        found: asyncio.Queue[tuple[int, Prediction] | None] = asyncio.Queue()
 
-        def told(index: int, one: Prediction) -> None:
+        def classify(client: Client, told: Callable[[tuple[int, Prediction]], None]) -> None:
+            client.classify(texts, told=lambda index, one: told((index, one)))
+
+        async with contextlib.aclosing(self._streamed(classify)) as found:
+            async for one in found:
+                yield one
+
+    async def _streamed(self, work: Callable[[Client, Callable[[A], None]], None]) -> AsyncGenerator[A]:
+        """What a call tells as it goes. It is told in turn that nobody waits any more."""
+        loop, gone = asyncio.get_running_loop(), threading.Event()
+        found: asyncio.Queue[A | None] = asyncio.Queue()
+
+        def told(one: A) -> None:
             if gone.is_set():
                 raise _NobodyWaits
-            loop.call_soon_threadsafe(found.put_nowait, (index, one))
+            loop.call_soon_threadsafe(found.put_nowait, one)
 
-        task = asyncio.ensure_future(self._call(lambda client: client.classify(texts, told=told)))
+        task = asyncio.ensure_future(self._call(lambda client: work(client, told)))
         task.add_done_callback(lambda _: found.put_nowait(None))
         try:
             while (one := await found.get()) is not None:

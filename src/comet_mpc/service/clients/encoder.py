@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import ConfigurationError, did_you_mean
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.progress import bar
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding
@@ -102,7 +103,7 @@ class PrivateEncoder:
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""
-        return self.client.connect().config.encoder.hidden
+        return answering(self.client.connect()).config.encoder.hidden
 
     def get_embedding_dimension(self) -> int:
         """`dimension`, by the name that sentence-transformers has for it."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from comet_mpc.errors import ConfigurationError, did_you_mean
 from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.writing.packages import answering
 from comet_mpc.service.client import Client
 
 
@@ -44,7 +45,7 @@ def classify_frame(client: Client, frame: F, column: str = "text", second: str |
     texts: list[Text] = list(zip(*columns, strict=True)) if second is not None else columns[0]
     answers = client.classify(texts) if texts else []
     made: dict[str, list[Any]] = {"truncated": [one.truncated for one in answers]}
-    if len(client.connect().config.encoder.labels) == 1:
+    if len(answering(client.connect()).config.encoder.labels) == 1:
         return frame.assign(score=[one.score for one in answers], **made)
     label, probability = [one.label for one in answers], [one.probability for one in answers]
     return frame.assign(label=label, probability=probability, **made)

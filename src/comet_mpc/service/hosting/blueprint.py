@@ -75,6 +75,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     answer_bits=self.answer_bits,
                     network=Network.parse(self.network),
                     told=tick,
+                    plain=False,
                 )
         return found
 

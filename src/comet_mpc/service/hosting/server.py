@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 
 from comet_mpc.errors import CometError, ConfigurationError
-from comet_mpc.models.served import ServedModel
 from comet_mpc.net.identity import REVOKED, TlsIdentity
 from comet_mpc.net.live import LiveContext
 from comet_mpc.net.reception import ReceptionLimits
@@ -26,7 +25,7 @@ from comet_mpc.net.sockets import listen
 from comet_mpc.offline.source import Source
 from comet_mpc.processors import cores
 from comet_mpc.service.catalogue import Catalogue, check_name
-from comet_mpc.service.deployment import Deployment, ServiceLimits, server_counters
+from comet_mpc.service.deployment import Deployment, Served, ServiceLimits, server_counters
 from comet_mpc.service.hosting.front import FrontDesk, FrontLimits
 from comet_mpc.service.hosting.lifeline import ended, forked
 from comet_mpc.service.hosting.lookout import Lookout
@@ -77,7 +76,7 @@ class Server:
 
     def __init__(
         self,
-        model: ServedModel | Mapping[str, ServedModel],
+        model: Served | Mapping[str, Served],
         listen_at: tuple[str, int],
         source: Source,
         identity: TlsIdentity,
@@ -92,7 +91,7 @@ class Server:
         queue_seconds: float = 30.0,
         stop_seconds: float = 30.0,
         handshakes: ReceptionLimits | None = None,
-        reload: Callable[[], Mapping[str, ServedModel]] | None = None,
+        reload: Callable[[], Mapping[str, Served]] | None = None,
     ) -> None:
         if workers < 0:
             raise ConfigurationError(f"a server needs at least one worker, got {workers}")
@@ -106,7 +105,7 @@ class Server:
         limits = limits or ServiceLimits()
         limits = replace(limits, preparations=limits.preparations or max(1, workers - 1))
 
-        def deploy(one: ServedModel) -> Deployment:
+        def deploy(one: Served) -> Deployment:
             return Deployment(one, source, identity, state, limits, self._counters)
 
         self._deploy = deploy

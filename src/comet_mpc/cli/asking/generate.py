@@ -1,0 +1,138 @@
+"""`comet generate`: a text that is written privately, shown as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from comet_mpc.cli.options import (
+    AcceptedModel,
+    AnySource,
+    Cache,
+    ClientName,
+    DealerAddress,
+    JsonFile,
+    Keys,
+    ServerAddress,
+    Timeout,
+    WantedModel,
+    wanted_model,
+)
+from comet_mpc.cli.tables import write_json
+from comet_mpc.models.writing.sampling import Sampling
+from comet_mpc.net.identity import TlsIdentity
+from comet_mpc.progress import bar
+from comet_mpc.service.client import Client
+from comet_mpc.service.writing.client import Token
+from comet_mpc.units import counted, human_bytes
+
+_SAMPLING, _RANDOMNESS = "How tokens are picked", "Randomness"
+
+Prompt = Annotated[str, typer.Argument(help="The beginning of the text.")]
+Tokens = Annotated[int | None, typer.Option(min=1, help="At most so many tokens. Default: all that there is room for.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="0: always the likeliest token. 1: as the model says.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[int, typer.Option(min=0, help="Only so many of the likeliest; 0: all.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[
+    float, typer.Option(help="Only the likeliest that have so much probability together.", rich_help_panel=_SAMPLING)
+]
+Penalty = Annotated[
+    float, typer.Option(help="Above 1: tokens that are in the text already come less often.", rich_help_panel=_SAMPLING)
+]
+Seed = Annotated[int | None, typer.Option(help="The same text again for the same seed.", rich_help_panel=_SAMPLING)]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="End the text before this. May be given again.", rich_help_panel=_SAMPLING),
+]
+Drafts = Annotated[
+    int,
+    typer.Option(min=0, max=32, help="Guess so many tokens before each run: fewer runs.", rich_help_panel=_RANDOMNESS),
+]
+
+
+def generate(
+    server: ServerAddress,
+    prompt: Prompt,
+    tokens: Tokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    drafts: Drafts = 0,
+    json: JsonFile = None,
+    model: WantedModel = "",
+    accept_model: AcceptedModel = "",
+    keys: Keys = Path("keys"),
+    name: ClientName = "client",
+    cache: Cache = None,
+    timeout: Timeout = 120.0,
+    source: AnySource = None,
+    dealer: DealerAddress = None,
+) -> None:
+    """Write a text after a prompt: the server learns neither of the two, and you do not learn its weights.
+
+    The server learns how many tokens the prompt has, and how many are written. Each token is picked on this machine.
+    """
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
+    )
+    called, fingerprint = wanted_model(model)
+    written: list[Token] = []
+    quiet = str(json) == "-"
+    with contextlib.ExitStack() as stack:
+        with bar(f"preparing with {server}", shown=human_bytes) as progress:
+            progress(0, 0)
+            client = stack.enter_context(
+                Client(
+                    server, identity=TlsIdentity.find(keys.absolute(), name), timeout=timeout, ready=0,
+                    cache=cache.absolute() if cache is not None else None, source=source, dealer=dealer,
+                    model=called, fingerprint=fingerprint, accept_model=accept_model, progress=progress,
+                )
+            )  # fmt: skip
+            made = client.generate(prompt, tokens=tokens, sampling=sampling, stop=stop or (), drafts=drafts)
+            stack.enter_context(contextlib.closing(made))
+            first = next(made)
+        try:
+            for token in chain([first], made):
+                if not quiet:
+                    typer.echo(printable(token.text if written else prompt + token.text), nl=False)
+                written.append(token)
+        finally:  # after an error, too, what was written stands
+            _conclude(prompt, written, client.source, json, quiet)
+
+
+def printable(text: str) -> str:
+    """Without anything that could steer a terminal: the tokens' spelling comes from the server."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def _conclude(prompt: str, written: list[Token], source: str, json: Path | None, quiet: bool) -> None:
+    """What it cost, a token."""
+    first, count = written[0], len(written)
+    online, rounds = sum(one.online_bytes for one in written), sum(one.rounds for one in written)
+    seconds = sum(one.seconds for one in written)
+    text = "".join(one.text for one in written)
+    write_json(json, {
+        "prompt": prompt, "text": text, "finish": written[-1].finish, "prompt_tokens": first.prompt_tokens,
+        "online_bytes": online, "rounds": rounds, "seconds": seconds, "offline_bytes": first.offline_bytes,
+        "offline_seconds": first.offline_seconds, "source": source, "tokens": [asdict(one) for one in written],
+    })  # fmt: skip
+    if quiet:
+        return
+    typer.echo()
+    after = sum(one.seconds for one in written[1:]) / max(1, count - 1)
+    typer.echo(
+        f"{counted(count, 'token')} after {counted(first.prompt_tokens, 'token')}: {after:.2f} s and "
+        f"{human_bytes(round(online / count))} a token, {rounds} rounds\n"
+        f"offline: {human_bytes(first.offline_bytes)}, {first.offline_seconds:.2f} s\n"
+        f"source of randomness: {source}",
+        err=True,
+    )

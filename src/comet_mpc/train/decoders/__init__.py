@@ -1,0 +1,1 @@
+"""Decoders: fitted functions by least squares on texts, which a model may have written itself."""

@@ -1,0 +1,1 @@
+"""A model fitted to its original by least squares."""

@@ -1,0 +1,281 @@
+"""A model brought near its original in closed form: no labels, no gradients, minutes.
+
+Layer by layer, with the layers below already fitted,
+
+    scores      the numbers of every head: what it averages is nearest to what softmax would have averaged
+    neurons     the polynomial of every neuron: nearest to GeLU where the neuron's values are
+    matrices    right behind either: the sum that LayerNorm takes is the original's, as far as a linear map can make it
+
+and in the end the classifier. All are least squares over the tokens of some texts (`fitting.least_squares`). Of a text,
+only its hidden states are kept from layer to layer, in both models; everything else is computed again, batch by batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from comet_mpc.functions.attention import LARGEST_SOFTNESS
+from comet_mpc.models.bounds import activation_bounds, head_bounds
+from comet_mpc.models.fitted.first import USUAL_SOFTNESS
+from comet_mpc.models.fitted.numbers import curved
+from comet_mpc.progress import Tick, silent
+from comet_mpc.train.batches import Batch
+from comet_mpc.train.fitting.least_squares import Attended, Limits, Polynomials, Regression, first_heads, fit_heads
+from comet_mpc.train.model import UnifiedModel
+
+_RIDGE = 800.0
+"""Tokens that an old matrix counts for, at the mean square of what is multiplied with it."""
+_CLASSIFIER_RIDGE = 100.0
+_LEAST_SOFTNESS = 2.0**-11
+"""c over the square of a head's bound."""
+_LEAST_ARGUMENT = 0.16
+"""z + b of a head, usually: its weights (z + b)^4/16 are then within 2^-14 of the largest possible, where the protocol
+divides by their mean accurately."""
+_NEURON_ROWS = 16_384
+"""Tokens that polynomials are fitted to."""
+_SCORES = 250_000
+"""Scores of every head that its numbers are fitted to."""
+_GUARD = 1e-3
+"""How much the value at a neuron's bound counts (`Polynomials.solve`). It costs next to nothing, and keeps what the
+certificate has to allow for small."""
+
+
+@dataclass
+class _Stream:
+    """A batch on its way through both models."""
+
+    mine: Tensor
+    theirs: Tensor
+    mask: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.mask.bool()
+
+    @property
+    def columns(self) -> Tensor:
+        return self.mask[:, None, None, :].to(self.mine.dtype)
+
+
+def can_fit(model: UnifiedModel, teacher: UnifiedModel) -> bool:
+    """The same encoder in another form."""
+    mine, theirs = model.config, teacher.config
+    same = all(
+        getattr(mine.encoder, name) == getattr(theirs.encoder, name)
+        for name in ("architecture", "hidden", "layers", "heads", "intermediate")
+    )
+    return same and (mine.activation, mine.attention) != (theirs.activation, theirs.attention)
+
+
+def fit_to_teacher(model: UnifiedModel, teacher: UnifiedModel, batches: Sequence[Batch], tick: Tick = silent) -> None:
+    """All of it at once. The model trains afterwards, if it did before."""
+    was = model.training
+    for _ in Fitting(model, teacher, batches).run(tick=tick):
+        pass
+    model.train(was)
+
+
+class Fitting:
+    """Fits `model`, a form of `teacher`, in place: layer by layer, then its head. Both evaluate as they are set to."""
+
+    def __init__(
+        self, model: UnifiedModel, teacher: UnifiedModel, batches: Sequence[Batch], clock: Clock = time.monotonic
+    ) -> None:
+        self.model, self.teacher = model.eval(), teacher.eval()
+        self.layers: list[Any] = list(model.layers)
+        self.originals: list[Any] = list(teacher.layers)
+        self.clock, self.solving = clock, 0.0
+        """Seconds that do not depend on the number of tokens, so far."""
+        with torch.no_grad():
+            self.streams = [self._begin(batch) for batch in batches]
+
+    def _begin(self, batch: Batch) -> _Stream:
+        ids, mask, types = batch.inputs
+        states = [
+            m.normalise("embeddings.norm", m.embeddings.norm, m.embeddings(ids, types))
+            for m in (self.model, self.teacher)
+        ]
+        return _Stream(states[0], states[1], mask)
+
+    def run(self, done: int = 0, tick: Tick = silent) -> Iterator[int]:
+        """Fits what is left after `done` layers, and gives the number of layers that are fitted, after each of them.
+
+        The head comes last: done is one more than there are layers if nothing is left.
+        """
+        parts = 4 * len(self.layers) * len(self.streams)
+        with torch.no_grad():
+            for index in range(len(self.layers) if done <= len(self.layers) else 0):
+                at = [4 * index * len(self.streams)]
+
+                def step(at: list[int] = at) -> None:
+                    at[0] += 1
+                    tick(min(at[0], parts - 1), parts)
+
+                if index >= done:
+                    self._fit_layer(index, step)
+                    yield index + 1
+                else:
+                    for stream in self.streams:
+                        self._pass(index, stream)
+            if done <= len(self.layers):
+                self._fit_classifier()
+        tick(parts, parts)
+
+    # One layer ------------------------------------------------------------------------------------------------
+
+    def _fit_layer(self, index: int, step: Callable[[], None]) -> None:
+        layer, config = self.layers[index], self.model.config
+        if config.attention.kind == "fitted":
+            self._fit_heads(index)
+        elif config.attention.cosine:
+            self._centre_thresholds(index)
+        self._fit_matrix(index, "attention_output", "attention_norm", _attend, step)
+        if config.activation.kind == "fitted":
+            self._fit_neurons(layer)
+        self._fit_matrix(index, "down", "output_norm", _activate, step)
+
+    def _pass(self, index: int, stream: _Stream) -> None:
+        """Through a layer that is fitted already."""
+        for matrix, norm, features in (
+            ("attention_output", "attention_norm", _attend),
+            ("down", "output_norm", _activate),
+        ):
+            self._normalise(index, matrix, norm, features, stream)
+
+    def _normalise(self, index: int, matrix: str, norm: str, features: _Features, stream: _Stream) -> None:
+        for name, model in (("mine", self.model), ("theirs", self.teacher)):
+            layer: Any = model.layers[index]
+            x = getattr(stream, name)
+            total = x + getattr(layer, matrix)(features(model, index, x, stream))
+            setattr(stream, name, model.normalise(f"layers.{index}.{norm}", getattr(layer, norm), total))
+
+    def _fit_matrix(self, index: int, matrix: str, norm: str, features: _Features, step: Callable[[], None]) -> None:
+        """LayerNorm divides every row by its deviation, so its error counts relative to that."""
+        own, other = getattr(self.layers[index], matrix), getattr(self.originals[index], matrix)
+        found = Regression(own.weight)
+        for stream in self.streams:
+            kept = stream.tokens
+            total = (stream.theirs + other(features(self.teacher, index, stream.theirs, stream)))[kept]
+            x = features(self.model, index, stream.mine, stream)[kept]
+            found.add(x, total - stream.mine[kept], 1.0 / total.var(dim=1))
+            step()
+        began = self.clock()
+        weight, bias = found.solve(_RIDGE)
+        self.solving += self.clock() - began
+        own.weight.copy_(weight)
+        own.bias.copy_(bias)
+        for stream in self.streams:
+            self._normalise(index, matrix, norm, features, stream)
+            step()
+
+    # Heads ----------------------------------------------------------------------------------------------------
+
+    def _fit_heads(self, index: int) -> None:
+        layer = self.layers[index]
+        batches = [self._attended(index, stream) for stream in self._some_streams()]
+        start = first_heads(batches, USUAL_SOFTNESS, _LEAST_ARGUMENT)
+        found = fit_heads(batches, start, Limits.of(start, *(self._softness(index, part) for part in ("query", "key"))))
+        ones = torch.ones_like(found.shift)
+        layer.scores.copy_(torch.stack([ones, found.shift, found.offset], dim=1))
+        layer.softness.copy_(torch.stack([found.query_softness, found.key_softness], dim=1))
+
+    def _some_streams(self) -> list[_Stream]:
+        """Short and long texts, until there are scores enough."""
+        chosen, scores = [], 0
+        for place in np.random.default_rng(0).permutation(len(self.streams)):
+            stream = self.streams[place]
+            chosen.append(stream)
+            scores += int(stream.mask.sum(1).square().sum())
+            if scores >= _SCORES:
+                break
+        return chosen
+
+    def _attended(self, index: int, stream: _Stream) -> Attended:
+        own, other = self.layers[index], self.originals[index]
+        q, k, v = (own.split(part(stream.mine)) for part in (own.query, own.key, own.value))
+        theirs, keys = (other.split(part(stream.theirs)) for part in (other.query, other.key))
+        n = stream.mask.shape[1]
+        scores = theirs @ keys.transpose(-1, -2) / math.sqrt(theirs.shape[-1])
+        bias = self.teacher.position_bias(n)
+        scores = (scores if bias is None else scores + bias).masked_fill(stream.columns == 0, -torch.inf)
+        return Attended(q, k, v, self.model.position_bias(n), torch.softmax(scores, dim=-1), stream.mask)
+
+    def _softness(self, index: int, part: str) -> tuple[Tensor, Tensor]:
+        """The least and the most that is allowed of every head."""
+        own = getattr(self.layers[index], part)
+        norm = self.layers[index - 1].output_norm if index else self.model.embeddings.norm
+        w, b, gamma, beta = (p.double().numpy() for p in (own.weight, own.bias, norm.weight, norm.bias))
+        square = torch.from_numpy(head_bounds(w, b, gamma, beta, self.model.config.encoder.heads) ** 2)
+        return _LEAST_SOFTNESS * square, 0.999 * LARGEST_SOFTNESS * square
+
+    def _centre_thresholds(self, index: int) -> None:
+        """Every head's threshold at its mean cosine: neither all tokens are far below it, nor all above."""
+        layer = self.layers[index]
+        total, count = torch.zeros(layer.heads), 0.0
+        for stream in self.streams:
+            q, k = (F.normalize(layer.split(part(stream.mine)), dim=-1) for part in (layer.query, layer.key))
+            pairs = stream.columns * stream.columns.transpose(-1, -2)
+            total = total + (q @ k.transpose(-1, -2) * pairs).sum((0, 2, 3))
+            count += float(pairs.sum())
+        layer.thresholds.copy_(total / count)
+
+    # Neurons --------------------------------------------------------------------------------------------------
+
+    def _fit_neurons(self, layer: Any) -> None:
+        up, norm, degree = layer.up, layer.attention_norm, self.model.config.activation.degree
+        found = Polynomials(layer.neurons["scale"], degree)
+        for stream in self.streams:
+            h = up(stream.mine[stream.tokens])
+            found.add(h, F.gelu(h))
+            if found.rows >= _NEURON_ROWS:
+                break
+        bound = activation_bounds(up.weight, up.bias, norm.weight, norm.bias)
+        coefficients = found.solve(bound, _GUARD)
+        if degree == 2:
+            scale = layer.neurons["scale"].double().numpy()
+            coefficients = torch.from_numpy(curved(coefficients.numpy(), scale, bound.double().numpy()))
+        layer.neurons["coefficients"].copy_(coefficients)
+
+    # The head -------------------------------------------------------------------------------------------------
+
+    def _fit_classifier(self) -> None:
+        """To the original's logits, from what the pooler gives, if there is one."""
+        own, other = self.model, self.teacher
+        if own.classifier is None or other.classifier is None:
+            return
+        found = Regression(own.classifier.weight)
+        for stream in self.streams:
+            x = own.pooled(stream.mine, stream.mask, self.layers[-1].output_norm)
+            wanted = other.classifier(other.pooled(stream.theirs, stream.mask, self.originals[-1].output_norm))
+            if own.config.head.kind == "tokens":
+                x, wanted = x[stream.tokens], wanted[stream.tokens]
+            found.add(x, wanted, torch.ones(len(x)))
+        weight, bias = found.solve(_CLASSIFIER_RIDGE)
+        own.classifier.weight.copy_(weight)
+        own.classifier.bias.copy_(bias)
+
+
+Clock = Callable[[], float]
+_Features = Callable[[UnifiedModel, int, Tensor, _Stream], Tensor]
+
+
+def _attend(model: UnifiedModel, index: int, x: Tensor, stream: _Stream) -> Tensor:
+    layers: Any = model.layers
+    before = layers[index - 1].output_norm if index else model.embeddings.norm
+    found: Tensor = layers[index].attend(model, x, before, stream.columns, model.position_bias(x.shape[1]))
+    return found
+
+
+def _activate(model: UnifiedModel, index: int, x: Tensor, stream: _Stream) -> Tensor:
+    layer: Any = model.layers[index]
+    found: Tensor = layer.activate(model, x)
+    return found
