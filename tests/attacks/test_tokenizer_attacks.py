@@ -425,14 +425,14 @@ def test_a_split_that_removes_nothing_is_taken() -> None:
 
 def test_the_same_tokenizer_makes_the_same_package(model: ServedModel, checkpoint: Path) -> None:
     """Once checked it stays as it is, so the client's fingerprint is the server's; and any machine's."""
-    assert TextTokenizer(model.tokenizer.text).text == model.tokenizer.text
+    assert TextTokenizer(model.text_tokenizer.text).text == model.tokenizer.text
     assert PublicModel.unpack(model.package()).package() == model.package() == ServedModel.load(checkpoint).package()
 
 
 def test_a_text_of_any_length_is_either_read_or_refused_before_it_is_normalised(model: ServedModel) -> None:
-    assert model.tokenizer.encode("good " * 1000, 16).total == 1002
+    assert model.text_tokenizer.encode("good " * 1000, 16).total == 1002
     with pytest.raises(ConfigurationError, match=f"text 3 has {MOST_CHARACTERS + 1} characters"):
-        model.tokenizer.encode("a" * (MOST_CHARACTERS + 1), 16, number=3)
+        model.text_tokenizer.encode("a" * (MOST_CHARACTERS + 1), 16, number=3)
 
 
 @pytest.mark.parametrize("bound", ["GROWTH", "TOKENS_PER_CHARACTER"])

@@ -128,7 +128,7 @@ def torch_states(directory: Path, query: Query, ids: npt.NDArray[np.int64]) -> l
 def token_ids(model: ServedModel, texts: list[str], bucket: int) -> npt.NDArray[np.int64]:
     ids = np.full((len(texts), bucket), model.config.encoder.padding, np.int64)
     for row, text in zip(ids, texts, strict=True):
-        found = model.tokenizer.encode(text, bucket).ids
+        found = model.text_tokenizer.encode(text, bucket).ids
         row[: len(found)] = found
     return ids
 

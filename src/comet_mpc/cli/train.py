@@ -36,6 +36,7 @@ def unify(
     trainable: of.Trainable = None,
     pooler: of.PoolerOption = None,
     seed: of.HeadSeed = 0,
+    image_size: of.ImageSize = None,
 ) -> None:
     """Turn a Hugging Face model (or a Comet model) into a Comet model.
 
@@ -48,7 +49,9 @@ def unify(
         attention_mu=attention_mu, floor=floor, power=power, trainable=trainable, pooler=pooler,
     )  # fmt: skip
     names = tuple(labels.split(",")) if labels else ()
-    made = train.unify(source, out, chosen, task=task, labels=names, head=head, seed=seed, watcher=Shown())
+    made = train.unify(
+        source, out, chosen, task=task, labels=names, head=head, seed=seed, image_size=image_size, watcher=Shown()
+    )
     e = made.config.encoder
     answers = f"labels {', '.join(e.labels)}" if e.labels else "embeddings"
     typer.echo(

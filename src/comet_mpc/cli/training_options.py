@@ -16,7 +16,7 @@ _OTHER_RULE = "Another rule of activations and scores than the model's"
 
 # of unify
 
-_ANY_MODEL = "Directory, or name on the hub, of a (Distil)BERT, RoBERTa or MPNet model."
+_ANY_MODEL = "Directory, or name on the hub, of a (Distil)BERT, RoBERTa, MPNet, ViT or DINOv2 model."
 Source = Annotated[str, Argument(metavar="MODEL", help=_ANY_MODEL)]
 Checkpoint = Annotated[Path, Argument(help="Directory for the Comet checkpoint.")]
 _FORMS = "certified (the one that can be served), paper (research only) or unmodified."
@@ -41,6 +41,8 @@ Power = Annotated[int | None, Option(help="Power of the scores in attention: 1 o
 Trainable = Annotated[bool | None, Option(help="Train α and μ, layer by layer.")]
 _POOLER = "tanh, or algebraic: x/sqrt(1 + x²), which can be computed privately."
 PoolerOption = Annotated[Literal["tanh", "algebraic"] | None, Option(help=_POOLER)]
+_IMAGE_SIZE = "Side of the images that a vision model takes (default: its own). Smaller costs less."
+ImageSize = Annotated[int | None, Option(metavar="PIXELS", min=1, help=_IMAGE_SIZE)]
 HeadSeed = Annotated[int, Option(help="For the random weights of a new head.")]
 
 # of calibrate

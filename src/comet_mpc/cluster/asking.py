@@ -24,14 +24,13 @@ from comet_mpc.cluster.host import Host
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CometError, ImpossibleAnswer, NodeLost, PeerClosed, PeerError, PeerTimeout, ServerBusy
 from comet_mpc.models.public import PublicModel
-from comet_mpc.models.queries import TextRun
-from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.queries import Input, TextRun
 from comet_mpc.net.authority import make_test_set
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.hosting.blueprint import Blueprint
 from comet_mpc.service.prediction import Answer
 
-Runs = Callable[[Sequence[Text]], list[TextRun]]
+Runs = Callable[[Sequence[Input]], list[TextRun]]
 
 _LOOPBACK = "127.0.0.1"
 _TICK = 1.0
@@ -47,7 +46,7 @@ class Asker:
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._client = Client(address, **options)
 
-    def ask(self, run: TextRun, texts: list[Text]) -> list[Answer]:
+    def ask(self, run: TextRun, texts: list[Input]) -> list[Answer]:
         return self._client.ask_run(run, texts)
 
 
@@ -78,7 +77,7 @@ class Spread:
         self._idle = [make() for _ in range(count)]
         self._losses_left = _MOST_TRIES * count
 
-    def ask(self, texts: Sequence[Text], *, told: Callable[[int, Any], None] | None = None) -> list[Answer]:
+    def ask(self, texts: Sequence[Input], *, told: Callable[[int, Any], None] | None = None) -> list[Answer]:
         """One answer per text, in order; all of them or an error. told: as of `Client.ask`."""
         found: dict[int, Answer] = {}
         impossible: CometError | None = None

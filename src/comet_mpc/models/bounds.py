@@ -47,7 +47,12 @@ class Weights:
 
     def before(self, layer: int) -> tuple[Reals, Reals]:
         """γ and β of the LayerNorm whose output the layer reads."""
-        return self.pair(f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm")
+        return self.pair(norm_before(layer))
+
+
+def norm_before(layer: int) -> str:
+    """The LayerNorm whose output the layer reads, or behind the last."""
+    return f"layers.{layer - 1}.output_norm" if layer else "embeddings.norm"
 
 
 def activation_bounds(w: Any, b: Any, gamma: Any, beta: Any) -> Any:
@@ -102,6 +107,14 @@ def embedding_norm_top(tables: list[Reals]) -> float:
     return float(total**2 / tables[0].shape[1])
 
 
+def image_norm(patches: Reals, positions: Reals) -> float:
+    """‖C row‖ of [CLS], the first of the positions, and of every patch that there can be: of pixels in [0, 1]."""
+    matrix, rows = _centred(patches, 0), _centred(positions, 1)
+    middle = rows[1:] + 0.5 * matrix.sum(axis=1)  # of a grey image
+    spread = 0.5 * math.sqrt(patches.shape[1]) * _sigma(matrix)
+    return float(max(np.linalg.norm(rows[0]), np.max(np.linalg.norm(middle, axis=1)) + spread))
+
+
 def attention_norm_top(
     value: tuple[Reals, Reals],
     output: tuple[Reals, Reals],
@@ -122,12 +135,33 @@ def attention_norm_top(
     o = _centred(o, 0)
     real = _sigma(_centred(_centred(np.diag(gamma), 0), 1)) * size + float(np.linalg.norm(_centred(beta + o_shift, 0)))
     spread = max(real, float(np.linalg.norm(_centred(beta + o_shift - gamma, 0))))
-    for o_h, v_h, shift in zip(np.split(o, heads, axis=1), np.split(v, heads), np.split(v_shift, heads), strict=True):
-        head = _sigma_of_product(o_h, _centred(v_h * gamma, 1)) * size + float(
-            np.linalg.norm(o_h @ (v_h @ beta + shift))
-        )
-        spread += (1.0 + weight_error) * head
-    return spread**2 / d
+    return (spread + (1.0 + weight_error) * _heads_reach((v, v_shift), o, gamma, beta, heads)) ** 2 / d
+
+
+def _heads_reach(value: tuple[Reals, Reals], output: Reals, gamma: Reals, beta: Reals, heads: int) -> float:
+    """‖W_o·(attention of x)‖ at most, W_o centred, if weights add up to 1."""
+    (v, v_shift), size = value, math.sqrt(len(gamma)) * (1.0 + SLACK)
+    reach = 0.0
+    for o_h, v_h, shift in zip(
+        np.split(output, heads, axis=1), np.split(v, heads), np.split(v_shift, heads), strict=True
+    ):
+        reach += _sigma_of_product(o_h, _centred(v_h * gamma, 1)) * size
+        reach += float(np.linalg.norm(o_h @ (v_h @ beta + shift)))
+    return reach
+
+
+def attention_step(
+    value: tuple[Reals, Reals],
+    output: tuple[Reals, Reals],
+    gamma: Reals,
+    beta: Reals,
+    heads: int,
+    *,
+    weight_error: float = 0.0,
+) -> float:
+    """‖C(W_o·(attention of x) + b_o)‖, x = γ⊙n + β: what a pre-normalised block adds to its stream."""
+    own = float(np.linalg.norm(_centred(output[1], 0)))
+    return own + (1.0 + weight_error) * _heads_reach(value, _centred(output[0], 0), gamma, beta, heads)
 
 
 def output_norm_top(
@@ -138,11 +172,13 @@ def output_norm_top(
     middle: Reals,
     *,
     activation_error: Reals | None = None,
+    skips: bool = True,
 ) -> float:
     """Variance of x + W₂·f(W₁·x + b₁) + b₂, x = γ⊙n + β, for an f with slopes in [0, 1].
 
     middle            f(W₁·β + b₁): the activations for n = 0
     activation_error  |f̂ - f| per neuron, where f̂ is what the protocol computes
+    skips             False: of the sum without x, as pre-normalised blocks add it to their stream
     """
     (w1, _), (w2, shift) = up, down
     d = len(gamma)
@@ -153,9 +189,9 @@ def output_norm_top(
     rows, columns = np.linalg.norm(w1, axis=1), np.linalg.norm(w2, axis=0)
     balance = np.sqrt(np.maximum(rows, 1e-12) / np.maximum(columns, 1e-12))
     mixed = _sigma(w2 * balance) * _sigma(w1 / balance[:, None])
-    residual = _centred(_centred(np.diag(gamma), 0), 1)
+    residual = _centred(_centred(np.diag(gamma), 0), 1) if skips else 0.0
     linear = _sigma(residual + 0.5 * (w2 @ w1)) + 0.5 * mixed
-    constant = float(np.linalg.norm(_centred(beta + w2 @ middle + shift, 0)))
+    constant = float(np.linalg.norm(_centred((beta if skips else 0.0) + w2 @ middle + shift, 0)))
     if activation_error is not None:
         by_columns = float(columns @ activation_error)
         constant += min(by_columns, _sigma(w2) * float(np.linalg.norm(activation_error)))
@@ -170,6 +206,7 @@ def quadratic_norm_top(
     polynomials: tuple[Reals, Reals, Reals],
     *,
     activation_error: Reals,
+    skips: bool = True,
 ) -> float:
     """The same for neurons f_j(h) = c₀ + c₁·h + c₂·h², `polynomials`: c₀, c₁ and c₂.
 
@@ -184,9 +221,9 @@ def quadratic_norm_top(
     start = w1 @ beta + b1
     x, w2 = _centred(w1 * gamma, 1), _centred(w2, 0)
     lengths = np.linalg.norm(x, axis=1)
-    residual = _centred(_centred(np.diag(gamma), 0), 1)
+    residual = _centred(_centred(np.diag(gamma), 0), 1) if skips else 0.0
     linear = _sigma(residual + (w2 * (c1 + 2.0 * c2 * start)) @ x)
-    constant = _centred(beta + w2 @ (c0 + c1 * start + c2 * start**2) + shift, 0)
+    constant = _centred((beta if skips else 0.0) + w2 @ (c0 + c1 * start + c2 * start**2) + shift, 0)
     traced = constant + w2 @ (c2 * lengths**2) * (size**2 / (d - 1))
     curved = w2 * c2
     products = (x @ x.T) ** 2 - np.outer(lengths**2, lengths**2) / (d - 1)

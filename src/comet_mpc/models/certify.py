@@ -39,7 +39,9 @@ from comet_mpc.models.bounds import (
     Weights,
     activation_bounds,
     attention_norm_top,
+    attention_step,
     embedding_norm_top,
+    image_norm,
     output_norm_top,
     power_of_two_above,
     quadratic_norm_top,
@@ -153,16 +155,17 @@ def variance_tops(
 ) -> dict[str, float]:
     """The largest variance before every LayerNorm, for every input, by these rules."""
     e, weights = config.encoder, Weights(tensors)
+    if e.stream:
+        return _stream_tops(config, tensors, activation, denominators, told)
     tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
     tops = {"embeddings.norm": embedding_norm_top(tables)}
-    weight_error = (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
     for i in range(e.layers):
         told(i, e.layers)
         layer = f"layers.{i}"
         value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
         gamma, beta = weights.before(i)
         tops[f"{layer}.attention_norm"] = attention_norm_top(
-            value, output, gamma, beta, e.heads, weight_error=weight_error
+            value, output, gamma, beta, e.heads, weight_error=_weight_error(denominators)
         )
         tops[f"{layer}.output_norm"] = _neurons_top(config, tensors, i, activation)
     told(e.layers, e.layers)
@@ -171,23 +174,52 @@ def variance_tops(
     return tops
 
 
+def _weight_error(denominators: InverseRule) -> float:
+    """By how much more than 1 attention's weights may add up to."""
+    return (1.0 + denominators.error + denominators.rounding) ** 2 - 1.0
+
+
 def _neurons_top(config: CometConfig, tensors: Tensors, index: int, rule: Rule | None) -> float:
-    """The variance behind a layer's neurons. rule: of smu, if that is what they are"""
+    """The variance behind a layer's neurons; with a stream, of what they add. rule: of smu, if that is their form"""
     weights, layer = Weights(tensors), f"layers.{index}"
     gamma, beta = weights.pair(f"{layer}.attention_norm")
+    skips = not config.encoder.stream
     up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
     if config.activation.kind == FITTED:
         own = Quadratics.of(tensors, index)
         shift = own.shift(activation_bounds(*up, gamma, beta), index)
         scale = np.abs(own.curvature) * activation_bounds(up[0], up[1] + shift, gamma, beta) ** 2
         polynomials = (own.constant, own.slope, own.curvature)
-        return quadratic_norm_top(up, down, gamma, beta, polynomials, activation_error=scale * Square.rounding)
+        return quadratic_norm_top(
+            up, down, gamma, beta, polynomials, activation_error=scale * Square.rounding, skips=skips
+        )
     if rule is None:
         raise CheckpointError("no rule for the neurons")
     error = 0.5 * (_root_error(rule) + rule.root_rounding * math.sqrt(rule.high)) + 2.0**-11
     scale = activation_bounds(*up, gamma, beta)
     middle = scale * Smu(config.activation.mu, config.activation.alpha)((up[0] @ beta + up[1]) / scale)
-    return output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error)
+    return output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error, skips=skips)
+
+
+def _stream_tops(
+    config: CometConfig, tensors: Tensors, activation: Rule | None, denominators: InverseRule, told: Told
+) -> dict[str, float]:
+    """The same of pre-normalised blocks: what the stream begins with, and all that was added to it."""
+    e, weights = config.encoder, Weights(tensors)
+    norm = image_norm(weights["embeddings.patches"], weights["embeddings.positions"])
+    tops = {"embeddings.norm": norm**2 / e.hidden}
+    for i in range(e.layers):
+        told(i, e.layers)
+        layer = f"layers.{i}"
+        value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
+        norm += attention_step(value, output, *weights.before(i), e.heads, weight_error=_weight_error(denominators))
+        tops[f"{layer}.attention_norm"] = norm**2 / e.hidden
+        norm += math.sqrt(e.hidden * _neurons_top(config, tensors, i, activation))
+        tops[f"{layer}.output_norm"] = norm**2 / e.hidden
+    told(e.layers, e.layers)
+    if config.head.unit:
+        tops["output.norm"] = state_top(*weights.before(e.layers))
+    return tops
 
 
 def _interval_tops(

@@ -31,6 +31,7 @@ from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.rule import InverseRule, Rule
 from comet_mpc.functions.rules import SERVING, STORED
 from comet_mpc.models.heads import Head, Pooler
+from comet_mpc.models.images.format import ImageFormat
 
 Tensor = npt.NDArray[np.float32]
 Tensors = dict[str, Tensor]
@@ -53,6 +54,7 @@ FormRuleName = Literal[RuleName, "fitted"]
 USUAL_RULE: RuleName = "quadratic"
 """The cheapest that keeps a model's accuracy (docs/explanation/accuracy.md)."""
 USUAL_STEPS = 3
+_TEXTS = ("bert", "distilbert", "roberta", "mpnet")
 
 
 def chosen_rule(rule: FormRuleName | None, steps: int | None) -> tuple[FormRuleName, int]:
@@ -71,9 +73,11 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Encoder(_Strict, frozen=True, kw_only=True):
     """Sizes of an encoder, and the labels of the classifier on top."""
 
-    architecture: Literal["bert", "distilbert", "roberta", "mpnet"]
-    vocabulary: Positive
+    architecture: Literal["bert", "distilbert", "roberta", "mpnet", "vit", "dinov2"]
+    vocabulary: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+    """Words that it knows; 0 if it takes images."""
     positions: Positive
+    """Of tokens; of an image, as many as it has patches, and [CLS] before them."""
     types: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
     hidden: Positive
     layers: Annotated[int, msgspec.Meta(gt=0, le=1024)]
@@ -86,11 +90,24 @@ class Encoder(_Strict, frozen=True, kw_only=True):
     """Relative position buckets (MPNet), 0 for none."""
     labels: tuple[str, ...] = ("0", "1")
     """Names of the classes; exactly one name: a regression; none: embeddings."""
+    image: ImageFormat | None = None
+    """What it is given of an image. None: it takes texts."""
+
+    def __post_init__(self) -> None:
+        if (self.image is None) != (self.architecture in _TEXTS) or (self.image is None) != (self.vocabulary > 0):
+            raise ValueError(f"{self.architecture}: a model takes texts, and has a vocabulary, or images of a format")
+        if self.image is not None and self.positions != 1 + self.image.patches:
+            raise ValueError(f"{self.positions} positions do not fit {self.image.patches} patches and [CLS]")
 
     @property
     def first_position(self) -> int:
         """RoBERTa and MPNet count positions from the padding id on."""
-        return 0 if self.architecture in ("bert", "distilbert") else self.padding + 1
+        return self.padding + 1 if self.architecture in ("roberta", "mpnet") else 0
+
+    @property
+    def stream(self) -> bool:
+        """Its blocks are pre-normalised (`streams`): what a LayerNorm gives is never added to."""
+        return self.image is not None
 
     @property
     def longest(self) -> int:
@@ -231,7 +248,12 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
 
 
 def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint, in order."""
+    """Every tensor of a checkpoint, in order.
+
+    A LayerNorm is named by what it follows. With pre-normalised blocks `embeddings.norm` is the one before the first
+    layer, `layers.i.attention_norm` that before its neurons, and `layers.i.output_norm` that before the next layer, or
+    the last of all. An image's patches have their bias in the positions, of which the first row is all of [CLS].
+    """
     e = config.encoder
     d, m = e.hidden, e.intermediate
     if d % e.heads:
@@ -240,10 +262,12 @@ def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
         raise CheckpointError(
             f"a head for {config.head.kind} does not go with {len(e.labels)} labels and the pooler {config.pooler}"
         )
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.words": (e.vocabulary, d),
-        "embeddings.positions": (e.positions, d),
-    }
+    first = {"embeddings.words": (e.vocabulary, d)}
+    if e.image is not None:
+        first = {"embeddings.patches": (d, e.image.numbers)}
+        if config.head.reads != "first":
+            raise CheckpointError("a model of images answers from [CLS] alone, not from a mean or for every patch")
+    shapes: dict[str, tuple[int, ...]] = {**first, "embeddings.positions": (e.positions, d)}
     if e.types:
         shapes["embeddings.types"] = (e.types, d)
 

@@ -29,7 +29,7 @@ from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
 from comet_mpc.functions.layer_norm import plain_centred, plain_normalise, shrink_factor
 from comet_mpc.functions.rule import InverseRule, plain_inverse_sqrt
-from comet_mpc.models.blocks import MEAN_BOUND, position_buckets
+from comet_mpc.models.blocks import MEAN_BOUND, LayerRules, position_buckets
 from comet_mpc.models.bounds import SLACK, Weights, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.checkpoint import (
     FITTED,
@@ -56,6 +56,7 @@ def fold(
     taken: is given the weights, layer by layer, and then nothing of them is kept here
     """
     e, get, shrink = config.encoder, Weights(tensors).pair, shrink_factor(config.encoder.hidden)
+    skips = not e.stream
     folded: dict[str, Reals] = {}
     value_bounds = []
     gamma, beta = get("embeddings.norm")
@@ -69,13 +70,15 @@ def fold(
         value_bounds.append(power_of_two_above(1.05 * float(np.max(activation_bounds(*parts[2], gamma, beta)))))
         matrices = [plain_centred(w * gamma) for w, _ in parts]
         shifts = [w @ beta + b for w, b in parts]
-        matrices[2], shifts[2] = matrices[2] + shifts[2][:, None] / e.hidden, np.zeros(e.hidden)
+        if skips:  # there may be padding
+            matrices[2], shifts[2] = matrices[2] + shifts[2][:, None] / e.hidden, np.zeros(e.hidden)
         folded[target + "qkv.weight"], folded[target + "qkv.bias"] = np.concatenate(matrices), np.concatenate(shifts)
         folded[target + "threshold"] = _thresholds(config, tensors, i)
         output, bias = get(source + "attention_output")
         folded[target + "output.weight"] = shrink * plain_centred(output, axis=0)
-        folded[target + "output.bias"] = plain_centred(bias + beta - gamma)
-        folded[target + "first.gamma"] = gamma
+        folded[target + "output.bias"] = plain_centred(bias + beta - gamma) if skips else shrink * plain_centred(bias)
+        if skips:
+            folded[target + "first.gamma"] = gamma
         gamma, beta = get(source + "attention_norm")
         if config.attention.kind == FITTED:
             folded[target + "softness"] = relative_softness(tensors, i, e.heads)
@@ -83,8 +86,10 @@ def fold(
         up, up_bias, down, constant = _neurons(config, tensors, i)
         folded[target + "up.weight"], folded[target + "up.bias"] = plain_centred(up * gamma), up @ beta + up_bias
         folded[target + "down.weight"] = shrink * plain_centred(down, axis=0)
-        folded[target + "down.bias"] = plain_centred(get(source + "down")[1] + constant + beta)
-        folded[target + "second.gamma"] = gamma
+        bias = get(source + "down")[1] + constant
+        folded[target + "down.bias"] = plain_centred(bias + beta) if skips else shrink * plain_centred(bias)
+        if skips:
+            folded[target + "second.gamma"] = gamma
         gamma, beta = get(source + "output_norm")
         if taken is not None:
             taken(folded)
@@ -116,6 +121,15 @@ def fold_tables(tables: Mapping[str, npt.NDArray[np.float32]], first_position: i
     return {
         "embeddings.weight": shrink * plain_centred(symbols).T,
         "embeddings.positions": shrink * np.roll(plain_centred(positions), -first_position, axis=0),
+    }
+
+
+def fold_image(patches: npt.NDArray[np.float32], positions: npt.NDArray[np.float32]) -> dict[str, Reals]:
+    """The same of an image: what the stream begins with."""
+    shrink = shrink_factor(patches.shape[0])
+    return {
+        "embeddings.weight": shrink * plain_centred(patches.astype(np.float64), axis=0),
+        "embeddings.positions": shrink * plain_centred(positions.astype(np.float64)),
     }
 
 
@@ -186,10 +200,11 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
     for i in range(shape.layers):
         own, layer = rules.layers[i], f"layer.{i}."
         matrix, bias = real(layer + "qkv")
-        bias = bias + matrix.sum(axis=1)  # they are applied to n + 1
+        if not shape.stream:
+            bias = bias + matrix.sum(axis=1)  # they are applied to n + 1
+            _check_skips(fixed, layer)
         check(f"layer {i}: value", matrix[2 * d :], bias[2 * d :], own.value_bound)
         check(f"layer {i}: up", *real(layer + "up"), 1.0 + 2.0**-8 - 2.0**-12)
-        _check_skips(fixed, layer)
         limit = own.query_bound - math.sqrt(d // shape.heads) * 2.0**-13
         if np.max(head_bounds(matrix[: 2 * d], bias[: 2 * d], ones, zeros, 2 * shape.heads)) > limit:
             raise CheckpointError(f"layer {i}: a query or key may leave its range once it is rounded to fixed point")
@@ -228,9 +243,7 @@ def plain_states(
 
     The normalised rows after every layer, then the answers.
     """
-    (batch, tokens, d), shrink = rows.shape, shrink_factor(rows.shape[-1])
-    places = position_buckets(tokens, shape.buckets)
-    linear = partial(_linear, weights)
+    shrink = shrink_factor(rows.shape[-1])
 
     def normalised(x: Reals, name: str, gamma: str, rule: InverseRule | None) -> Reals:
         skip = weights[gamma] * rows + weights[name + ".bias"]
@@ -242,20 +255,60 @@ def plain_states(
     for i, own in enumerate(rules.layers):
         layer, (first, second) = f"layer.{i}.", (None, None) if exact else own.variances
         rows = rows + bits
-        qkv = linear(rows, layer + "qkv").reshape(batch, tokens, 3, shape.heads, d // shape.heads)
-        q, k, v = qkv.transpose(2, 0, 3, 1, 4)
-        thresholds = weights[layer + "threshold"][:, places]
-        constants, softness = (weights.get(layer + name) for name in ("constants", "softness"))
-        context = plain_attention(
-            q, k, v, own.attention, thresholds, mask, exact=exact, constants=constants, softness=softness
-        )
-        context = context.transpose(0, 2, 1, 3).reshape(rows.shape)
+        context = _plain_context(rows, mask, shape, own, weights, i, exact=exact)
         rows = normalised(context, layer + "output", layer + "first.gamma", first)
-        active = own.neurons(linear(rows, layer + "up"), exact=exact)
+        active = _plain_active(rows, own, weights, i, exact=exact)
         rows = normalised(active, layer + "down", layer + "second.gamma", second)
         rows = rows * bits if i + 1 < shape.layers else rows
         states.append(rows)
     return [*states, _plain_head(rows, mask, shape, rules, weights, exact)]
+
+
+def plain_stream_states(
+    stream: Reals, shape: EncoderShape, rules: EncoderRules, weights: Mapping[str, Reals], *, exact: bool = False
+) -> list[Reals]:
+    """The same of pre-normalised blocks (`streams`): the stream after every layer, then the answers."""
+    mask, states = np.ones(stream.shape[:2]), []
+
+    def normalised(rule: InverseRule | None) -> Reals:
+        return plain_normalise(stream, None if exact else rule, epsilon=rules.epsilon)
+
+    for i, own in enumerate(rules.layers):
+        layer, (first, second) = f"layer.{i}.", own.variances
+        context = _plain_context(normalised(first), mask, shape, own, weights, i, exact=exact)
+        stream = stream + _linear(weights, context, layer + "output")
+        active = _plain_active(normalised(second), own, weights, i, exact=exact)
+        stream = stream + _linear(weights, active, layer + "down")
+        states.append(stream)
+    return [*states, _plain_head(normalised(rules.last), mask, shape, rules, weights, exact)]
+
+
+def _plain_context(
+    rows: Reals,
+    mask: Reals,
+    shape: EncoderShape,
+    own: LayerRules,
+    weights: Mapping[str, Reals],
+    index: int,
+    *,
+    exact: bool,
+) -> Reals:
+    """Every head's averages of values, side by side."""
+    (batch, tokens, d), layer = rows.shape, f"layer.{index}."
+    qkv = _linear(weights, rows, layer + "qkv").reshape(batch, tokens, 3, shape.heads, d // shape.heads)
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)
+    thresholds = weights[layer + "threshold"][:, position_buckets(tokens, shape.buckets)]
+    constants, softness = (weights.get(layer + name) for name in ("constants", "softness"))
+    context = plain_attention(
+        q, k, v, own.attention, thresholds, mask, exact=exact, constants=constants, softness=softness
+    )
+    return np.asarray(context.transpose(0, 2, 1, 3).reshape(rows.shape))
+
+
+def _plain_active(rows: Reals, own: LayerRules, weights: Mapping[str, Reals], index: int, *, exact: bool) -> Reals:
+    """What a layer's neurons give."""
+    neurons = _linear(weights, rows, f"layer.{index}.up")
+    return np.asarray(own.neurons(neurons, exact=exact))
 
 
 def _plain_head(

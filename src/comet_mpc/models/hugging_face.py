@@ -1,4 +1,5 @@
-"""BERT, DistilBERT, RoBERTa and MPNet as Hugging Face stores them: from a directory, or by name from the hub.
+"""BERT, DistilBERT, RoBERTa and MPNet as Hugging Face stores them: from a directory, or by name from the hub. ViT and
+DINOv2 are in `vision`.
 
 Encoders, classifiers of texts and of tokens, and sentence-transformers' embeddings are read, every key and shape
 accounted for. Weights are safetensors, in one file or several, or an older `pytorch_model.bin`, which the caller brings
@@ -29,6 +30,7 @@ from comet_mpc.models.checkpoint import (
 )
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
 from comet_mpc.models.tokenizers.texts import TextTokenizer
+from comet_mpc.models.vision.hugging_face import VISION, load_vision
 
 ReadPickled = Callable[[Path], Tensors]
 
@@ -105,7 +107,7 @@ _USUAL = {"bert": _ON_POOLER, "distilbert": _BEFORE, "roberta": _OWN_DENSE, "mpn
 _TOKENS = "ForTokenClassification"
 _WEIGHTS, _SHARDS, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 _OTHERS = (
-    *("config.json", "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json"),
+    *("config.json", "preprocessor_config.json", "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json"),
     *("modules.json", "sentence_bert_config.json", "*_Pooling/config.json"),
 )
 
@@ -291,7 +293,8 @@ def _check_kind(path: Path, foreign: Mapping[str, Any]) -> None:
     """Refuses what would be read without an error and mean something else."""
     architecture = foreign.get("model_type")
     if architecture not in _LAYERS:
-        raise CheckpointError(f"{path}: model_type is {architecture!r}, expected one of {', '.join(_LAYERS)}")
+        known = ", ".join((*_LAYERS, *VISION))
+        raise CheckpointError(f"{path}: model_type is {architecture!r}, expected one of {known}")
     activation = "activation" if architecture == "distilbert" else "hidden_act"
     for name, expected in ((activation, "gelu"), ("position_embedding_type", "absolute")):
         if foreign.get(name, expected) != expected:
@@ -343,16 +346,24 @@ def _head(directory: Path, foreign: Mapping[str, Any], bare: Tensors, kind: Kind
 
 
 def load_hugging_face(
-    directory: Path, read_pickled: ReadPickled | None = None, kind: Kind | None = None
+    directory: Path,
+    read_pickled: ReadPickled | None = None,
+    kind: Kind | None = None,
+    image_size: int | None = None,
 ) -> tuple[CometConfig, Tensors, tuple[str, ...]]:
     """A model in its unmodified form; and the names of the head's tensors that it lacks.
 
     Those must be made anew and trained. read_pickled: for old files of weights (`train.read_pickled`). kind: of the
-    head (`heads.Head`), if not what the model was made for; what only another head needs is then left out.
+    head (`heads.Head`), if not what the model was made for; what only another head needs is then left out. image_size:
+    in pixels, if not that which a model of images was trained with.
     """
     directory = Path(directory)
     path = directory / "config.json"
     foreign = read_json(path)
+    if foreign.get("model_type") in VISION:
+        return *load_vision(directory, foreign, _weights(directory, read_pickled), kind, image_size), ()
+    if image_size is not None:
+        raise CheckpointError(f"{path}: the model takes texts: leave out the size of images")
     _check_kind(path, foreign)
     architecture = foreign["model_type"]
     bare = _bare(_weights(directory, read_pickled), architecture)

@@ -26,13 +26,27 @@ from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.attention import AttentionForm, certified_attention, fitted_attention
 from comet_mpc.functions.neurons import Neurons, SmuNeurons, Square
-from comet_mpc.functions.rule import Smu
+from comet_mpc.functions.rule import InverseRule, Smu
 from comet_mpc.functions.weighing import Quartic
 from comet_mpc.models.blocks import LayerRules
+from comet_mpc.models.bounds import norm_before
 from comet_mpc.models.checkpoint import FITTED, CometConfig
 from comet_mpc.models.heads import HeadRules, input_averages
+from comet_mpc.models.images.format import ImageFormat
+from comet_mpc.models.images.reading import Patches, read_image
 from comet_mpc.models.planning import plan_encoder
-from comet_mpc.models.queries import BUCKETS, Ids, Query, TextRun, embedded, one_hot
+from comet_mpc.models.queries import (
+    BUCKETS,
+    Ids,
+    Input,
+    Query,
+    TextRun,
+    embedded,
+    image_only,
+    image_query,
+    one_hot,
+    text_only,
+)
 from comet_mpc.models.tokenizers.texts import Text, TextTokenizer, Tokens
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
@@ -46,6 +60,7 @@ from comet_mpc.models.transformer import (
     public_weights,
     query_bound,
 )
+from comet_mpc.models.vision.forward import input_pixels, see
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
 
@@ -61,6 +76,7 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value_bounds: tuple[float, ...]
     logit_bound: float
     tokenizer: str
+    """Empty: the model takes images."""
     private_embeddings: bool
     answer_bits: Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWER_BITS)]
 
@@ -74,7 +90,8 @@ class PublicModel:
     config: CometConfig
     value_bounds: tuple[float, ...]
     logit_bound: float
-    tokenizer: TextTokenizer
+    tokenizer: TextTokenizer | None
+    """None: the model takes images."""
     embeddings: Mapping[str, npt.NDArray[np.float32]]
     """Tables of words, positions and types; empty if they stay at the server."""
     private_embeddings: bool = False
@@ -88,6 +105,10 @@ class PublicModel:
     def __post_init__(self) -> None:
         if not 1 <= self.answer_bits <= MOST_ANSWER_BITS:
             raise ConfigurationError(f"an answer has 1 to {MOST_ANSWER_BITS} fraction bits, not {self.answer_bits}")
+        if (self.tokenizer is None) != (self.image is not None):
+            raise CheckpointError("a model has a tokenizer for texts, or a format of images")
+        if self.tokenizer is None:
+            return
         if self.tokenizer.special(pair=True) >= self.longest:
             raise CheckpointError(f"the model's tokenizer cannot cut texts after {self.longest} tokens")
         if self.config.encoder.padding >= self.config.encoder.vocabulary:
@@ -108,12 +129,29 @@ class PublicModel:
 
     def package(self) -> bytes:
         known = {name: getattr(self, name) for name in _Card.__struct_fields__}
-        card = _Card(**known | {"tokenizer": self.tokenizer.text})
+        card = _Card(**known | {"tokenizer": "" if self.tokenizer is None else self.tokenizer.text})
         tables = {name: value.astype(np.float16) for name, value in self.public_tables().items()}
         return save_tensors(tables, {"card": msgspec.json.encode(card).decode()})
 
     def public_tables(self) -> Mapping[str, npt.NDArray[np.float32]]:
-        return {} if self.private_embeddings else self.embeddings
+        return {} if self.hidden_embeddings else self.embeddings
+
+    @property
+    def image(self) -> ImageFormat | None:
+        """What the model takes of an image; None: it takes texts."""
+        return self.config.encoder.image
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """Of a model of texts."""
+        if self.tokenizer is None:
+            raise ConfigurationError("this model takes images, not texts")
+        return self.tokenizer
+
+    @property
+    def hidden_embeddings(self) -> bool:
+        """Whether embeddings stay at the server: those of images always do."""
+        return self.private_embeddings or self.image is not None
 
     @staticmethod
     def unpack(
@@ -132,11 +170,12 @@ class PublicModel:
         if any(value.dtype != np.float16 for value in halves.values()):
             raise CheckpointError("the model's public package has embedding tables that are not in half precision")
         tables = {name: value.astype(np.float32) for name, value in halves.items()}
-        chosen = tokenizer or TextTokenizer(card.tokenizer)
-        chosen.check_fits(known)
+        chosen = _tokenizer(card, tokenizer)
+        if chosen is not None:
+            chosen.check_fits(known)
         fields_of = msgspec.structs.asdict(card) | {"tokenizer": chosen, "embeddings": tables, "network": network}
         model = PublicModel(**fields_of, received=hashlib.sha256(package).hexdigest())
-        expected = {} if card.private_embeddings else table_shapes(card.config)
+        expected = {} if model.hidden_embeddings else table_shapes(card.config)
         if {name: value.shape for name, value in tables.items()} != expected:
             raise CheckpointError("the model's public package has embedding tables of the wrong shapes")
         return model
@@ -152,8 +191,9 @@ class PublicModel:
             heads=e.heads,
             intermediate=e.intermediate,
             labels=len(e.labels),
-            symbols=e.vocabulary + e.types if self.private_embeddings else 0,
-            positions=e.positions if self.private_embeddings else 0,
+            symbols=0 if not self.hidden_embeddings else e.image.numbers if e.image else e.vocabulary + e.types,
+            positions=e.positions if self.hidden_embeddings else 0,
+            stream=e.stream,
             buckets=e.buckets,
             constants=Quartic.constants if self.config.attention.kind == FITTED else 0,
             head=self.config.head,
@@ -171,7 +211,7 @@ class PublicModel:
                 LayerRules(
                     neurons=neurons,
                     attention=form,
-                    variances=(sites[f"layers.{i}.attention_norm"].inverse, sites[f"layers.{i}.output_norm"].inverse),
+                    variances=_variances(config, i),
                     value_bound=bound,
                     query_bound=query_bound(form),
                 )
@@ -186,6 +226,7 @@ class PublicModel:
             answer_bits=self.answer_bits,
             epsilon=config.encoder.epsilon,
             embeddings=sites["embeddings.norm"].inverse,
+            last=sites[norm_before(config.encoder.layers)].inverse if config.encoder.stream else None,
         )
 
     def weights(self) -> dict[str, Weight]:
@@ -196,6 +237,9 @@ class PublicModel:
     ) -> Callable[[Session, Mapping[str, Weight]], Share]:
         """The answers for one bucket; the client supplies its query, the server and a plan do not."""
         shape, rules = self.shape, self.rules
+        if self.image is not None:
+            pixels, size = None if query is None else query.rows, (batch, self.image.patches, self.image.numbers)
+            return lambda session, weights: see(session, input_pixels(session, pixels, size), shape, rules, weights)
         rows, mask_values = (None, None) if query is None else (query.tokens_only, query.mask)
 
         def run(session: Session, weights: Mapping[str, Weight]) -> Share:
@@ -254,7 +298,9 @@ class PublicModel:
         return min(limit, self.config.length) if self.config.length else limit
 
     def buckets(self) -> tuple[int, ...]:
-        """The public lengths that this model takes."""
+        """The public lengths that this model takes. All images have the same."""
+        if self.image is not None:
+            return (self.longest,)
         fitting = tuple(size for size in BUCKETS if size < self.longest)
         return (*fitting, self.longest)
 
@@ -273,7 +319,7 @@ class PublicModel:
         """
         longest, words = bucket or self.longest, self.config.head.kind == "tokens"
         return [
-            self.tokenizer.encode(text, longest, number=index, words=words)
+            self.text_tokenizer.encode(text, longest, number=index, words=words)
             for index, text in enumerate(texts, start=number)
         ]
 
@@ -281,11 +327,14 @@ class PublicModel:
         """Some texts (or pairs of texts) as `query` makes them of their tokens."""
         return self.query(self.tokens(texts, number=number), bucket)
 
-    def query(self, tokens: Sequence[Tokens], bucket: int | None = None) -> Query:
-        """Padding and embeddings of some texts, padded to one bucket. Its time depends on nothing but their number and
-        the bucket."""
-        if not tokens:
+    def query(self, given: Sequence[Tokens] | Sequence[Patches], bucket: int | None = None) -> Query:
+        """Padding and embeddings of some texts, padded to one bucket; or images. Its time depends on nothing but their
+        number and the bucket."""
+        if not given:
             raise ConfigurationError("there is no text to classify")
+        if self.image is not None:
+            return image_query([one for one in given if isinstance(one, Patches)], self.longest)
+        tokens = [one for one in given if isinstance(one, Tokens)]
         needed = self.fitting(max(one.length for one in tokens))
         bucket = bucket or needed
         if bucket < needed:
@@ -310,20 +359,27 @@ class PublicModel:
         """Normalised embeddings from the tables that this model has."""
         return embedded(self.config, self.embeddings, ids, types)
 
-    def runs(self, texts: Sequence[Text], largest: int, bucket: int | None = None) -> list[TextRun]:
-        """The runs of the program that answer the texts. All texts are tokenised when this returns.
+    def runs(self, texts: Sequence[Input], largest: int, bucket: int | None = None) -> list[TextRun]:
+        """The runs of the program that answer the texts, or images. All of them are encoded when this returns.
 
         largest: most texts in one run
         bucket: for all texts, whatever they say; longer ones are cut. None: for each the smallest that it fits into
         """
-        if isinstance(texts, str) or not isinstance(texts, Sequence):
-            raise ConfigurationError(f"a list of texts is needed, not {type(texts).__name__}")
+        what = "text" if self.image is None else "image"
+        if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
+            raise ConfigurationError(f"a list of {what}s is needed, not {type(texts).__name__}")
         if not texts:
-            raise ConfigurationError("there is no text to classify")
-        tokens = self.tokens(texts, bucket)
+            raise ConfigurationError(f"there is no {what} to classify")
+        tokens: Sequence[Any]
         buckets: dict[int, list[int]] = {}
-        for index, one in enumerate(tokens):
-            buckets.setdefault(bucket or self.fitting(one.length), []).append(index)
+        if self.image is not None:
+            wanted = self.image
+            tokens = [read_image(image_only(one), wanted, number=i) for i, one in enumerate(texts, start=1)]
+            buckets[self.longest] = list(range(len(texts)))
+        else:
+            tokens = self.tokens([text_only(one) for one in texts], bucket)
+            for index, one in enumerate(tokens):
+                buckets.setdefault(bucket or self.fitting(one.length), []).append(index)
         runs = []
         for size, indices in buckets.items():
             while indices:
@@ -331,6 +387,23 @@ class PublicModel:
                 runs.append(TextRun(size, indices[:count], [tokens[index] for index in indices[:count]]))
                 indices = indices[count:]
         return runs
+
+
+def _tokenizer(card: _Card, own: TextTokenizer | None) -> TextTokenizer | None:
+    """That of the package, unless the client has its own. None for a model of images."""
+    if card.config.encoder.image is None:
+        return own or TextTokenizer(card.tokenizer)
+    if own is not None:
+        raise ConfigurationError("this model takes images, which need no tokenizer: leave it out")
+    return None
+
+
+def _variances(config: CometConfig, layer: int) -> tuple[InverseRule, InverseRule]:
+    """Of the LayerNorms behind a layer's two parts, or, with pre-normalised blocks, before them."""
+    within, behind = f"layers.{layer}.attention_norm", f"layers.{layer}.output_norm"
+    names = (norm_before(layer), within) if config.encoder.stream else (within, behind)
+    first, second = (config.sites[name].inverse for name in names)
+    return first, second
 
 
 def _smu(config: CometConfig) -> Smu:
@@ -379,5 +452,7 @@ def package_parts(package: bytes) -> dict[str, str]:
 
 def table_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
     e = config.encoder
+    if e.image is not None:
+        return {}  # they stay at the server
     shapes: dict[str, tuple[int, ...]] = {"words": (e.vocabulary, e.hidden), "positions": (e.positions, e.hidden)}
     return shapes | ({"types": (e.types, e.hidden)} if e.types else {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,13 @@ import numpy.typing as npt
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import CometConfig
-from comet_mpc.models.tokenizers.texts import Tokens
+from comet_mpc.models.images.reading import Image, Patches
+from comet_mpc.models.tokenizers.texts import Text, Tokens
 
 Ids = npt.NDArray[np.int64]
+
+Input = Text | Image
+"""What a model is asked about."""
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Public lengths that texts are padded to; the server learns the bucket, not the length."""
@@ -22,10 +26,11 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class Query:
-    """Texts of one bucket, as the program takes them. Private to the client."""
+    """Texts of one bucket, or images, as the program takes them. Private to the client."""
 
     rows: Reals
-    """Normalised embeddings; with private embeddings, one-hot rows of words and types."""
+    """Normalised embeddings; with private embeddings, one-hot rows of words and types. Of images the pixels of patches,
+    which have no row for [CLS]."""
     mask: Reals
     truncated: tuple[bool, ...]
     """Whether a text was longer than the model takes."""
@@ -48,19 +53,47 @@ class Query:
 
     @property
     def bucket(self) -> int:
-        return int(self.rows.shape[1])
+        return int(self.mask.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
 class TextRun:
-    """A run of the program: its texts, which are encoded already, and their indices among all texts."""
+    """A run of the program: its texts or images, which are encoded already, and their indices among all of them."""
 
     bucket: int
     indices: list[int]
-    tokens: list[Tokens]
+    tokens: Sequence[Tokens] | Sequence[Patches]
 
     def __repr__(self) -> str:
         return f"TextRun({len(self.indices)} texts of {self.bucket} tokens)"
+
+
+def text_only(given: Input) -> Text:
+    """For a model of texts."""
+    if isinstance(given, str) or (isinstance(given, tuple) and all(isinstance(part, str) for part in given)):
+        return given
+    raise ConfigurationError(f"this model takes texts, not images: got {type(given).__name__}")
+
+
+def image_only(given: Input) -> Image:
+    """For a model of images. A string is a text, never a file's name: texts come from anybody, as over HTTP."""
+    if isinstance(given, (str, tuple)):
+        raise ConfigurationError("this model takes images, not texts: give a Path, the bytes of a file, or an array")
+    return given
+
+
+def image_query(patches: Sequence[Patches], bucket: int) -> Query:
+    """Images as the program takes them. bucket: rows of each, [CLS] included"""
+    count = len(patches)
+    rows = np.stack([one.rows for one in patches])
+    nothing: tuple[tuple[int, int, int], ...] = ()
+    return Query(
+        rows,
+        np.ones((count, bucket)),
+        truncated=(False,) * count,
+        tokens=(bucket,) * count,
+        words=(nothing,) * count,
+    )
 
 
 def _check_ids(ids: Ids, vocabulary: int) -> None:

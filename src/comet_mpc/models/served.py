@@ -15,7 +15,7 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.engine.share import Reals
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, read_tokenizer, tensors_digest
-from comet_mpc.models.fold import check_fixed, fold, fold_tables, plain_states
+from comet_mpc.models.fold import check_fixed, fold, fold_image, fold_tables, plain_states, plain_stream_states
 from comet_mpc.models.public import PublicModel, table_shapes
 from comet_mpc.models.queries import Query
 from comet_mpc.models.tokenizers.texts import TextTokenizer
@@ -67,7 +67,9 @@ class ServedModel(PublicModel):
         _, value_bounds, logit_bound = fold(config, tensors, take)
         public = public_part(directory, config, tensors, value_bounds, logit_bound)
         public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits, network=network)
-        if private_embeddings:
+        if config.encoder.image is not None:
+            take(fold_image(tensors["embeddings.patches"], tensors["embeddings.positions"]))
+        elif private_embeddings:
             take(fold_tables(public.embeddings, config.encoder.first_position))
         fixed = in_order(public.shape, encoded)
         check_fixed(public.shape, public.rules, fixed)
@@ -86,6 +88,11 @@ class ServedModel(PublicModel):
 
     def plain_states(self, query: Query, *, exact: bool = False) -> list[Reals]:
         """The same with what is on the way: the normalised rows after every layer, then the logits."""
+        if self.image is not None:
+            first, rest = self.folded["embeddings.positions"][:1], self.folded["embeddings.positions"][1:]
+            patches = query.rows @ self.folded["embeddings.weight"].T + rest
+            stream = np.concatenate([np.repeat(first[None], query.batch, axis=0), patches], axis=1)
+            return plain_stream_states(stream, self.shape, self.rules, self.folded, exact=exact)
         if self.private_embeddings:
             split = self.config.encoder.vocabulary
             types = query.rows[..., split:].argmax(axis=-1) if self.config.encoder.types else None
@@ -102,9 +109,10 @@ def public_part(
     logit_bound: float,
 ) -> PublicModel:
     """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
-    stored = read_tokenizer(directory)
-    tokenizer = TextTokenizer.load(stored, Path(directory) / "tokenizer.json")
-    tokenizer.check_fits(config.encoder.vocabulary)
+    tokenizer = None
+    if config.encoder.image is None:
+        tokenizer = TextTokenizer.load(read_tokenizer(directory), Path(directory) / "tokenizer.json")
+        tokenizer.check_fits(config.encoder.vocabulary)
     return PublicModel(
         stated=tensors_digest(tensors),
         config=_without_data(config),

@@ -41,6 +41,7 @@ from comet_mpc.functions.neurons import Neurons, SmuNeurons, Square
 from comet_mpc.functions.rule import InverseRule, Smu
 from comet_mpc.models.blocks import SLACK, Attention, FeedForward, Frame, LayerRules, PostNormBlock
 from comet_mpc.models.heads import ROWS, WEIGHTS, Head, HeadRules, Pooler, Reads, coarsened, head_weights, respond
+from comet_mpc.models.streams.block import PreNormBlock
 
 Reals = npt.NDArray[np.float64]
 
@@ -64,6 +65,9 @@ class EncoderShape:
     """Rows of the server's position table, with `symbols`."""
     buckets: int = 0
     """Relative position buckets (MPNet), each with a bias of its own on every head's scores; 0 for none."""
+    stream: bool = False
+    """Whether blocks are pre-normalised (`streams`). Then the input is an image's patches, of `symbols` numbers, and
+    the first row of `positions` is [CLS]."""
     constants: int = 0
     """Private numbers of a head by which its scores are weighed (`functions.weighing`)."""
     head: Head = field(default_factory=Head)
@@ -96,6 +100,8 @@ class EncoderRules:
     epsilon: float = 1e-12
     embeddings: InverseRule | None = None
     """For the variance of embeddings, where the table stays at the server."""
+    last: InverseRule | None = None
+    """Of the LayerNorm behind pre-normalised blocks."""
 
 
 def certified_rules(
@@ -172,13 +178,19 @@ def encoder_blocks(shape: EncoderShape) -> tuple[PostNormBlock, ...]:
     return *(encoder_block(shape, i) for i in range(last)), encoder_block(shape, last, shape.head.reads)
 
 
+def stream_blocks(shape: EncoderShape) -> tuple[PreNormBlock, ...]:
+    """The same where they are pre-normalised."""
+    blocks = (encoder_block(shape, i, shape.head.reads if i + 1 == shape.layers else None) for i in range(shape.layers))
+    return tuple(PreNormBlock(block.name, block.parts) for block in blocks)
+
+
 def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of everything the server holds, in the order in which it is used."""
     d = shape.hidden
     names: dict[str, tuple[int, ...]] = {}
     if shape.symbols:
         names["embeddings.weight"], names["embeddings.positions"] = (d, shape.symbols), (shape.positions, d)
-    for block in encoder_blocks(shape):
+    for block in stream_blocks(shape) if shape.stream else encoder_blocks(shape):
         names |= block.weights()
     return names | head_weights(shape.head, shape.pooler, d, shape.labels)
 

@@ -4,6 +4,8 @@
         for prediction in client.classify(["a warm and bright film", "dull"]):
             print(prediction.label, prediction.probability, prediction.cost.online_bytes)
 
+A model of images takes files, their bytes or arrays in the place of texts: client.classify([Path("cat.png")]).
+
 The server learns how many texts there are and the bucket (16, 32, 64, … tokens) that each fits into, nothing else.
 The bucket follows from the server's tokenizer; `Client(bucket=64)` pads all texts alike, and then it tells nothing.
 If it uses a dealer, this relies on the dealer being run by neither the client's nor the server's operator: a dealer and
@@ -21,8 +23,7 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, NodeLost, PeerClosed, ProtocolMismatch
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import own_tokenizer
-from comet_mpc.models.queries import TextRun
-from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.queries import Input, TextRun
 from comet_mpc.models.writing.packages import Model
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.transport import Transport
@@ -46,8 +47,8 @@ _TIMEOUT = 120.0  # between two messages of a preparation the server computes fo
 class Asks(Protocol):
     """A client, or several that act as one."""
 
-    def ask(self, texts: Sequence[Text], *, told: Told[Any] | None = None) -> list[Answer]:
-        """One answer per text, in order; all of them or an error. told: as of `Client.classify`."""
+    def ask(self, texts: Sequence[Input], *, told: Told[Any] | None = None) -> list[Answer]:
+        """One answer per text or image, in order; all of them or an error. told: as of `Client.classify`."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -147,7 +148,7 @@ class Client:
             watch=watch,
         )
         self._link = ServerLink(address, identity or TlsIdentity.find(keys or "", "client"), options)
-        self._encoded: tuple[list[Text], list[TextRun]] | None = None
+        self._encoded: tuple[list[Input], list[TextRun]] | None = None
 
     def __enter__(self) -> Self:
         self.connect()
@@ -231,23 +232,25 @@ class Client:
     def _usual(self, setup: Setup) -> int:
         return self._bucket or setup.model.given.buckets()[0]
 
-    def sizes(self, texts: Sequence[Text]) -> dict[tuple[int, int], int]:
+    def sizes(self, texts: Sequence[Input]) -> dict[tuple[int, int], int]:
         """How many runs `classify` will make for these texts, by batch and bucket: what to `prepare` for them."""
         return Counter((len(run.indices), run.bucket) for run in self.runs(texts))
 
-    def runs(self, texts: Sequence[Text]) -> list[TextRun]:
-        """The texts, encoded, in the runs that answer them. They are not encoded again when they are asked about."""
+    def runs(self, texts: Sequence[Input]) -> list[TextRun]:
+        """The texts or images, encoded, in the runs that answer them. `classify` does not encode them again."""
         return self._runs(texts, self._link.connected())
 
-    def _runs(self, texts: Sequence[Text], setup: Setup) -> list[TextRun]:
-        if self._encoded is not None and not isinstance(texts, str) and list(texts) == self._encoded[0]:
+    def _runs(self, texts: Sequence[Input], setup: Setup) -> list[TextRun]:
+        if self._encoded is not None and _same(texts, self._encoded[0]):
             return self._encoded[1]
         runs = setup.model.public.runs(texts, min(self._batch, setup.largest_batch), self._bucket)
         self._encoded = list(texts), runs
         return runs
 
-    def classify(self, texts: Sequence[Text], *, told: Told[Prediction] | None = None) -> list[Prediction]:
-        """One prediction per text (or pair of texts), in order; all of them or an error.
+    def classify(self, texts: Sequence[Input], *, told: Told[Prediction] | None = None) -> list[Prediction]:
+        """One prediction per text (or pair of texts), or per image, in order; all of them or an error.
+
+        An image is a file (PNG, JPEG, WebP or BMP), its bytes, or an array (height, width, 3) of bytes.
 
         told: callback(index, prediction) as soon as each prediction arrives. Texts of one bucket share runs of 1, 2, 4,
         … texts, so that prepared randomness fits. An impossible answer raises only after the last run: the server
@@ -255,8 +258,8 @@ class Client:
         """
         return self._ask("label", texts, told)
 
-    def embed(self, texts: Sequence[Text], *, told: Told[Embedding] | None = None) -> list[Embedding]:
-        """One vector per text, as `classify`, from a model that gives embeddings."""
+    def embed(self, texts: Sequence[Input], *, told: Told[Embedding] | None = None) -> list[Embedding]:
+        """One vector per text or image, as `classify`, from a model that gives embeddings."""
         return self._ask("embedding", texts, told)
 
     def tag(self, texts: Sequence[str], *, told: Told[Tagging] | None = None) -> list[Tagging]:
@@ -265,11 +268,11 @@ class Client:
             raise ConfigurationError("tag() takes single texts, not pairs")
         return self._ask("tokens", texts, told)
 
-    def ask(self, texts: Sequence[Text], *, told: Told[Any] | None = None) -> list[Answer]:
+    def ask(self, texts: Sequence[Input], *, told: Told[Any] | None = None) -> list[Answer]:
         """Whatever the model answers: as `classify`, `embed` or `tag`."""
         return self._ask(None, texts, told)
 
-    def _ask(self, kind: Kind | None, texts: Sequence[Text], told: Told[Any] | None) -> list[Any]:
+    def _ask(self, kind: Kind | None, texts: Sequence[Input], told: Told[Any] | None) -> list[Any]:
         setup = self._link.connected()
         given = setup.model.public.config.head.kind
         if kind not in (None, given):
@@ -305,7 +308,7 @@ class Client:
         """
         return write(self._link, prompt, **wanted)
 
-    def ask_run(self, run: TextRun, texts: Sequence[Text]) -> list[Answer]:
+    def ask_run(self, run: TextRun, texts: Sequence[Input]) -> list[Answer]:
         """The answers to the texts of one run, which were encoded elsewhere."""
         setup = self._link.connected()
         try:
@@ -313,7 +316,7 @@ class Client:
         finally:
             self._link.pause()
 
-    def _ask_run(self, run: TextRun, texts: Sequence[Text], setup: Setup) -> list[Answer]:
+    def _ask_run(self, run: TextRun, texts: Sequence[Input], setup: Setup) -> list[Answer]:
         public = setup.model.public
         query = public.query(run.tokens, run.bucket)
         values, cost = self._link.run(query)
@@ -321,3 +324,13 @@ class Client:
             return list(answers(values, query, texts, public, cost))
         except CometError as error:
             raise error if isinstance(error, ImpossibleAnswer) else ImpossibleAnswer(str(error)) from error
+
+
+def _same(texts: Sequence[Input], before: list[Input]) -> bool:
+    """Whether they are what was encoded before. Of arrays only the very same."""
+    if isinstance(texts, (str, bytes)) or len(texts) != len(before):
+        return False
+    return all(
+        one is other or (isinstance(one, (str, tuple)) and type(one) is type(other) and one == other)
+        for one, other in zip(texts, before, strict=True)
+    )

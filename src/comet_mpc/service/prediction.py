@@ -12,7 +12,7 @@ import numpy as np
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ImpossibleAnswer, ShapeError
 from comet_mpc.models.public import PublicModel
-from comet_mpc.models.queries import Query
+from comet_mpc.models.queries import Input, Query, text_only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ def _kind(label: str) -> str:
 
 
 def answers(
-    found: Reals | None, query: Query, texts: Sequence[str | tuple[str, str]], model: PublicModel, cost: Cost
+    found: Reals | None, query: Query, texts: Sequence[Input], model: PublicModel, cost: Cost
 ) -> Sequence[Answer]:
     """What the server's last message makes of the answers, which must be possible at all."""
     if found is None or found.shape != model.answer_shape(query.batch, query.bucket):
@@ -134,7 +134,8 @@ def answers(
             case "label":
                 made.append(prediction(found[i], model.config.encoder.labels, **common))
             case "tokens":
-                made.append(_tagging(found[i, : used[i]], query.words[i], text, model.config.encoder.labels, common))
+                shown, labels = text_only(text), model.config.encoder.labels
+                made.append(_tagging(found[i, : used[i]], query.words[i], shown, labels, common))
             case "embedding":
                 length = float(np.linalg.norm(found[i])) if model.config.head.unit else 1.0
                 made.append(Embedding(vector=tuple(map(float, found[i] / max(length, 1e-9))), **common))

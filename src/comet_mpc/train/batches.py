@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,9 @@ from comet_mpc.train.model import UnifiedModel
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokenised examples."""
+    """Tokenised examples; or images, whose `ids` are the pixels of their patches."""
 
-    ids: list[list[int]]
+    ids: list[Any]
     types: list[list[int]]
     labels: npt.NDArray[np.float32]
     """One number each; of a tagger one for each token, below 0 where it does not count; of embeddings a similarity, of
@@ -36,7 +37,12 @@ class Encoded:
         return len(self.ids)
 
     def batch(self, rows: list[int], model: UnifiedModel) -> Batch:
-        """Some rows, padded to the longest of them."""
+        """Some rows, padded to the longest of them. Images have one size."""
+        if model.config.encoder.image is not None:
+            pixels = torch.tensor(np.stack([self.ids[row] for row in rows]), dtype=torch.float32)
+            mask, labels = torch.ones(pixels.shape[:2]).long(), torch.tensor(self.labels[rows])
+            wanted = None if self.wanted is None else torch.tensor(self.wanted[rows])
+            return Batch(ids=pixels, mask=mask, types=None, labels=labels, wanted=wanted)
         longest = max(len(self.ids[row]) for row in rows)
 
         def padded(lists: list[list[int]], filler: int) -> Tensor:

@@ -178,6 +178,7 @@ def unify(
     labels: Sequence[str] = (),
     head: Kind | None = None,
     seed: int = 0,
+    image_size: int | None = None,
     watcher: Watcher | None = None,
 ) -> Unified:
     """Turns a Hugging Face model, or a Comet model, into a Comet checkpoint in `out`, by default in the certified form.
@@ -190,6 +191,7 @@ def unify(
     labels  make a new head for these labels
     head    what to make of a text, if not what the model was made for
     seed    for the random weights of a new head
+    image_size  in pixels, if not that which a model of images was trained with: a smaller one costs less
     """
     form, watcher = form or Form(), watcher or Watcher()
     if task and labels:
@@ -197,16 +199,14 @@ def unify(
     if head == "embedding" and (task or labels):
         raise ConfigurationError("an embedding has no labels: leave out --task and --labels")
     given = find_task(task).labels if task else tuple(labels)
-    found = _with_head(model, head, "label" if task else None, bool(given), watcher)
+    found = _with_head(model, head, "label" if task else None, bool(given), watcher, image_size)
     config, tensors = found.config, found.tensors
     wanted = config.head if head in (None, config.head.kind) else usual_head(head or "label")
     names = () if wanted.kind == "embedding" else given or config.encoder.labels
     if not names and wanted.kind != "embedding":
         raise ConfigurationError("a head for labels needs their names: give --labels A,B,…")
     certified = form.name == "certified"
-    tokenizer = (
-        servable_tokenizer(found.directory, config.encoder.vocabulary) if certified else tokenizer_json(found.directory)
-    )
+    tokenizer = _tokenizer(found, certified=certified)
     config, made = form.applied(config, tensors, labels=names, head=wanted, seed=seed)
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)
     if certified:
@@ -214,12 +214,23 @@ def unify(
     save_checkpoint(Path(out), config, made, tokenizer=tokenizer)
     parts = [part for part in ("pooler", "classifier") if f"{part}.weight" in made]
     new = tuple(part for part in parts if not _kept(f"{part}.weight", tensors, made))
-    return Unified(config, new, checkpoint_digest(config, made, tokenizer))
+    return Unified(config, new, checkpoint_digest(config, made, tokenizer or b""))
 
 
-def _with_head(source: Path | str, head: Kind | None, usual: Kind | None, labelled: bool, watcher: Watcher) -> Model:
+def _tokenizer(found: Model, *, certified: bool) -> bytes | None:
+    """Its file. None: the model takes images."""
+    if found.config.encoder.image is not None:
+        return None
+    if certified:
+        return servable_tokenizer(found.directory, found.config.encoder.vocabulary)
+    return tokenizer_json(found.directory)
+
+
+def _with_head(
+    source: Path | str, head: Kind | None, usual: Kind | None, labelled: bool, watcher: Watcher, size: int | None
+) -> Model:
     """The model, read as what is wanted of it: one that was made for embeddings may get labels."""
-    found = read_model(source, watcher, head or usual)
+    found = read_model(source, watcher, head or usual, image_size=size)
     if labelled and found.config.head.kind == "embedding":
         found = read_model(source, watcher, head or "label").but(head=usual_head(head or "label"))
     return found

@@ -1,4 +1,4 @@
-"""The plain model: BERT, DistilBERT, RoBERTa and MPNet with a head, in every form that Comet knows.
+"""The plain model: an encoder of texts or images with a head, in every form that Comet knows.
 
     activation  GeLU, or smu; normalised by what the weights prove about every neuron, or not; or a polynomial of its
                 own for every neuron
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from comet_mpc.functions.layer_norm import shrink_factor
 from comet_mpc.functions.rule import InverseRule, Rule
 from comet_mpc.models.blocks import position_buckets
-from comet_mpc.models.bounds import activation_bounds, head_bounds
+from comet_mpc.models.bounds import activation_bounds, head_bounds, norm_before
 from comet_mpc.models.certify import certify, universal_rules
 from comet_mpc.models.checkpoint import FITTED, CometConfig, tensor_shapes
 from comet_mpc.models.fitted.numbers import within_limits
@@ -82,17 +82,22 @@ class _Declared(nn.Module):
 
 class _Embeddings(_Declared):
     words: Tensor
+    patches: Tensor
+    """Of images, in the place of words."""
     positions: Tensor
     types: Tensor | None
     norm: _Norm
 
     def __init__(self, config: CometConfig) -> None:
         super().__init__(config, "embeddings.")
-        self.first = config.encoder.first_position
+        self.first, self.image = config.encoder.first_position, config.encoder.image is not None
         if not config.encoder.types:
             self.types = None
 
     def forward(self, ids: Tensor, types: Tensor | None) -> Tensor:
+        if self.image:  # ids are pixels
+            start = self.positions[:1].expand(len(ids), 1, -1)
+            return torch.cat([start, F.linear(ids, self.patches) + self.positions[1:]], dim=1)
         n = ids.shape[1]
         x = F.embedding(ids, self.words) + self.positions[self.first : self.first + n]
         if self.types is not None:
@@ -124,14 +129,25 @@ class _Layer(_Declared):
     def __init__(self, config: CometConfig, index: int) -> None:
         super().__init__(config, f"layers.{index}.")
         self.config, self.name, self.heads = config, f"layers.{index}", config.encoder.heads
+        self.before = norm_before(index)
         if config.activation.kind == FITTED:
             self.neurons["scale"].requires_grad_(False)  # a unit of the coefficients, and no more
 
     def forward(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
+        if self.config.encoder.stream:
+            return self._on_stream(model, x, before, mask, bias)
         x = x + model.dropout(self.attention_output(self.attend(model, x, before, mask, bias)))
         x = model.normalise(f"{self.name}.attention_norm", self.attention_norm, x)
         x = x + model.dropout(self.down(self.activate(model, x)))
         return model.normalise(f"{self.name}.output_norm", self.output_norm, x)
+
+    def _on_stream(self, model: UnifiedModel, x: Tensor, before: _Norm, mask: Tensor, bias: Tensor | None) -> Tensor:
+        """Pre-normalised: x is what no LayerNorm has scaled."""
+        rows = model.normalise(self.before, before, x)
+        x = x + model.dropout(self.attention_output(self.attend(model, rows, before, mask, bias)))
+        rows = model.normalise(f"{self.name}.attention_norm", self.attention_norm, x)
+        added: Tensor = x + model.dropout(self.down(self.activate(model, rows)))
+        return added
 
     def activate(self, model: UnifiedModel, x: Tensor) -> Tensor:
         """The neurons' outputs, before the second matrix."""
@@ -306,17 +322,24 @@ class UnifiedModel(_Declared):
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Answers, and the hidden states before and after every layer. ids, mask (1 or 0), types: (batch, n).
 
+        Of images ids are the pixels of patches, and hidden states are those of the stream, not normalised.
         Answers are logits, of texts or of tokens, or embeddings; scaled ones have a mean square of 1.
         """
-        x = self.normalise("embeddings.norm", self.embeddings.norm, self.embeddings(ids, types))
+        stream, x = self.config.encoder.stream, self.embeddings(ids, types)
+        if stream:
+            mask = torch.ones(x.shape[:2])
+        else:
+            x = self.normalise("embeddings.norm", self.embeddings.norm, x)
         x = self.dropout(x)
-        bias = self.position_bias(ids.shape[1])
+        bias = self.position_bias(x.shape[1])
         columns = mask[:, None, None, :].to(x.dtype)
         before, hidden = self.embeddings.norm, [x]
         for layer in self.layers:
             x = layer(self, x, before, columns, bias)
             before = layer.output_norm  # type: ignore[assignment]
             hidden.append(x)
+        if stream:
+            x = self.normalise(norm_before(len(self.layers)), before, x)
         return self.respond(x, mask, before), hidden
 
     def respond(self, x: Tensor, mask: Tensor, before: _Norm) -> Tensor:

@@ -18,6 +18,7 @@ from comet_mpc.models.own_data import own_task, read_examples, task_of
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, encode, make_tokenizer
+from comet_mpc.train.images import images_task, read_images
 
 
 class Model(NamedTuple):
@@ -37,11 +38,14 @@ class Model(NamedTuple):
         return self._replace(config=msgspec.structs.replace(self.config, **changed))
 
 
-def read_model(source: Path | str, watcher: Watcher, kind: Kind | None = None) -> Model:
+def read_model(
+    source: Path | str, watcher: Watcher, kind: Kind | None = None, *, image_size: int | None = None
+) -> Model:
     """A Comet checkpoint, or a Hugging Face one, unmodified, perhaps without a head.
 
     source  a directory, or a name on the hub
     kind    of the head that is wanted, if not the one that the model was made for
+    image_size  in pixels, if not that which a model of images was trained with
     """
     if not Path(source).exists():
         watcher.say(f"looking for {source} on the Hugging Face hub")
@@ -50,7 +54,7 @@ def read_model(source: Path | str, watcher: Watcher, kind: Kind | None = None) -
         content = directory / "config.json"
         if content.exists() and b'"comet"' in content.read_bytes():
             return Model(directory, *load_checkpoint(directory))
-        return Model(directory, *load_hugging_face(directory, read_pickled, kind)[:2])
+        return Model(directory, *load_hugging_face(directory, read_pickled, kind, image_size)[:2])
 
 
 def read_pickled(path: Path) -> Tensors:
@@ -92,6 +96,8 @@ class Data:
 
     def task_for(self, config: CometConfig) -> Task:
         """What a model with this configuration is asked for."""
+        if config.encoder.image is not None:
+            return images_task(self.path, config)
         if self.task or not (self.texts or self.answer or self.plain):
             task = task_of(self.path, config, self.task)
         else:
@@ -107,6 +113,9 @@ class Data:
 
     def rows(self, model: Model, task: Task, split: str, watcher: Watcher) -> Encoded:
         """The rows of a split as tokens."""
+        if model.config.encoder.image is not None:
+            with watcher.stage(f"reading {self.path}: images") as tick:
+                return read_images(model.config, self.path, split, self.limit, tick)
         with watcher.stage(f"reading {self.path} ({split})"):
             examples = read_examples(model.config, self.path, task, split, self.limit, spread=self.spread)
             longest = self.longest(model.config, task)

@@ -12,16 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from comet_mpc.cli.asking.texts import Texts, delimiter
+from comet_mpc.cli.asking.texts import Asked, Texts, delimiter
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write, sync
-from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.service.prediction import Answer, Prediction, Tagging
 
 
-def entry(text: Text, found: Answer) -> dict[str, Any]:
+def entry(text: Asked, found: Answer) -> dict[str, Any]:
     """An answer for machines. A regression has a score, and no probabilities."""
-    fields = {"text": text, **asdict(found)}
+    asked = {"image": str(text)} if isinstance(text, Path) else {"text": text}
+    fields = {**asked, **asdict(found)}
     if isinstance(found, Prediction):
         for name in ("probability", "probabilities") if found.score is not None else ("score",):
             del fields[name]
@@ -52,7 +52,7 @@ class AnswerFile:
     texts  all of them, by number; `left` are those without an answer
     """
 
-    def __init__(self, path: Path, texts: Mapping[int, Text]) -> None:
+    def __init__(self, path: Path, texts: Mapping[int, Asked]) -> None:
         self._path, self._texts = path, texts
         self.path = path
         """What the user has named."""
@@ -82,8 +82,9 @@ class AnswerFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for line, found in self._lines():
-                text = found["text"]
-                if self._texts.get(found["number"]) != (tuple(text) if isinstance(text, list) else text):
+                text = found.get("text")
+                asked = Path(found["image"]) if text is None else tuple(text) if isinstance(text, list) else text
+                if self._texts.get(found["number"]) != asked:
                     raise ConfigurationError(f"{self._path} has answers to other texts: choose another --out file")
                 answered.add(found["number"])
                 self.truncated += found["truncated"]

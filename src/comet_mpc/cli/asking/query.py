@@ -12,7 +12,7 @@ import typer
 
 from comet_mpc.cli.asking.answers import AnswerFile, CsvFile, entry
 from comet_mpc.cli.asking.ready import fitting, prepare
-from comet_mpc.cli.asking.texts import Texts, read_texts
+from comet_mpc.cli.asking.texts import Asked, Texts, read_texts
 from comet_mpc.cli.asking.work import FileWork, Shown, Sizes
 from comet_mpc.cli.options import (
     AcceptedModel,
@@ -34,7 +34,6 @@ from comet_mpc.cli.options import (
 from comet_mpc.cli.stopping import if_stopped
 from comet_mpc.cli.tables import write_json
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, needs_extra
-from comet_mpc.models.tokenizers.texts import Text
 from comet_mpc.models.writing.packages import answering
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.sockets import parse_address
@@ -67,6 +66,15 @@ TableFile = Annotated[
         "--csv",
         metavar="FILE",
         help="Read the texts from a column of a CSV file with a header (.tsv: tabs).",
+        rich_help_panel=_INPUT,
+    ),
+]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        help="Ask about an image (PNG, JPEG, WebP or BMP), for a model of images. May be given again.",
         rich_help_panel=_INPUT,
     ),
 ]
@@ -142,6 +150,7 @@ def query(
     text: Given = None,
     file: TextFile = None,
     csv: TableFile = None,
+    image: Images = None,
     column: Columns = None,
     pairs: Pairs = False,
     out: Out = None,
@@ -162,7 +171,7 @@ def query(
     cluster: Cluster = None,
     clients: Clients = 0,
 ) -> None:
-    """Get private answers for texts: the server learns neither the texts nor the answers.
+    """Get private answers for texts or images: the server learns neither them nor the answers.
 
     The answer depends on the model: a label or a score, a label for each word, or a vector (embedding).
 
@@ -175,8 +184,8 @@ def query(
     wanted = _Wanted(out, json, _count(ready), [_size(one) for one in size or ()], cluster, clients, from_file)
     if column and csv is None:
         raise ConfigurationError("--column goes with --csv")
-    nothing = bool(wanted.spare) and not text and not from_file
-    texts = Texts({}) if nothing else read_texts(text, file, csv, column or (), pairs=pairs)
+    nothing = bool(wanted.spare) and not (text or image or from_file)
+    texts = Texts({}) if nothing else read_texts(text, file, csv, column or (), pairs=pairs, images=image or ())
     options: ClientOptions = {
         "identity": TlsIdentity.find(keys.absolute(), name), "timeout": timeout, "ready": 0, "batch": batch,
         "cache": cache.absolute() if cache is not None else None, "source": source, "dealer": dealer,
@@ -338,9 +347,9 @@ def _conclude(
         typer.echo(f"{cut} of {counted(count, 'text')} were longer than the model takes: truncated{to}", err=True)
 
 
-def _shown(text: Text) -> str:
+def _shown(text: Asked) -> str:
     """On one line, not too long."""
-    whole = " ".join((text if isinstance(text, str) else " / ".join(text)).split())
+    whole = " ".join((" / ".join(text) if isinstance(text, tuple) else str(text)).split())
     return whole if len(whole) <= _LONGEST else whole[: _LONGEST - 1] + "…"
 
 
@@ -363,14 +372,14 @@ def _connected(cost: Cost) -> str:
 class _Printed:
     """A table that grows: a line for every answer as it comes, and in the end what they cost."""
 
-    def __init__(self, texts: Iterable[Text]) -> None:
+    def __init__(self, texts: Iterable[Asked]) -> None:
         self._width = max(len(_shown(text)) for text in texts)
         self._costs: dict[int, Cost] = {}  # texts of one run share their cost
 
-    def add(self, text: Text, found: Answer) -> None:
+    def add(self, text: Asked, found: Answer) -> None:
         columns = _columns(found)
         if not self._costs:
-            self._line("text", *columns)
+            self._line("image" if isinstance(text, Path) else "text", *columns)
         self._costs[id(found.cost)] = found.cost
         cut = f" (cut: {found.tokens_used} of {found.tokens} tokens)" if found.truncated else ""
         self._line(_shown(text) + cut, *columns.values())

@@ -1,11 +1,12 @@
-"""The texts of `comet query`: from the command line, one per line of a file, or a column of a CSV file."""
+"""What `comet query` asks about: texts from the command line, one per line of a file, or a column of a CSV file; or
+image files."""
 
 from __future__ import annotations
 
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,10 @@ _LONGEST_FIELD = 1 << 27
 """Characters of one field of a CSV file."""
 
 
+Asked = Text | Path
+"""A text, a pair of them, or a file with an image."""
+
+
 @dataclass(frozen=True)
 class Texts:
     """What is to be asked, by number: of the argument, the line or the row, from 1 on. Blank ones are left out.
@@ -28,7 +33,7 @@ class Texts:
     header, rows  of a CSV file, as they were read
     """
 
-    by_number: dict[int, Text]
+    by_number: Mapping[int, Asked]
     header: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
 
@@ -40,14 +45,19 @@ def read_texts(
     columns: Sequence[str] = (),
     *,
     pairs: bool = False,
+    images: Sequence[Path] = (),
 ) -> Texts:
-    """From one of the three sources. `-` as the only text, or as the file, is standard input.
+    """From one of the four sources. `-` as the only text, or as the file, is standard input.
 
     columns  of the CSV file; two of them make a pair of texts of each row
     pairs    two texts that are given one after the other belong together, or the two of a line, with a tab between
     """
-    if sum((bool(given), file is not None, table is not None)) > 1:
-        raise ConfigurationError("give texts, --file or --csv: only one of the three")
+    if sum((bool(given), file is not None, table is not None, bool(images))) > 1:
+        raise ConfigurationError("give texts, --file, --csv or --image: only one of them")
+    if images:
+        if pairs or columns:
+            raise ConfigurationError("--pairs and --column are for texts: leave them out with --image")
+        return Texts(dict(enumerate(images, start=1)))
     if table is not None:
         return _said(_read_table(table, columns), "row", str(table))
     if given and list(given) != ["-"]:
@@ -56,7 +66,9 @@ def read_texts(
         parts = zip(given[::2], given[1::2], strict=True) if pairs else given
         return Texts(dict(enumerate(parts, start=1)))
     if not given and file is None:
-        raise ConfigurationError("no text was given. Give texts, --file FILE (- for standard input) or --csv FILE")
+        raise ConfigurationError(
+            "no text was given. Give texts, --file FILE (- for standard input), --csv FILE or --image FILE"
+        )
     lines = _content(file).splitlines()
     texts: dict[int, Text] = {
         number: _pair(line, number) if pairs else line for number, line in enumerate(lines, start=1) if line.strip()

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar, Unpack
 
 from comet_mpc.errors import ConfigurationError, PeerClosed
-from comet_mpc.models.tokenizers.texts import Text
+from comet_mpc.models.queries import Input
 from comet_mpc.models.writing.packages import Model
 from comet_mpc.service.client import Client, ClientOptions
 from comet_mpc.service.prediction import Embedding, Prediction, Tagging
@@ -94,16 +94,16 @@ class AsyncClient:
         """As `Client.prepared`."""
         return await self._call(lambda client: client.prepared(batch, bucket))
 
-    async def sizes(self, texts: Sequence[Text]) -> dict[tuple[int, int], int]:
+    async def sizes(self, texts: Sequence[Input]) -> dict[tuple[int, int], int]:
         """As `Client.sizes`."""
         return await self._call(lambda client: client.sizes(texts))
 
-    async def classify(self, texts: Sequence[Text]) -> list[Prediction]:
-        """One prediction per text (or pair of texts), in order; all of them or an error."""
+    async def classify(self, texts: Sequence[Input]) -> list[Prediction]:
+        """One prediction per text (or pair of texts) or image, in order; all of them or an error."""
         found = {index: one async for index, one in self.stream(texts)}
         return [found[index] for index in sorted(found)]
 
-    async def embed(self, texts: Sequence[Text]) -> list[Embedding]:
+    async def embed(self, texts: Sequence[Input]) -> list[Embedding]:
         """As `Client.embed`."""
         return await self._call(lambda client: client.embed(texts))
 
@@ -123,7 +123,7 @@ class AsyncClient:
             async for token in tokens:
                 yield token
 
-    async def stream(self, texts: Sequence[Text]) -> AsyncIterator[tuple[int, Prediction]]:
+    async def stream(self, texts: Sequence[Input]) -> AsyncIterator[tuple[int, Prediction]]:
         """Each prediction as soon as it arrives, with the index of its text. Texts of one size come together."""
 
         def classify(client: Client, told: Callable[[tuple[int, Prediction]], None]) -> None:

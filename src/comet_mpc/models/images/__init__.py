@@ -1,0 +1,1 @@
+"""Images: how a client reads them, and the vision Transformers that they are for."""

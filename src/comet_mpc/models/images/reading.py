@@ -1,0 +1,133 @@
+"""An image as a model takes it, from a file, its bytes, an array, or an image of Pillow. All of it at the client.
+
+Sizes are checked before anything is decoded: a small file may claim a picture that fills the memory. Arrays of exactly
+the model's size need no Pillow.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from comet_mpc.errors import ConfigurationError, needs_extra
+from comet_mpc.models.images.format import ImageFormat
+from comet_mpc.units import human_bytes
+
+Pixels = npt.NDArray[np.uint8]
+Image = Path | bytes | npt.NDArray[Any]
+"""A file, its bytes, or an array (height, width, 3) or (height, width) of bytes. Pillow's images are arrays, too."""
+
+LARGEST_FILE = 64 << 20
+MOST_PIXELS = 64_000_000
+"""Of an image before it is made smaller: 192 MB."""
+_TOO_MANY = f"is too large: images of up to {MOST_PIXELS // 1_000_000} million pixels are read"
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """An image as the model reads it. Private to the client."""
+
+    rows: npt.NDArray[np.float64]
+    """(patches, numbers)."""
+
+    def __repr__(self) -> str:
+        return "Patches(…)"
+
+
+def read_image(image: Image, wanted: ImageFormat, *, number: int = 1) -> Patches:
+    """number: by which errors name it"""
+    name = f"image {number}"
+    if isinstance(image, Path):
+        name = str(image)
+        image = _file(image)
+    pixels = _decoded(image, wanted, name) if isinstance(image, bytes) else _from_array(image, wanted, name)
+    return Patches(wanted.cut(pixels))
+
+
+def _file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_FILE:
+                raise ConfigurationError(
+                    f"{path} has {human_bytes(size)}: images of up to {human_bytes(LARGEST_FILE)} are read"
+                )
+            return file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the image {path}: {error.strerror}") from error
+
+
+def _decoded(data: bytes, wanted: ImageFormat, name: str) -> Pixels:
+    with needs_extra("images"):
+        from PIL import Image as Pillow
+        from PIL import ImageOps
+    if len(data) > LARGEST_FILE:
+        raise ConfigurationError(f"{name}: images of up to {human_bytes(LARGEST_FILE)} are read")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's own limits are higher
+            opened = Pillow.open(io.BytesIO(data), formats=_FORMATS)
+        _check_size(*opened.size, name)
+        return _resized(ImageOps.exif_transpose(opened).convert("RGB"), wanted)
+    except ConfigurationError:
+        raise
+    except Pillow.DecompressionBombError as error:
+        raise ConfigurationError(f"{name} {_TOO_MANY}") from error
+    except Exception as error:  # a decoder meets anything, and raises many kinds of errors
+        raise ConfigurationError(
+            f"{name} cannot be read as an image ({type(error).__name__}): give a whole {', '.join(_FORMATS)} file"
+        ) from error
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    if width * height == 0:
+        raise ConfigurationError(f"{name} has no pixels")
+    if width * height > MOST_PIXELS:
+        raise ConfigurationError(f"{name} {_TOO_MANY}: it has {width}x{height}")
+
+
+def _from_array(image: Any, wanted: ImageFormat, name: str) -> Pixels:
+    if hasattr(image, "convert"):  # Pillow's, which may not be decoded yet
+        width, height = image.size
+        _check_size(width, height, name)
+        image = image.convert("RGB")
+    array = np.asarray(image)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
+        raise ConfigurationError(
+            f"{name} is an array of {array.dtype} with shape {array.shape}: expected bytes (uint8) from 0 to 255, "
+            "(height, width, 3) or (height, width)"
+        )
+    if array.ndim == 2:
+        array = np.repeat(array[:, :, None], 3, axis=2)
+    _check_size(array.shape[1], array.shape[0], name)
+    if array.shape[:2] == (wanted.height, wanted.width):
+        return np.asarray(array)
+    with needs_extra("images"):
+        from PIL import Image as Pillow
+    return _resized(Pillow.fromarray(np.ascontiguousarray(array)), wanted)
+
+
+def _resized(image: Any, wanted: ImageFormat) -> Pixels:
+    """Stretched, or made smaller and cut: as the model's own preparation does it."""
+    from PIL import Image as Pillow
+
+    how = {"bilinear": Pillow.Resampling.BILINEAR, "bicubic": Pillow.Resampling.BICUBIC}[wanted.resample]
+    if not wanted.shortest:
+        return np.asarray(image.resize((wanted.width, wanted.height), how))
+    width, height = image.size
+    short, long = sorted((width, height))
+    long = max(wanted.shortest, wanted.shortest * long // short)
+    if long * wanted.shortest > MOST_PIXELS:
+        raise ConfigurationError(f"an image of {width}x{height} pixels is too narrow for this model")
+    size = (wanted.shortest, long) if width <= height else (long, wanted.shortest)
+    left, top = (size[0] - wanted.width) // 2, (size[1] - wanted.height) // 2
+    box = (left, top, left + wanted.width, top + wanted.height)
+    return np.asarray(image.resize(size, how).crop(box))

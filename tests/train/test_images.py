@@ -1,0 +1,84 @@
+"""ViT and DINOv2 from Hugging Face: the same answers as their own library's, and one way to a private model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs the extra [train]")
+transformers = pytest.importorskip("transformers", reason="training needs the extra [train]")
+
+from comet_mpc import train  # noqa: E402
+from comet_mpc.errors import CheckpointError  # noqa: E402
+from comet_mpc.models.checkpoint import load_checkpoint  # noqa: E402
+from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
+from comet_mpc.models.images.reading import read_image  # noqa: E402
+from comet_mpc.models.served import ServedModel  # noqa: E402
+from comet_mpc.train.model import UnifiedModel  # noqa: E402
+from support.toy_vision import some_images  # noqa: E402
+
+pytestmark = pytest.mark.train
+
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 20, "patch_size": 4,
+    "hidden_dropout_prob": 0.0,
+}  # fmt: skip
+
+
+def _checkpoint(directory: Path, architecture: str) -> Path:
+    torch.manual_seed(0)
+    if architecture == "vit":
+        config = transformers.ViTConfig(**SIZES, intermediate_size=64, num_labels=3)
+        model = transformers.ViTForImageClassification(config)
+    else:
+        config = transformers.Dinov2Config(**SIZES, mlp_ratio=2, layerscale_value=0.5)
+        model = transformers.Dinov2Model(config)
+    for name, value in model.named_parameters():  # nothing is one or zero, as it is to begin with
+        value.data += torch.randn_like(value) * (0.3 if "position" in name or "cls" in name else 0.1)
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize(("architecture", "size"), [("vit", 20), ("dinov2", 20), ("dinov2", 12)])
+def test_a_model_answers_as_its_own_library_does(tmp_path: Path, architecture: str, size: int) -> None:
+    """Positions of another size are interpolated as the original does it."""
+    config, tensors, absent = load_hugging_face(_checkpoint(tmp_path, architecture), image_size=size)
+    assert not absent
+    assert config.encoder.image is not None
+    images = some_images(3, size, size)
+    rows = np.stack([read_image(one, config.encoder.image).rows for one in images])
+    kind = transformers.ViTForImageClassification if architecture == "vit" else transformers.Dinov2Model
+    original = kind.from_pretrained(tmp_path).eval()
+    pixels = torch.tensor(np.stack(images)).permute(0, 3, 1, 2).float() / 255 * 2 - 1
+    with torch.no_grad():
+        found = original(pixels)
+        wanted = found.logits if architecture == "vit" else found.last_hidden_state[:, 0]
+        given = torch.tensor(rows, dtype=torch.float32)
+        got = UnifiedModel.from_tensors(config, tensors).eval()(given, torch.ones(given.shape[:2]))[0]
+    torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_a_model_is_converted_calibrated_and_served(tmp_path: Path) -> None:
+    """The plain model of training and the one that is served are the same, through the rules."""
+    source = _checkpoint(tmp_path / "source", "vit")
+    made = train.unify(source, tmp_path / "made", image_size=12)
+    assert not made.untrained
+    images = tmp_path / "images.npy"
+    np.save(images, np.stack(some_images(10, 12, 12)))
+    calibrated = train.calibrate(tmp_path / "made", images)
+    assert calibrated.rows == 8
+    assert not (tmp_path / "made" / "tokenizer.json").exists()
+    model = ServedModel.load(tmp_path / "made")
+    (run,) = model.runs(some_images(2, 12, 12, seed=1), 2)
+    query = model.query(run.tokens)
+    net = UnifiedModel.from_tensors(*load_checkpoint(tmp_path / "made")).use("served").eval()
+    with torch.no_grad():
+        got = net(torch.tensor(query.rows, dtype=torch.float32), torch.ones(query.rows.shape[:2]))[0].numpy()
+    np.testing.assert_allclose(got, model.plain_logits(query), atol=2e-3)
+
+
+def test_a_size_that_patches_do_not_divide_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--image-size"):
+        load_hugging_face(_checkpoint(tmp_path, "dinov2"), image_size=13)
