@@ -264,12 +264,17 @@ class WritingStopped(PeerError):
     text: what was written so far. tokens: the prompt's and those
     """
 
-    def __init__(self, reason: str, *, text: str, tokens: Sequence[int]) -> None:
-        super().__init__(
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+
+    @classmethod
+    def after(cls, text: str, tokens: Sequence[int], reason: str) -> WritingStopped:
+        stopped = cls(
             f"the text ended after {len(tokens)} tokens, the prompt's included, because of the server: {reason}. What "
             "was written is kept: ask again with the prompt and what came after it"
         )
-        self.text, self.tokens = text, tuple(tokens)
+        stopped.text, stopped.tokens = text, tuple(tokens)
+        return stopped
 
 
 class NotAuthenticated(PeerError):

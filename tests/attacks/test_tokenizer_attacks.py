@@ -425,7 +425,7 @@ def test_a_split_that_removes_nothing_is_taken() -> None:
 
 def test_the_same_tokenizer_makes_the_same_package(model: ServedModel, checkpoint: Path) -> None:
     """Once checked it stays as it is, so the client's fingerprint is the server's; and any machine's."""
-    assert TextTokenizer(model.text_tokenizer.text).text == model.tokenizer.text
+    assert TextTokenizer(model.text_tokenizer.text).text == model.text_tokenizer.text
     assert PublicModel.unpack(model.package()).package() == model.package() == ServedModel.load(checkpoint).package()
 
 

@@ -21,7 +21,7 @@ from support.toy_vision import some_images
 FORMAT = ImageFormat(height=8, width=12, patch=4)
 
 
-def _png(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def _png(array: np.ndarray) -> bytes:
     made = io.BytesIO()
     Pillow.fromarray(array).save(made, "PNG")
     return made.getvalue()
@@ -52,7 +52,7 @@ def test_the_middle_is_cut_out_of_what_was_made_smaller() -> None:
 
 
 @pytest.mark.parametrize("grey", [np.full((8, 12), 7, np.uint8), np.full((30, 30), 7, np.uint8)])
-def test_grey_is_a_colour(grey: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_grey_is_a_colour(grey: np.ndarray) -> None:
     np.testing.assert_array_equal(read_image(grey, FORMAT).rows, 7 / 256)
 
 

@@ -15,6 +15,7 @@ from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS, Ways
 from comet_mpc.engine.share import Share
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.demo import demo_model
+from comet_mpc.models.checkpoint import FITTED
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
@@ -32,7 +33,7 @@ from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR
 from support.two_parties import run_two_parties, together, twin_value
 
-SLOW, FAR = Network.parse("50mbit/1ms"), Network.parse("1gbit/50ms")
+SLOW, FAR = Network.parse("50mbit/1ms"), Network.parse("10gbit/200ms")
 NETWORKS = [SLOW, *(Network.parse(text) for text in ("1gbit/1ms", "200mbit/10ms", "100mbit/100ms")), FAR]
 
 FIXED: dict[Source, Ways] = {
@@ -127,19 +128,31 @@ def test_a_network_is_written_as_it_is_read() -> None:
 def test_unless_a_network_is_named_bert_base_keeps_its_budgets() -> None:
     dealt, paired = bert(DEALER), bert(PAIR)
     assert dealt.rounds <= 403
-    assert paired.rounds <= 697
-    assert dealt.online_bytes <= 323e6
-    assert dealt.correction_bytes <= 346e6
-    assert PAIR.offline_bytes(paired) + paired.online_bytes <= 2.2e9
+    assert paired.rounds <= 439
+    assert dealt.online_bytes <= 293e6
+    assert DEALER.offline_bytes(dealt) <= 312e6
+    assert PAIR.offline_bytes(paired) <= 945e6
+
+
+@pytest.mark.slow
+def test_so_does_bert_base_with_fitted_functions() -> None:
+    dealt, paired = (plan_shape(SHAPES["bert-base"], 128, 0, 1, FITTED, source) for source in (DEALER, PAIR))
+    assert dealt.rounds <= 350
+    assert paired.rounds <= 430
+    assert max(dealt.online_bytes, paired.online_bytes) <= 246e6
+    assert DEALER.offline_bytes(dealt) <= 280e6
+    assert PAIR.offline_bytes(paired) <= 755e6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [DEALER, PAIR], ids=str)
 def test_a_slow_network_gets_fewer_bytes_and_a_far_one_fewer_rounds(source: Source) -> None:
     slow, usual, far = (bert(source, network) for network in (SLOW, USUAL_NETWORK, FAR))
-    assert slow.rounds > usual.rounds > far.rounds
-    assert source.offline_bytes(slow) < source.offline_bytes(usual) < source.offline_bytes(far)
-    assert usual.ways not in (USUAL_WAYS, slow.ways, far.ways)
+    assert slow.rounds >= usual.rounds > far.rounds
+    assert source.offline_bytes(slow) <= source.offline_bytes(usual) < source.offline_bytes(far)
+    assert usual.ways != far.ways
+    if source is DEALER:  # two parties alone take the same ways on all but far networks
+        assert usual.ways not in (USUAL_WAYS, slow.ways)
 
 
 @pytest.mark.slow

@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from comet_mpc import errors
-from comet_mpc.errors import CometError, ModelChanged, ProtocolMismatch, ServerBusy, WrongSize, WrongVersion
+from comet_mpc.errors import (
+    CometError,
+    ModelChanged,
+    ProtocolMismatch,
+    ServerBusy,
+    WritingStopped,
+    WrongSize,
+    WrongVersion,
+)
 from comet_mpc.net.messages import Mismatch, Refusal, raise_refusal, refusal
 
 TOLD_AS = {
@@ -17,6 +25,7 @@ TOLD_AS = {
     "StateInUse": "ConfigurationError",
     "CometError": "PeerError",
     "ConfigurationError": "ConfigurationError",
+    "ContextFull": "ConfigurationError",
     "ForeignRandomness": "ForeignRandomness",
     "ImpossibleAnswer": "PeerError",
     "NobodyConnected": "PeerTimeout",
@@ -40,10 +49,12 @@ TOLD_AS = {
     "TaskDataError": "ConfigurationError",
     "UnsafeTokenizer": "PeerError",
     "WrongSize": "PeerError",
+    "WritingStopped": "PeerError",
     "WrongVersion": "PeerError",
 }
 MISMATCH = ProtocolMismatch("program", got="a", expected="b")
 CHANGED = ModelChanged("server:7001", got="a", expected="b", changed=["tokenizer"])
+STOPPED = WritingStopped.after("Once upon", [1, 2], "it was stopped")
 
 
 def every_error() -> Iterator[CometError]:
@@ -77,7 +88,7 @@ def test_a_name_that_is_not_on_the_list_is_refused(name: str) -> None:
         msgspec.json.decode(data, type=Refusal)
 
 
-@pytest.mark.parametrize("error", [*every_error(), MISMATCH, CHANGED], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [*every_error(), MISMATCH, CHANGED, STOPPED], ids=lambda error: type(error).__name__)
 def test_every_error_can_be_sent_between_processes(error: CometError) -> None:
     error.add_note("where it came from")
     again = pickle.loads(pickle.dumps(error))

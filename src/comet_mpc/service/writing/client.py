@@ -225,7 +225,7 @@ def _written(link: ServerLink, text: _Text, drafts: int, drafter: Drafter) -> Ge
     except (PeerError, RandomnessError) as error:
         if isinstance(error, QuotaExceeded) or len(text.ids) == text.prompt_tokens:
             raise
-        raise WritingStopped(str(error), text=text.told, tokens=text.ids) from error
+        raise WritingStopped.after(text.told, text.ids, str(error)) from error
     finally:
         conversation.end()
         link.pause()
