@@ -82,7 +82,7 @@ class AnswerFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for line, found in self._lines():
-                text = found["text"] if "text" in found else None
+                text = None if "image" in found else found["text"]
                 asked = Path(found["image"]) if text is None else tuple(text) if isinstance(text, list) else text
                 if self._texts.get(found["number"]) != asked:
                     raise ConfigurationError(f"{self._path} has answers to other texts: choose another --out file")
