@@ -50,6 +50,13 @@ def plan_encoder(
     return cheapest_plan(program, source, network or USUAL_NETWORK, sample=Sample(layer, shape.layers))
 
 
+def shape_and_rules(shape: EncoderShape, steps: int, rule: str) -> tuple[EncoderShape, EncoderRules]:
+    """A named shape with universal rules, or with fitted functions and the constants that they have."""
+    if rule == FITTED:
+        return replace(shape, constants=Quartic.constants), fitted_rules(shape)
+    return shape, certified_rules(shape, steps, rule=rule)
+
+
 def plan_shape(
     shape: EncoderShape,
     tokens: int,
@@ -60,10 +67,7 @@ def plan_shape(
     network: Network | None = None,
 ) -> Plan:
     """The plan of the certified encoder at a named shape, with universal rules, or with fitted functions."""
-    if rule == FITTED:
-        shape, rules = replace(shape, constants=Quartic.constants), fitted_rules(shape)
-    else:
-        rules = certified_rules(shape, steps, rule=rule)
+    shape, rules = shape_and_rules(shape, steps, rule)
     weights = public_weights(shape)
     size = (batch, tokens, shape.hidden)
 

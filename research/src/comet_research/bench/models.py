@@ -18,10 +18,9 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, SERVER, Reals, Share, decode
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.local.processes import Crew, Link
-from comet_mpc.models.planning import plan_shape
+from comet_mpc.models.planning import plan_shape, shape_and_rules
 from comet_mpc.models.transformer import (
     EncoderShape,
-    certified_rules,
     encode_weight,
     encoder_weights,
     forward,
@@ -138,14 +137,17 @@ def _drawn(shape: EncoderShape, generator: np.random.Generator) -> Iterator[tupl
         elif name.endswith("gamma"):
             yield name, generator.uniform(0.8, 1.2, size)
         elif name.endswith("threshold"):
-            yield name, generator.uniform(-0.3, 0.3, size)
+            yield name, generator.uniform(-0.6, -0.2, size) if shape.constants else generator.uniform(-0.3, 0.3, size)
+        elif name.endswith(("softness", "constants")):
+            yield name, generator.uniform(2.0**-5, 2.0**-3, size)
         else:
             yield name, generator.uniform(-0.02, 0.02, size)
 
 
 def case_weights(case: ModelCase) -> dict[str, Weight]:
     """The server's weights, drawn from the case's seed, one by one: doubles take twice the memory."""
-    return {name: encode_weight(name, drawn) for name, drawn in _drawn(case.shape, np.random.default_rng(case.seed))}
+    shape, _ = shape_and_rules(case.shape, case.steps, case.rule)
+    return {name: encode_weight(name, drawn) for name, drawn in _drawn(shape, np.random.default_rng(case.seed))}
 
 
 def masked_weights(names: Iterable[str]) -> list[str]:
@@ -168,10 +170,8 @@ def input_arrays(case: ModelCase, *, padded: bool = True) -> tuple[Reals, Reals]
 def run_case(case: ModelCase, session: Session, weights: dict[str, Weight]) -> Share:
     size = (case.batch, case.tokens, case.shape.hidden)
     rows, mask = input_arrays(case) if session.holds(CLIENT) else (None, None)
-    rules = certified_rules(case.shape, case.steps, rule=case.rule)
-    return forward(
-        session, input_rows(session, rows, size), input_mask(session, mask, size[:2]), case.shape, rules, weights
-    )
+    shape, rules = shape_and_rules(case.shape, case.steps, case.rule)
+    return forward(session, input_rows(session, rows, size), input_mask(session, mask, size[:2]), shape, rules, weights)
 
 
 def plan_case(case: ModelCase) -> Plan:
@@ -242,7 +242,7 @@ def _party(link: Link, seat: Seat, case: ModelCase, bundle_id: str) -> _Side:
     plan, kind = plan_case(case), find_source(case.source)
     with seat.meet(link, plan.digest) as channel:
         watch = Stopwatch()
-        public = public_weights(case.shape)
+        public = public_weights(shape_and_rules(case.shape, case.steps, case.rule)[0])
         values = case_weights(case) if seat.party == SERVER else None
         masked = masked_weights(public) if kind.masks_weights else []
         weights = set_up(channel, public, values, seat.key, masked)
