@@ -117,8 +117,10 @@ def _record(json: Path | None, served: ServedModel, task: Task, report: dict[str
 
 
 def show_comparison(task: Task, report: dict[str, Any], where: str, hidden: bool) -> None:
-    scored = f": {in_words(report['scores'])}; in real arithmetic: {in_words(report['plain_scores'])}"
-    typer.echo(f"{task.name}, {report['examples']} rows {where}{scored if 'scores' in report else ''}", err=hidden)
+    scored = ""
+    if "scores" in report:  # rows without labels have none
+        scored = f": {in_words(report['scores'])}; in real arithmetic: {in_words(report['plain_scores'])}"
+    typer.echo(f"{task.name}, {report['examples']} rows {where}{scored}", err=hidden)
     parts = []
     if "agreement" in report:
         whose = f"of {report['tokens']} tokens " if "tokens" in report else ""
