@@ -124,7 +124,8 @@ def model_tables(record: ModelRecord) -> list[Group]:
          _both(human_seconds, c.cpu_seconds))
         for c in record.operations
     )  # fmt: skip
-    by = counted(record.steps, "step") if record.rule == "minimax" else f"{record.rule} roots"
+    named = {"minimax": counted(record.steps, "step"), "fitted": "fitted functions"}
+    by = named.get(record.rule, f"{record.rule} roots")
     return [
         table(
             f"{record.model}, {counted(record.layers, 'layer')}, {record.batch} × {record.tokens} tokens, "
