@@ -12,6 +12,7 @@ import msgspec
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES
+from comet_mpc.models.checkpoint import FITTED
 from comet_mpc.models.tasks import TASKS
 from comet_mpc.units import counted
 
@@ -41,7 +42,7 @@ class Record:
     def rule(self) -> str:
         """How 1/sqrt was computed, in words: 3 steps, or the name of a rule with its steps, if it has any."""
         steps, name = self.get("steps"), self.get("rule")
-        by = "" if steps is None or name in DEGREES else counted(steps, "step")
+        by = "" if steps is None or name in (*DEGREES, FITTED) else counted(steps, "step")
         return f"{name}, {by}" if name and by else name or by
 
 
