@@ -136,3 +136,53 @@ def test_only_what_is_asked_for_is_told() -> None:
     assert told is not None
     assert told.shape == (1, GATED.hidden)
     np.testing.assert_allclose(told[0], _expected(GATED)[2], atol=0.15)
+
+
+_PLACES = (0, 1, 2, -1, -1, 3, 4)
+"""Of seven positions: three of a prompt, two drafts that did not hold, and two that follow."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+def test_a_dropped_draft_is_as_if_it_had_never_been(source: Source) -> None:
+    """Between two parties, with bytes and rounds as planned without drafts. The control keeps the drafts."""
+    plain = {
+        name: 12.0 * value if name.endswith("output.weight") else value for name, value in small_weights(GATED).items()
+    }
+    weights, rules = encode_weights(GATED, plain), small_rules(GATED)
+    rows = small_rows(GATED, len(_PLACES))
+
+    def program(places: tuple[int, ...] | None) -> Callable[[Session, Weights, Window], Share]:
+        def run(session: Session, weights: Weights, window: Window) -> Share:
+            given = input_rows(session, rows[:, window.first : window.stop], window, GATED, top_of(GATED, rules))
+            own = None if places is None else _at(places, window)
+            return decode(session, given, window, GATED, rules, weights, own)
+
+        return run
+
+    total, sizes = len(_PLACES), (3, 2, 2)
+    runs = run_windows(program(_PLACES), sizes, total, weights, source=source, tolerance=8 * UNIT)
+    kept = [index for index, place in enumerate(_PLACES) if place >= 0]
+    expected = plain_states(rows[0, kept], GATED, rules, plain)[-1]
+    np.testing.assert_allclose(runs[-1].value[0], expected[-2:], atol=0.15)
+    with_drafts = plain_states(rows[0], GATED, rules, plain)[-1]
+    assert np.max(np.abs(expected[-2:] - with_drafts[-2:])) > 0.3
+
+
+def _at(places: tuple[int, ...], window: Window) -> list[int]:
+    """As they are known when a window is run: its own positions are in the text, whatever becomes of them."""
+    known = [*places[: window.stop]]
+    for index in range(window.first, window.stop):
+        if known[index] < 0:
+            known[index] = known[index - 1] + 1
+    return known
+
+
+def test_places_that_do_not_fit_are_refused() -> None:
+    session, rules = TwinSession(), small_rules(GATED)
+    window = Window(0, 2, 4)
+    rows = input_rows(session, small_rows(GATED, 2), window, GATED, top_of(GATED, rules))
+    weights = encode_weights(GATED, small_weights(GATED))
+    for wrong in ([0], [0, 1, 2], [0, -1], [0, GATED.positions]):
+        with pytest.raises(ShapeError, match="expected places"):
+            decode(session, rows, window, GATED, rules, weights, wrong)

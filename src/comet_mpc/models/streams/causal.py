@@ -154,6 +154,22 @@ class Scores:
         return session.private(SERVER, (self.heads, 1, 1), like.fraction, bound, values, like.ring)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A window, and which positions up to its end count: later ones do not read those that were dropped.
+
+    kept: (positions so far,), None where all count. It is public and changes values alone: not what is sent.
+    """
+
+    window: Window
+    kept: np.ndarray | None = None
+
+    def mask(self) -> np.ndarray:
+        """1 where a row of the window may read a position: up to its own, and only what counts."""
+        seen = np.tril(np.ones((self.window.size, self.window.stop), np.uint64), self.window.first)
+        return seen if self.kept is None else seen * self.kept.astype(np.uint64)
+
+
 def attend(
     session: Session,
     q: Share,
@@ -161,7 +177,7 @@ def attend(
     v: Share,
     form: CausalForm,
     scores: Scores,
-    window: Window,
+    reading: Reading,
     *,
     name: str,
     width: int,
@@ -174,6 +190,7 @@ def attend(
     """
     if not q.shape == k.shape == v.shape:
         raise ShapeError(f"attention needs q, k, v of one shape, got {q.shape}, {k.shape}, {v.shape}")
+    window = reading.window
     with session.part("attention"):
         pair = ring_width(_R + _VALUE, LARGEST * v.bound * _ROUNDED)
         guarded, values = _guarded(session, q, k, v, form, pair)
@@ -182,7 +199,7 @@ def attend(
         values = with_past(session, f"{name} values", values, window, axis=-2)
         with session.part("scores"):
             z = session.matmul(queries, keys, transposed=True, bound=form.guard.top**2 * _ROUNDED)
-            r = _weights(session, z, form, scores, window, pair)
+            r = _weights(session, z, form, scores, reading, pair)
         opened = session.open(r)
         summed = session.matmul(opened, values, causal=window.first, bound=LARGEST * v.bound)
         return _divided(session, summed, r.sum(keep=True).bounded(LARGEST), form, window, v.bound, width)
@@ -207,13 +224,14 @@ def _guarded(session: Session, q: Share, k: Share, v: Share, form: CausalForm, p
         return session.truncate_to(product, _QUERY, room - _FACTOR), opened_values
 
 
-def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, window: Window, pair: int) -> Share:
-    """R, in the ring of the product that it enters; 0 for positions that a row may not see."""
+def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, reading: Reading, pair: int) -> Share:
+    """R, in the ring of the product that it enters; 0 for positions that a row may not read."""
+    window = reading.window
     bounds = form.bounds
     u = (z + scores.share(session, 0, z, form.shift)).times_power(form.scale).bounded(bounds[0])
     opened = session.reopen(u, _U, session.ring(2 * _U, bounds[1]))
     v = session.evaluate(U**2, {"u": opened}, fraction=2 * _U, bound=bounds[1])
-    v = _seen(v + scores.share(session, 1, v, form.inner), window).bounded(bounds[1])
+    v = _read(v + scores.share(session, 1, v, form.inner), reading).bounded(bounds[1])
     most = math.ceil(math.log2(window.total))
     whole = 2 * _V + 2 * _LENGTH
     ring = session.ring(whole + most, LARGEST**0.5)
@@ -240,10 +258,9 @@ def _lengths(session: Session, v: Opened, form: CausalForm, window: Window, ring
     return y or Factor(Y, {"y": session.reopen(inverse_sqrt(session, mean, rule), _LENGTH, ring)})
 
 
-def _seen(x: Share, window: Window) -> Share:
-    """0 for positions that a row may not see."""
-    seen = np.tril(np.ones(x.shape[-2:], np.uint64), window.first)
-    return x.with_values(None if x.values is None else x.values * seen)
+def _read(x: Share, reading: Reading) -> Share:
+    """0 for positions that a row may not read."""
+    return x.with_values(None if x.values is None else x.values * reading.mask())
 
 
 def _divided(

@@ -43,6 +43,7 @@ from comet_mpc.models.streams.causal import (
     CONTEXT,
     ROTATION,
     CausalForm,
+    Reading,
     Scores,
     attend,
     plain_attend,
@@ -51,6 +52,9 @@ from comet_mpc.models.streams.causal import (
 )
 
 H, U = variables("h u")
+
+Turns = tuple[Reals, Reals]
+"""Cosines and sines of a window's positions."""
 
 _ACTIVE = 17  # fraction bits of an activation
 _NEURON = 13  # of what it is a polynomial of
@@ -181,26 +185,49 @@ def decode(
     shape: DecoderShape,
     rules: DecoderRules,
     weights: Mapping[str, Weight],
+    places: Sequence[int] | None = None,
 ) -> Share:
     """The last hidden states of a window's positions, (1, positions, hidden), normalised, with the digits to be told.
 
     Keys and values of all positions are kept in the session. Reveals nothing.
+    places: of all positions up to the window's end where in the text they are, negative for those that were dropped
+    (drafts that did not hold): later ones read none of these. Without it every position counts. It is public, and the
+    plan is the same.
     """
     if rows.shape != (1, window.size, shape.hidden):
         raise ShapeError(f"expected rows (1, {window.size}, {shape.hidden}), got {rows.shape}")
+    reading, turns = _placed(window, places, shape)
     frame, top = Frame(session, None, weights, rules.epsilon), top_of(shape, rules)
     for index, own in enumerate(rules.layers):
         with session.part(Block("layer", index)):
-            rows = _attention(frame, rows, window, shape, own, index, top)
+            rows = _attention(frame, rows, reading, turns, shape, own, index, top)
             rows = _feed_forward(frame, rows, shape, own, index, top)
     with session.part("head"):
         states = normalised(frame, rows, rules.last, _GIVEN)
         return coarsened(session, states, rules.hidden_bits)
 
 
+def _placed(window: Window, places: Sequence[int] | None, shape: DecoderShape) -> tuple[Reading, Turns | None]:
+    """What the rows of a window read, and how theirs are turned."""
+    found = np.arange(window.stop) if places is None else np.asarray(places, np.int64)
+    own = found[window.first :]
+    if found.shape != (window.stop,) or np.any(own < 0) or np.any(own >= shape.positions):
+        raise ShapeError(f"expected places in the text of {window.stop} positions, the last {window.size} of them kept")
+    turns = rotation(own, shape.size, shape.theta) if shape.theta else None
+    return Reading(window, None if np.all(found >= 0) else found >= 0), turns
+
+
 def _attention(
-    frame: Frame, stream: Share, window: Window, shape: DecoderShape, rules: DecoderLayerRules, index: int, top: float
+    frame: Frame,
+    stream: Share,
+    reading: Reading,
+    turns: Turns | None,
+    shape: DecoderShape,
+    rules: DecoderLayerRules,
+    index: int,
+    top: float,
 ) -> Share:
+    window = reading.window
     session, weights, prefix = frame.session, frame.weights, f"layer.{index}."
     total = Stream(stream, top)
     rows = normalised(frame, stream, rules.variances[0], _GIVEN)
@@ -208,11 +235,10 @@ def _attention(
         given = session.give(rows)
         qkv = session.linear(given, weights[prefix + "qkv.weight"], bound=1.0, precision=ROTATION + 3)
     q, k, v = _heads(session, qkv, shape, weights.get(prefix + "qk.bias"))
-    if shape.theta:
-        turns = rotation(np.arange(window.first, window.stop), shape.size, shape.theta)
+    if turns is not None:
         q, k = rotated(q, *turns), rotated(k, *turns)
     context = attend(
-        session, q, k, v, rules.attention, _scores(weights[prefix + "scores"], shape), window,
+        session, q, k, v, rules.attention, _scores(weights[prefix + "scores"], shape), reading,
         name=f"layer {index}", width=total.narrower(CONTEXT, weights[prefix + "output.weight"]),
     )  # fmt: skip
     with session.part("linear"):
