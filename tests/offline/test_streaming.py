@@ -182,6 +182,30 @@ def test_a_peer_that_reads_nothing_is_given_up() -> None:
     pair[1].close()
 
 
+def test_a_peer_that_asks_for_everything_and_reads_nothing_is_given_no_more_than_a_window() -> None:
+    """Its questions are short and their answers are long: these would all be kept for it."""
+    window, size, number = 1 << 20, 1 << 18, 200
+    shapes = [[[Sizes(CLIENT, 8, size)]] * number]
+    pair = socket.socketpair()
+    near, far = TcpChannel(pair[0], 0.5), TcpChannel(pair[1], PATIENCE)
+    for question in range(number):
+        far.send(struct.pack("<Q", question))
+    most = 0
+
+    class Counting(Echo):
+        def answer(self, question: memoryview) -> list[bytes]:
+            nonlocal most
+            most = max(most, near.unsent)
+            return super().answer(question)
+
+    steps = (([Counting(at, sizes)] for at, (sizes,) in enumerate(shape)) for shape in shapes)
+    works: Iterator[Work[Request]] = (Work(iter(step)) for step in steps)
+    assert isinstance(outcome(lambda: converse(near, SERVER, works, window)), PeerTimeout)
+    assert near.closed
+    assert window < most + size <= window + 2 * size
+    far.close()
+
+
 def test_what_a_request_does_not_accept_ends_the_connection() -> None:
     class Refusing(Echo):
         def answer(self, question: memoryview) -> list[bytes]:

@@ -116,6 +116,11 @@ class Channel(ABC):
         """Waits until all that was posted has left."""
         self._guarded(lambda: self._flush(float("inf")))
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that were posted and have not left yet."""
+        return 0
+
     def count_rounds(self, rounds: int) -> None:
         """Counts rounds of frames that were posted and taken: only who orders them knows which wait for which."""
         self._traffic += Traffic(rounds=rounds)
@@ -243,6 +248,10 @@ class Around(Channel):
     @property
     def lost(self) -> bool:
         return self._closed or self._inner.lost
+
+    @property
+    def unsent(self) -> int:
+        return self._inner.unsent
 
     def _transfer(self, outgoing: list[memoryview] | None, sizes: range | None, deadline: float) -> memoryview:
         return self._inner._transfer(outgoing, sizes, deadline)

@@ -110,6 +110,10 @@ class _SocketChannel(Channel):
         return bool(poll.poll(0))  # the end of the connection, or something that nobody has asked for
 
     @property
+    def unsent(self) -> int:
+        return self._outgoing.total - self._outgoing.sent
+
+    @property
     def _backlogged(self) -> bool:
         """Bytes of the frame wait to be sent although none are left in it."""
         return False

@@ -14,7 +14,8 @@ parties have more on their way than the sockets hold.
 **Bounded memory.** At most `WINDOW` bytes are in flight: each request counts as the larger of its two messages until
 it is finished. When the window is full, the older half of it is answered and finished; meanwhile the other half is on
 its way, so that neither party runs out of work. A stage makes its requests when there is room for them. A peer that
-sends more than it should is not read: a party receives frames of known sizes, one by one.
+sends more than it should is not read: a party receives frames of known sizes, one by one. For a peer that sends and
+does not read, a party posts no more than a window: then it waits until all of that has left (`_posted`).
 
 **Rounds.** `Clock` counts the latencies on the longest chain of messages in which each was sent after the one before
 had arrived. That is what `Traffic.rounds` means for single exchanges, too. The same events are counted in a plan and
@@ -230,13 +231,13 @@ def converse(channel: Channel, party: int, works: Iterable[Work[Request]], windo
             request, (asker, question, answer) = event.item, event.item.sizes
             match event.turn, asker == party:
                 case Turn.ASK, True:
-                    channel.post(request.ask())
+                    _posted(channel, request.ask(), window)
                 case Turn.ASK, False:
                     inbox.expect(request, question)
                 case Turn.ANSWER, True:
                     inbox.expect(request, answer)
                 case Turn.ANSWER, False:
-                    channel.post(request.answer(inbox.take(request)))
+                    _posted(channel, request.answer(inbox.take(request)), window)
                 case Turn.FINISH, True:
                     request.finish(inbox.take(request))
             channel.count_rounds(clock.pass_over(event))
@@ -244,6 +245,17 @@ def converse(channel: Channel, party: int, works: Iterable[Work[Request]], windo
     except PeerError:
         channel.close()
         raise
+
+
+def _posted(channel: Channel, outgoing: Sequence[Sendable], window: int) -> None:
+    """Posts a frame, and waits first if more than a window has not left.
+
+    Of two parties that follow the order the one behind never waits here: what the other has not read of it is in
+    flight. So it reads, and the one ahead goes on.
+    """
+    if channel.unsent > window:
+        channel.flush()
+    channel.post(outgoing)
 
 
 class _Inbox:
