@@ -15,9 +15,10 @@ from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import CLIENT, Reals, Share
 from comet_mpc.engine.tables import LineTable
 from comet_mpc.engine.windows import Window, WindowPlan, WindowSession, with_past
-from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, ShapeError
+from comet_mpc.errors import ForeignRandomness, RandomnessExhausted, RandomnessSpent, ShapeError
 from comet_mpc.net.channel import memory_pair
-from comet_mpc.testing import Weights, run_windows
+from comet_mpc.offline.dealer.bundles import DealtRandomness
+from comet_mpc.testing import WEIGHT_KEY, Weights, deal, run_windows
 
 TOTAL, HEADS, SIZE = 7, 2, 4
 X, Y = variables("x y")
@@ -104,7 +105,15 @@ def test_a_window_takes_its_rows_and_the_columns_before(total: int, data: st.Dat
 
 def test_what_is_no_part_is_refused() -> None:
     window = Window(2, 3, 6)
-    for whole, own in (((6,), (2,)), ((5,), (1,)), ((6, 4), (1,))):
+    for whole, own in (
+        ((6,), (2,)),
+        ((5,), (1,)),
+        ((6, 4), (1,)),
+        ((4,), (4,)),
+        ((6,), (3,)),
+        ((4, 6), (4, 6)),
+        ((), ()),
+    ):
         with pytest.raises(ForeignRandomness):
             window.cut(whole, own)
     for first, stop in ((0, 0), (-1, 2), (3, 7)):
@@ -112,11 +121,20 @@ def test_what_is_no_part_is_refused() -> None:
             Window(first, stop, 6)
 
 
+@pytest.mark.parametrize("axis", ["none", "columns"])
+def test_no_two_windows_are_given_the_same_mask(axis: str) -> None:
+    """What has no axis of the window's own positions would be opened again under the mask of the window before."""
+
+    def program(session: Session, weights: Weights, window: Window) -> Share:
+        shape = (4,) if axis == "none" else (4, window.stop)
+        return session.truncate(session.private(CLIENT, shape, 6, 1.0, np.zeros(shape)), 2)
+
+    with pytest.raises(ForeignRandomness, match="no axis of the positions"):
+        run_windows(program, (1, 1, 1), 3)
+
+
 def test_a_window_that_broke_off_cannot_be_followed() -> None:
     """Its masks may have been used: nothing is drawn for it again."""
-    from comet_mpc.errors import RandomnessSpent
-    from comet_mpc.offline.dealer.bundles import DealtRandomness
-    from comet_mpc.testing import WEIGHT_KEY, deal
 
     def program(session: Session, window: Window) -> None:
         session.open(session.private(CLIENT, (window.size,), 4, 1.0, np.zeros(window.size)))

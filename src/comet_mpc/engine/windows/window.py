@@ -30,10 +30,16 @@ class Window:
         return self.stop - self.first
 
     def cut(self, whole: Shape, own: Shape) -> tuple[slice, ...]:
-        """Which part of a tensor of the whole program a window's tensor is."""
+        """Which part of a tensor of the whole program a window's tensor is.
+
+        One axis must have the window's own positions: without it other windows would be given the same part.
+        """
         if len(whole) != len(own):
             raise ForeignRandomness(f"a tensor of shape {own} is no part of one of shape {whole}")
-        return tuple(self._axis(*sizes) for sizes in zip(whole, own, strict=True))
+        cut = tuple(self._axis(*sizes) for sizes in zip(whole, own, strict=True))
+        if self.size < self.total and slice(self.first, self.stop) not in cut:
+            raise ForeignRandomness(f"a tensor of shape {own} has no axis of the positions {self.first} to {self.stop}")
+        return cut
 
     def _axis(self, whole: int, own: int) -> slice:
         if whole == own:
