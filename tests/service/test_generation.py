@@ -27,7 +27,7 @@ from comet_mpc.offline.sources import DEALER, PAIR
 from comet_mpc.service.client import Client
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.deployment import ServiceLimits
-from comet_mpc.service.messages import Begin, Ready, Step
+from comet_mpc.service.messages import Begin, Ready, Run, Step
 from comet_mpc.service.writing.client import Token
 from support.toy_writer import ToyWriter
 from support.waiting import PATIENCE, eventually
@@ -145,6 +145,47 @@ def test_two_texts_go_on_in_turn(dealt: Place) -> None:
         first, second = (client.generate(PROMPT, tokens=COUNT) for client in (one, other))
         found = [(next(first).id, next(second).id) for _ in range(COUNT)]
     assert found == [(token, token) for token in EXPECTED]
+
+
+@pytest.mark.service
+def test_a_text_that_is_begun_with_the_same_client_ends_the_one_before_and_not_the_other_way(dealt: Place) -> None:
+    """The server has one text of a connection: a step of the first would be a step of the second."""
+    with dealt.client() as client:
+        first, second = (client.generate(PROMPT, tokens=COUNT) for _ in range(2))
+        assert (next(first).id, next(second).id) == (EXPECTED[0], EXPECTED[0])
+        with pytest.raises(ConfigurationError, match="another text was begun"):
+            next(first)
+        third = client.generate(PROMPT, tokens=2)
+        assert [next(second).id for _ in range(COUNT - 1)] == EXPECTED[1:]
+        second.close()
+        assert ids(list(third)) == EXPECTED[:2]
+
+
+@pytest.mark.service
+def test_a_server_whose_model_takes_no_drafts_drops_no_positions() -> None:
+    class Plain(ToyWriter):
+        drops = False
+
+    with local_service(Plain(18), DEALER, limits=LIMITS) as (address, keys, directory):
+        place = Place(address, keys, directory / "cache")
+        with place.client() as client:  # which believes otherwise
+            connection, tokens = client._link.connection, client.generate(PROMPT, tokens=COUNT, drafts=2)
+            assert [next(tokens).id for _ in range(2)] == EXPECTED[:2]  # the second by a run of three positions
+            with connection.lock, pytest.raises(ConfigurationError, match="takes no drafts"):
+                connection.go_on(connection.channel(), Step(2, 1))
+
+
+@pytest.mark.service
+def test_a_model_that_writes_runs_nothing_else_and_keeps_the_bundle(dealt: Place) -> None:
+    with dealt.client() as client:
+        setup = client._link.connected()
+        (name,) = setup.pool.prepare(1, 16)
+        digest = setup.model.programs.plan(1, 16).digest
+        connection = client._link.connection
+        with connection.lock:
+            with pytest.raises(ConfigurationError, match="ask it to generate"):
+                connection.request(Run(name, 1, 16, digest), Ready)
+            connection.request(Begin(name, 1, 16, digest), Ready)
 
 
 @pytest.mark.service

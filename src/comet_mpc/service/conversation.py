@@ -27,6 +27,7 @@ from comet_mpc.errors import (
     RandomnessDamaged,
     RandomnessSpent,
 )
+from comet_mpc.models.served import ServedModel
 from comet_mpc.models.writing.model import WritingModel, told
 from comet_mpc.net.channel import Channel
 from comet_mpc.net.messages import refusal
@@ -197,6 +198,7 @@ class Conversation:
                 order = Order(message.bundle_id, message.batch, message.bucket, plan, self._client, message.count)
                 self._deployment.provider.prepare(order, self._deployment.store, self)
             case Run():
+                encoder = self._deployment.encoder  # before anything is used
                 self._deployment.quota.check(self._client, message.batch)
                 plan = self._plan(message)
                 with (
@@ -204,16 +206,16 @@ class Conversation:
                     contextlib.closing(self._take(message, plan)) as bundle,
                 ):
                     self._deployment.quota.charge(self._client, message.batch)
-                    self._compute(message, bundle, plan.ways)
+                    self._compute(message, bundle, encoder, plan.ways)
             case Begin():
-                self._writing = None  # the one before
+                self._writing, writer = None, self._deployment.writer  # instead of the one before
                 self._check_quota(1)
                 plan = self._plan(message)
                 with (
                     self._slots.slot("run", self.channel),
                     contextlib.closing(self._take(message, plan)) as bundle,
                 ):
-                    self._writing = Writing(self._deployment, self.channel, bundle, message.bucket)
+                    self._writing = Writing(self._deployment, writer, self.channel, bundle, message.bucket)
                 say(self.channel, Ready())
             case Step():
                 with self._slots.slot("run", self.channel):
@@ -310,14 +312,14 @@ class Conversation:
         _log.info("a bundle is consumed", extra={"fields": self._fields(bundle=message.bundle_id)})
         return bundle
 
-    def _compute(self, message: Run, bundle: Bundle, ways: Ways) -> None:
+    def _compute(self, message: Run, bundle: Bundle, encoder: ServedModel, ways: Ways) -> None:
         deployment, start = self._deployment, time.monotonic()
         with self.reserved():
             say(self.channel, Ready())
             begun = self.channel.traffic
             randomness = deployment.source.open(bundle, deployment.weights)
             session = PartySession(SERVER, self.channel, randomness, ways=ways)
-            deployment.encoder.answer(message.batch, message.bucket)(session, deployment.weights)
+            encoder.answer(message.batch, message.bucket)(session, deployment.weights)
         traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
         count = traffic.sent + traffic.received
         self._counters.add(

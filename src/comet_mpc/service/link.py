@@ -107,6 +107,8 @@ class ServerLink:
         )
         self.setup: Setup | None = None
         """None until it is connected, and after the machine that it was set up with is lost."""
+        self.writes: object = None
+        """The text that is being written, of which the server has one at a time."""
 
     def close(self) -> None:
         """Ends the connection. Randomness on disk stays for the next time."""

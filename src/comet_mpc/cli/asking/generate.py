@@ -52,7 +52,12 @@ Stop = Annotated[
 ]
 Drafts = Annotated[
     int,
-    typer.Option(min=0, max=32, help="Guess so many tokens before each run: fewer runs.", rich_help_panel=_RANDOMNESS),
+    typer.Option(
+        min=0,
+        max=32,
+        rich_help_panel=_RANDOMNESS,
+        help="Guess so many tokens before each run: fewer runs, but a server that cheats can learn of the prompt.",
+    ),
 ]
 
 

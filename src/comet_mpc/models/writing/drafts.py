@@ -5,6 +5,7 @@ guess that is right makes the next position's answer count as well. What is pick
 a time, greedy or not: a guess is kept if it equals the token that the sampler picks there (`verified`).
 
 The server sees how many positions of each run were kept, and so how well the text can be guessed, but not the guesses.
+One that cheats chooses what is picked, and so asks what the drafter knows (tests/attacks/test_writing_attacks.py).
 """
 
 from __future__ import annotations

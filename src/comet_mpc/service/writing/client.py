@@ -71,7 +71,8 @@ class Wanted(TypedDict, total=False):
     sampling  how a token is picked; greedy, unless something else is said
     stop      words that end the text, and are not part of it
     drafts    up to so many tokens are guessed before each run, which then gives several if they are right. The text
-              is the same; the server sees how many were guessed and right. One that is wrong takes a position
+              is the same; the server sees how many were guessed and right, and one that cheats can find out by it
+              what the prompt says (docs/explanation/security.md). A guess that is wrong takes a position
     drafter   guesses them; None: what followed the same words earlier in the text
     """
 
@@ -101,6 +102,8 @@ class _Conversation:
         window = Window(first, first + len(ids), self._total)
         places = self._places.after(len(ids), kept)
         with link.connection.lock:
+            if link.writes is not self:
+                raise ConfigurationError("another text was begun with this client, which ended this one: one at a time")
             if self._channel.lost:
                 raise PeerClosed("the connection ended, and the conversation with it")
             link.connection.go_on(self._channel, Step(len(ids), kept))
@@ -120,8 +123,9 @@ class _Conversation:
         return self._model.logits(states), self._channel.traffic - before
 
     def end(self) -> None:
-        """Frees what the server holds for it, if it can still hear that."""
-        if not self._channel.closed:
+        """Frees what the server holds for it, if it can still hear that. Another text may have taken its place."""
+        if self._link.writes is self and not self._channel.closed:
+            self._link.writes = None
             with self._link.connection.lock:
                 try:
                     say(self._channel, End())
@@ -134,7 +138,7 @@ def _begun(link: ServerLink, positions: int) -> tuple[_Conversation, OpenBundle]
 
     def use(randomness: OpenBundle, plan: Plan, setup: Setup, last: bool) -> tuple[_Conversation, OpenBundle] | None:
         with link.connection.lock:
-            request = Begin(randomness.bundle.bundle_id, 1, positions, plan.digest)
+            link.writes, request = None, Begin(randomness.bundle.bundle_id, 1, positions, plan.digest)
             try:
                 channel = link.connection.request(request, Ready)
                 windows = setup.model.programs.conversation(positions)
@@ -145,7 +149,8 @@ def _begun(link: ServerLink, positions: int) -> tuple[_Conversation, OpenBundle]
                 return None
             finally:
                 randomness.bundle.close()
-        return _Conversation(link, setup, channel, session, positions), randomness
+            conversation = link.writes = _Conversation(link, setup, channel, session, positions)
+            return conversation, randomness
 
     return link.with_bundle(1, positions, use)[0]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from comet_mpc.engine.share import SERVER
 from comet_mpc.engine.windows import Window, WindowSession
-from comet_mpc.errors import ContextFull
-from comet_mpc.models.writing.model import Places
+from comet_mpc.errors import ConfigurationError, ContextFull
+from comet_mpc.models.writing.model import DROPPED, Places, WritingModel
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.service.deployment import Deployment
@@ -20,8 +20,10 @@ from comet_mpc.service.messages import Step
 class Writing:
     """One conversation. The bundle is read whole here, so its file may be closed then."""
 
-    def __init__(self, deployment: Deployment, channel: Channel, bundle: Bundle, positions: int) -> None:
-        self._model, self._weights, self._positions = deployment.writer, deployment.weights, positions
+    def __init__(
+        self, deployment: Deployment, model: WritingModel, channel: Channel, bundle: Bundle, positions: int
+    ) -> None:
+        self._model, self._weights, self._positions = model, deployment.weights, positions
         plan = deployment.programs.conversation(positions)
         self._session = WindowSession(SERVER, channel, deployment.source.open(bundle, self._weights), plan)
         self._places = Places()
@@ -33,7 +35,10 @@ class Writing:
             raise ContextFull(
                 f"{step.size} more positions after {first}, and this conversation was prepared for {self._positions}"
             )
-        return Window(first, first + step.size, self._positions), self._places.after(step.size, step.kept)
+        places = self._places.after(step.size, step.kept)
+        if DROPPED in places.all and not self._model.drops:
+            raise ConfigurationError("this model takes no drafts: all positions of the last run are to count")
+        return Window(first, first + step.size, self._positions), places
 
     def run(self, window: Window, places: Places) -> None:
         """The rounds of a step."""
