@@ -21,7 +21,7 @@ from comet_mpc.local.audit.preparation import record_preparation
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.transformer import SHAPES
-from comet_mpc.offline.dealer.preparer import PREPARERS
+from comet_mpc.offline import registry
 from comet_mpc.offline.ot import base, extension
 from comet_mpc.offline.pair.matrices import matrix_products, packing_of
 from comet_mpc.offline.rlwe import slots
@@ -56,7 +56,7 @@ def of_tiling(tiling: Tiling) -> Kinds:
 
 PLACES: list[tuple[object, str, Callable[..., Kinds]]] = [
     (PartySession, "_leg", of_request),
-    *((kind, "values", of_correction) for kind in sorted(set(map(type, PREPARERS.values())), key=repr)),
+    *((kind, "values", of_correction) for kind in sorted(set(map(type, registry.DEALER.values())), key=repr)),
     (MatrixJob, "answer", lambda job, *_: of_tiling(job.tiling)),
     (OddJob, "answer", lambda job, *_: {"upload in odd slots", "response in odd slots"}),
     (slots.SlotJob, "answer", lambda *_: {"upload in slots", "response in slots"}),

@@ -27,13 +27,13 @@ from comet_mpc.engine.seeds import expand
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ConfigurationError, ForeignRandomness, RandomnessError
 from comet_mpc.net.channel import Channel, memory_pair
+from comet_mpc.offline import registry
 from comet_mpc.offline.bundle import Bundle
 from comet_mpc.offline.dealer import preparer as dealing
 from comet_mpc.offline.dealer.admission import ProgramLimits, admit_program
 from comet_mpc.offline.dealer.bundles import DealtRandomness
 from comet_mpc.offline.dealer.preparer import DealerPreparer, DealerView
 from comet_mpc.offline.kinds import register
-from comet_mpc.offline.pair import stages as staging
 from comet_mpc.offline.pair.costs import preparation_parts, preparation_traffic
 from comet_mpc.offline.pair.prepare import prepare_bundle
 from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared, arranged
@@ -110,8 +110,8 @@ PROGRAM: list[Correlation] = [Mask((4,), 40), Zeros(11), BitProducts(9, 20), Zer
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another package would do it; undone afterwards."""
     monkeypatch.setattr(correlations, "_KINDS", [*correlations._KINDS])
-    monkeypatch.setattr(dealing, "PREPARERS", {**dealing.PREPARERS})
-    monkeypatch.setattr(staging, "PREPARERS", [*staging.PREPARERS])
+    for known in (registry.DEALER, registry.PAIR):
+        monkeypatch.setattr(known, "entries", {**known.entries})
     register(Zeros, pair=[PairZeros()], dealer=DealtZeros())
 
 
@@ -163,7 +163,9 @@ def test_what_is_not_registered_is_refused_by_everybody() -> None:
 
 
 def test_a_dealer_prepares_every_kind_that_is_read() -> None:
-    assert set(any_kind().__args__) == set(dealing.PREPARERS)
+    assert set(any_kind().__args__) == set(registry.DEALER)
+    assert all(isinstance(preparer, DealerPreparer) for preparer in registry.DEALER.values())
+    assert all(isinstance(preparer, PairPreparer) for preparer in registry.PAIR.values())
 
 
 def test_no_correlation_is_left_out_or_prepared_twice() -> None:

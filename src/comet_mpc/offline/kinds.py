@@ -8,7 +8,7 @@ it. What is not registered is refused: by whoever reads a program (`engine.corre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comet_mpc.engine.correlations import (
     BitProducts,
@@ -24,47 +24,38 @@ from comet_mpc.engine.correlations import (
     WeightScale,
     register_kind,
 )
-from comet_mpc.offline.dealer import preparer as dealer_preparers
-from comet_mpc.offline.dealer.points import DealtPoints
-from comet_mpc.offline.dealer.preparer import DealerPreparer
-from comet_mpc.offline.dealer.preparers import (
-    DealtBits,
-    DealtMasks,
-    DealtMatrixProducts,
-    DealtMonomials,
-    DealtSquareSums,
-    DealtWeightProducts,
-    DealtWeightScales,
-)
-from comet_mpc.offline.pair import stages as pair_preparers
-from comet_mpc.offline.pair.bits import PairBits
-from comet_mpc.offline.pair.matrices import PairMatrices
-from comet_mpc.offline.pair.points import PairPoints, PairRenewals
-from comet_mpc.offline.pair.slot_stages import PairMonomials, PairSquareSums, PairWeightScales
-from comet_mpc.offline.pair.stages import PairPreparer
-from comet_mpc.offline.pair.units import PairOddProducts
+from comet_mpc.offline import registry
+
+if TYPE_CHECKING:
+    from comet_mpc.offline.dealer.preparer import DealerPreparer
+    from comet_mpc.offline.pair.stages import PairPreparer
 
 
-def register(kind: type[Correlation], *, pair: Sequence[PairPreparer], dealer: DealerPreparer[Any]) -> None:
+def register(kind: type[Correlation], *, pair: Sequence[PairPreparer | str], dealer: DealerPreparer[Any] | str) -> None:
     """Makes a kind known to readers of programs and to the sources.
 
-    pair: several where it can be prepared in more than one way; none for what two parties need not, or cannot, prepare
+    pair: several where it can be prepared in more than one way; none for what two parties need not, or cannot, prepare.
+        A preparer may be named (`registry.load`): then it is loaded when something is prepared.
     """
     register_kind(kind)
-    dealer_preparers.PREPARERS[kind] = dealer
-    new = [preparer for preparer in pair if preparer not in pair_preparers.PREPARERS]
-    pair_preparers.PREPARERS[:] = sorted([*pair_preparers.PREPARERS, *new], key=lambda preparer: preparer.order)
+    registry.DEALER[kind] = dealer
+    for preparer in pair:
+        registry.PAIR[preparer] = preparer
 
 
-_MATRICES, _ODD, _MASKS = PairMatrices(), PairOddProducts(), DealtMasks()
+_MATRICES, _ODD, _MASKS = "pair.matrices.PairMatrices", "pair.units.PairOddProducts", "dealer.preparers.DealtMasks"
 
 register(Mask, pair=[], dealer=_MASKS)
 register(PartyBits, pair=[], dealer=_MASKS)
 register(ClientMask, pair=[], dealer=_MASKS)
-register(BitProducts, pair=[PairBits()], dealer=DealtBits())
-register(Monomials, pair=[_ODD, PairMonomials()], dealer=DealtMonomials())
-register(SquareSums, pair=[_ODD, PairSquareSums()], dealer=DealtSquareSums())
-register(MatrixProduct, pair=[_MATRICES], dealer=DealtMatrixProducts())
-register(WeightProduct, pair=[_MATRICES], dealer=DealtWeightProducts())
-register(WeightScale, pair=[_MATRICES, PairWeightScales()], dealer=DealtWeightScales())
-register(PointFunctions, pair=[PairRenewals(), PairPoints()], dealer=DealtPoints())
+register(BitProducts, pair=["pair.bits.PairBits"], dealer="dealer.preparers.DealtBits")
+register(Monomials, pair=[_ODD, "pair.slot_stages.PairMonomials"], dealer="dealer.preparers.DealtMonomials")
+register(SquareSums, pair=[_ODD, "pair.slot_stages.PairSquareSums"], dealer="dealer.preparers.DealtSquareSums")
+register(MatrixProduct, pair=[_MATRICES], dealer="dealer.preparers.DealtMatrixProducts")
+register(WeightProduct, pair=[_MATRICES], dealer="dealer.preparers.DealtWeightProducts")
+register(
+    WeightScale, pair=[_MATRICES, "pair.slot_stages.PairWeightScales"], dealer="dealer.preparers.DealtWeightScales"
+)
+register(
+    PointFunctions, pair=["pair.points.PairRenewals", "pair.points.PairPoints"], dealer="dealer.points.DealtPoints"
+)

@@ -16,6 +16,7 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.seeds import Streams, derive_seed, expand
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import ForeignRandomness
+from comet_mpc.offline import registry
 from comet_mpc.offline.bundle import Reader, read_elements
 
 CHUNK = 1 << 16
@@ -112,12 +113,9 @@ class DealerPreparer(Generic[Kind]):
         return view.shares(index, entry)
 
 
-PREPARERS: dict[type[Correlation], DealerPreparer[Any]] = {}
-"""By kind; `offline.kinds.register` fills it."""
-
-
 def dealer_preparer(entry: Correlation) -> DealerPreparer[Any]:
     try:
-        return PREPARERS[type(entry)]
+        found: DealerPreparer[Any] = registry.DEALER[type(entry)]
     except KeyError:
         raise ForeignRandomness(f"a dealer does not know how to prepare {type(entry).__name__}") from None
+    return found

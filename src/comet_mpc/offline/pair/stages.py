@@ -19,6 +19,7 @@ from comet_mpc.engine.correlations import AnyMask, Correlation, repeated
 from comet_mpc.engine.share import CLIENT
 from comet_mpc.errors import RandomnessError
 from comet_mpc.net.channel import Traffic
+from comet_mpc.offline import registry
 from comet_mpc.offline.pair.workbench import Workbench
 from comet_mpc.offline.streaming import Item, Planned, Sizes, Steps, Work, planned_rounds
 
@@ -116,10 +117,6 @@ class PairPreparer(ABC):
         """Its stages, in order."""
 
 
-PREPARERS: list[PairPreparer] = []
-"""In their order; `offline.kinds.register` fills it."""
-
-
 def arranged(once: Sequence[Correlation], copies: int = 1) -> tuple[Stage, ...]:
     """All stages of so many copies of a program together."""
     return _arranged(tuple(once), copies)
@@ -132,7 +129,7 @@ def _arranged(once: tuple[Correlation, ...], copies: int) -> tuple[Stage, ...]:
 
 def _stages(program: tuple[Correlation, ...], copies: int) -> Iterator[Stage]:
     left = {index: entry for index, entry in enumerate(program) if not isinstance(entry, AnyMask)}
-    for preparer in PREPARERS:
+    for preparer in sorted(registry.PAIR.values(), key=lambda preparer: preparer.order):
         stages = tuple(preparer.stages(Unprepared(program, copies, left)))
         taken = {index for stage in stages for index in stage.prepared}
         left = {index: entry for index, entry in left.items() if index not in taken}
