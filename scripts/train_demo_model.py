@@ -44,9 +44,10 @@ from comet_mpc.models.checkpoint import (
     tensor_shapes,
 )
 from comet_mpc.models.fold import in_form
-from comet_mpc.models.hugging_face import load_hugging_face, tokenizer_json
+from comet_mpc.models.hugging_face import load_hugging_face
 from comet_mpc.models.own_data import read_split
 from comet_mpc.models.tasks import find_task
+from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.progress import Shown, bar
 from comet_mpc.train.batches import (
     Encoded,

@@ -19,11 +19,11 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers import processors as post
 
 from comet_mpc.errors import ConfigurationError, UnsafeTokenizer
-from comet_mpc.models.hugging_face import own_tokenizer
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.tasks import words_of
 from comet_mpc.models.tokenizers import texts as tokenizing
+from comet_mpc.models.tokenizers.files import own_tokenizer
 from comet_mpc.models.tokenizers.parts import MOST_ADDED
 from comet_mpc.models.tokenizers.texts import GROWTH, MOST_CHARACTERS, TOKENS_PER_CHARACTER, TextTokenizer
 from support.toy_model import TINY, make_checkpoint, toy_tokenizer

@@ -23,7 +23,6 @@ from comet_mpc.models.transformer import (
     input_rows,
     public_weights,
 )
-from comet_mpc.models.vision.forward import one_layer
 from comet_mpc.offline.cheapest import USUAL_NETWORK, Sample, cheapest_plan
 from comet_mpc.offline.source import Source
 
@@ -42,6 +41,8 @@ def plan_encoder(
 
     def layer(session: Session) -> Share:
         if shape.stream:
+            from comet_mpc.models.vision.forward import one_layer  # most models are of texts
+
             return one_layer(session, batch, shape, rules, weights)
         rows, mask = input_rows(session, None, size), input_mask(session, None, size[:2])
         block, own, frame = encoder_block(shape, 0), rules.layers[0], encoder_frame(session, mask, rules, weights)

@@ -32,8 +32,7 @@ from comet_mpc.models.blocks import LayerRules
 from comet_mpc.models.bounds import norm_before
 from comet_mpc.models.checkpoint import FITTED, CometConfig
 from comet_mpc.models.heads import HeadRules, input_averages
-from comet_mpc.models.images.format import ImageFormat
-from comet_mpc.models.images.reading import Patches, read_image
+from comet_mpc.models.images.format import ImageFormat, Patches
 from comet_mpc.models.planning import plan_encoder
 from comet_mpc.models.queries import (
     BUCKETS,
@@ -60,7 +59,6 @@ from comet_mpc.models.transformer import (
     public_weights,
     query_bound,
 )
-from comet_mpc.models.vision.forward import input_pixels, see
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
 
@@ -238,6 +236,8 @@ class PublicModel:
         """The answers for one bucket; the client supplies its query, the server and a plan do not."""
         shape, rules = self.shape, self.rules
         if self.image is not None:
+            from comet_mpc.models.vision.forward import input_pixels, see  # most models are of texts
+
             pixels, size = None if query is None else query.rows, (batch, self.image.patches, self.image.numbers)
             return lambda session, weights: see(session, input_pixels(session, pixels, size), shape, rules, weights)
         rows, mask_values = (None, None) if query is None else (query.tokens_only, query.mask)
@@ -373,6 +373,8 @@ class PublicModel:
         tokens: Sequence[Any]
         buckets: dict[int, list[int]] = {}
         if self.image is not None:
+            from comet_mpc.models.images.reading import read_image
+
             wanted = self.image
             tokens = [read_image(image_only(one), wanted, number=i) for i, one in enumerate(texts, start=1)]
             buckets[self.longest] = list(range(len(texts)))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import CometConfig
-from comet_mpc.models.images.reading import Image, Patches
+from comet_mpc.models.images.format import Image, Patches
 from comet_mpc.models.tokenizers.texts import Text, Tokens
 
 Ids = npt.NDArray[np.int64]

@@ -18,12 +18,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from comet_mpc.errors import CometError, ConfigurationError, ImpossibleAnswer, NodeLost, PeerClosed, ProtocolMismatch
 from comet_mpc.models.heads import Kind
-from comet_mpc.models.hugging_face import own_tokenizer
 from comet_mpc.models.queries import Input, TextRun
+from comet_mpc.models.tokenizers.files import own_tokenizer
 from comet_mpc.models.writing.packages import Model
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.transport import Transport
@@ -33,7 +33,9 @@ from comet_mpc.service.bundle_pool import Kept
 from comet_mpc.service.link import LinkOptions, ServerLink, Setup, Watch
 from comet_mpc.service.model_cache import default_cache
 from comet_mpc.service.prediction import Answer, Embedding, Prediction, Tagging, answers
-from comet_mpc.service.writing.client import Token, Wanted, write
+
+if TYPE_CHECKING:
+    from comet_mpc.service.writing.client import Token, Wanted
 
 A = TypeVar("A")
 Told = Callable[[int, A], None]
@@ -306,6 +308,8 @@ class Client:
         The server learns how many tokens the prompt has and how many are written, and none of them. If it stops,
         `WritingStopped` has what was written. Whoever takes no more tokens closes what this returns, or this client
         """
+        from comet_mpc.service.writing.client import write  # most clients ask, and write nothing
+
         return write(self._link, prompt, **wanted)
 
     def ask_run(self, run: TextRun, texts: Sequence[Input]) -> list[Answer]:

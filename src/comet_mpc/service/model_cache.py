@@ -26,6 +26,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -37,13 +38,15 @@ from comet_mpc.errors import CometError, ConfigurationError, ModelChanged, PeerE
 from comet_mpc.files import atomic_write
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.tokenizers.texts import TextTokenizer
-from comet_mpc.models.writing.model import WritingModel
 from comet_mpc.models.writing.packages import Model, answering, parts, unpack, writing
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.source import Progress, Source
 from comet_mpc.offline.store import BundleStore
 from comet_mpc.service.messages import GetPackage, GetWeights, Welcome, receive_blob, say
 from comet_mpc.service.programs import Programs
+
+if TYPE_CHECKING:
+    from comet_mpc.models.writing.model import WritingModel
 
 _READ = 1 << 22
 _DIGITS = 32

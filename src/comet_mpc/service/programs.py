@@ -6,16 +6,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import WeightCorrelation
 from comet_mpc.engine.plan import Plan
-from comet_mpc.engine.windows import WindowPlan
-from comet_mpc.errors import ConfigurationError, ShapeError
-from comet_mpc.models.writing.model import WritingModel
-from comet_mpc.models.writing.packages import Model
+from comet_mpc.errors import ShapeError
+from comet_mpc.models.writing.packages import Model, writing
 from comet_mpc.offline.source import Source
 from comet_mpc.service.kept_plans import KeptPlans
+
+if TYPE_CHECKING:
+    from comet_mpc.engine.windows import WindowPlan
 
 _MOST_IN_MEMORY = 64
 _MOST_CONVERSATIONS = 2
@@ -92,11 +94,10 @@ class Programs:
 
     def conversation(self, positions: int) -> WindowPlan:
         """The program of a conversation, of which `plan` keeps what is prepared alone. Not kept on disk."""
-        if not isinstance(self._model, WritingModel):
-            raise ConfigurationError("this model answers texts, and does not write any")
+        model = writing(self._model)
         with self._lock:
             if positions not in self._conversations:
-                self._conversations[positions] = self._model.conversation(positions, self._source)
+                self._conversations[positions] = model.conversation(positions, self._source)
                 if len(self._conversations) > _MOST_CONVERSATIONS:
                     self._conversations.popitem(last=False)
             return self._conversations[positions]

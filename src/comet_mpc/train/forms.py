@@ -32,8 +32,8 @@ from comet_mpc.models.checkpoint import (
 )
 from comet_mpc.models.fold import in_form
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
-from comet_mpc.models.hugging_face import servable_tokenizer, tokenizer_json
 from comet_mpc.models.tasks import find_task
+from comet_mpc.models.tokenizers.files import servable_tokenizer, tokenizer_json
 from comet_mpc.progress import Watcher
 from comet_mpc.train.estimate import proof_seconds
 from comet_mpc.train.reading import Model, read_model

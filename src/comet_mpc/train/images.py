@@ -8,7 +8,8 @@ import numpy as np
 
 from comet_mpc.errors import TaskDataError
 from comet_mpc.models.checkpoint import CometConfig
-from comet_mpc.models.images.reading import Image, read_image
+from comet_mpc.models.images.format import Image
+from comet_mpc.models.images.reading import read_image
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick
 from comet_mpc.train.batches import Encoded

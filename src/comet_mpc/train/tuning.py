@@ -20,8 +20,8 @@ from comet_mpc.models.checkpoint import (
     load_checkpoint,
     save_config,
 )
-from comet_mpc.models.hugging_face import tokenizer_json
 from comet_mpc.models.tasks import Task
+from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, answered, first_rows, hold_out, predict
 from comet_mpc.train.calibration import MARGIN, calibrate_in_memory, calibration_rows

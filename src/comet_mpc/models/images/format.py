@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,7 +14,20 @@ from comet_mpc.engine.share import Reals
 
 PIXEL = 8
 """Fraction bits of a pixel, whose byte b stands for b/256: exact, and less than 1."""
+Image = Path | bytes | npt.NDArray[Any]
+"""A file, its bytes, or an array (height, width, 3) or (height, width) of bytes. Pillow's images are arrays, too."""
 _Side = Annotated[int, msgspec.Meta(gt=0, le=4096)]
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """An image as the model reads it. Private to the client."""
+
+    rows: Reals
+    """(patches, numbers)."""
+
+    def __repr__(self) -> str:
+        return "Patches(…)"
 
 
 class ImageFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

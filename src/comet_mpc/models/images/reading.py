@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.errors import ConfigurationError, needs_extra
-from comet_mpc.models.images.format import ImageFormat
+from comet_mpc.models.images.format import Image, ImageFormat, Patches
 from comet_mpc.units import human_bytes
 
 Pixels = npt.NDArray[np.uint8]
-Image = Path | bytes | npt.NDArray[Any]
-"""A file, its bytes, or an array (height, width, 3) or (height, width) of bytes. Pillow's images are arrays, too."""
 
 LARGEST_FILE = 64 << 20
 MOST_PIXELS = 64_000_000
 """Of an image before it is made smaller: 192 MB."""
 _TOO_MANY = f"is too large: images of up to {MOST_PIXELS // 1_000_000} million pixels are read"
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-
-
-@dataclass(frozen=True, eq=False)
-class Patches:
-    """An image as the model reads it. Private to the client."""
-
-    rows: npt.NDArray[np.float64]
-    """(patches, numbers)."""
-
-    def __repr__(self) -> str:
-        return "Patches(…)"
 
 
 def read_image(image: Image, wanted: ImageFormat, *, number: int = 1) -> Patches:

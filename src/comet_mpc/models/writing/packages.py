@@ -7,7 +7,7 @@ A package is a safetensors file whose metadata has one entry, by which the famil
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
@@ -15,9 +15,11 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.public import PublicModel, package_parts
 from comet_mpc.models.tokenizers.texts import TextTokenizer
-from comet_mpc.models.writing.model import WritingModel
 
-Model = PublicModel | WritingModel
+if TYPE_CHECKING:
+    from comet_mpc.models.writing.model import WritingModel
+
+Model: TypeAlias = "PublicModel | WritingModel"
 
 _CARD = "card"
 
@@ -31,7 +33,7 @@ def answering(model: Model) -> PublicModel:
 
 def writing(model: Model) -> WritingModel:
     """A model that writes. Raises if this one answers."""
-    if not isinstance(model, WritingModel):
+    if isinstance(model, PublicModel):
         raise ConfigurationError("this model does not write: ask it with classify(), embed() or tag()")
     return model
 
