@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -65,11 +66,29 @@ def test_grey_is_a_colour(grey: np.ndarray) -> None:
         b"not an image",
         _png(some_images(1)[0])[:200],
         Path("no such file.png"),
+        [[1, 2], [3]],
+        Pillow.open(io.BytesIO(_png(np.random.default_rng(1).integers(0, 256, (80, 120, 3), np.uint8))[:2000])),
     ],
 )
 def test_what_is_no_image_is_a_typed_error(bad: object) -> None:
     with pytest.raises(ConfigurationError):
         read_image(bad, FORMAT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_colours_of_more_than_a_byte_are_refused_and_not_made_white(dtype: type) -> None:
+    """Pillow makes 255 of all that is above it."""
+    deep: np.ndarray = np.full((8, 12), 300, dtype)
+    images: list[Any] = [Pillow.fromarray(deep), *([_png(deep)] if dtype is np.uint16 else [])]
+    for image in images:
+        with pytest.raises(ConfigurationError, match="more than 8 bits a colour"):
+            read_image(image, FORMAT)
+
+
+def test_a_large_grey_array_is_refused_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "repeat", lambda *_, **__: pytest.fail("it was copied"))
+    with pytest.raises(ConfigurationError, match="million pixels"):
+        read_image(np.broadcast_to(np.uint8(3), (100_000, 100_000)), FORMAT)
 
 
 def _bomb(width: int, height: int) -> bytes:

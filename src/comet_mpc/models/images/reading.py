@@ -61,16 +61,29 @@ def _decoded(data: bytes, wanted: ImageFormat, name: str) -> Pixels:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own limits are higher
             opened = Pillow.open(io.BytesIO(data), formats=_FORMATS)
-        _check_size(*opened.size, name)
+        _check_pillow(opened, name)
         return _resized(ImageOps.exif_transpose(opened).convert("RGB"), wanted)
     except ConfigurationError:
         raise
     except Pillow.DecompressionBombError as error:
         raise ConfigurationError(f"{name} {_TOO_MANY}") from error
     except Exception as error:  # a decoder meets anything, and raises many kinds of errors
-        raise ConfigurationError(
-            f"{name} cannot be read as an image ({type(error).__name__}): give a whole {', '.join(_FORMATS)} file"
-        ) from error
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> ConfigurationError:
+    formats = ", ".join(_FORMATS)
+    return ConfigurationError(
+        f"{name} cannot be read as an image ({type(error).__name__}): give a whole {formats} file"
+    )
+
+
+def _check_pillow(image: Any, name: str) -> None:
+    """Of an image that may not be decoded yet. Pillow would cut colours of more than 8 bits off at 255."""
+    width, height = image.size
+    _check_size(width, height, name)
+    if image.mode.partition(";")[0] in ("I", "F"):
+        raise ConfigurationError(f"{name} has more than 8 bits a colour ({image.mode}): save it with 8")
 
 
 def _check_size(width: int, height: int, name: str) -> None:
@@ -81,19 +94,21 @@ def _check_size(width: int, height: int, name: str) -> None:
 
 
 def _from_array(image: Any, wanted: ImageFormat, name: str) -> Pixels:
-    if hasattr(image, "convert"):  # Pillow's, which may not be decoded yet
-        width, height = image.size
-        _check_size(width, height, name)
-        image = image.convert("RGB")
-    array = np.asarray(image)
+    try:
+        if hasattr(image, "convert"):  # Pillow's
+            _check_pillow(image, name)
+            image = image.convert("RGB")
+        array = np.asarray(image)
+    except (OSError, ValueError, SyntaxError) as error:  # it was cut off, or lists are of unequal lengths
+        raise _unreadable(name, error) from error
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
         raise ConfigurationError(
             f"{name} is an array of {array.dtype} with shape {array.shape}: expected bytes (uint8) from 0 to 255, "
             "(height, width, 3) or (height, width)"
         )
+    _check_size(array.shape[1], array.shape[0], name)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)
-    _check_size(array.shape[1], array.shape[0], name)
     if array.shape[:2] == (wanted.height, wanted.width):
         return np.asarray(array)
     with needs_extra("images"):
