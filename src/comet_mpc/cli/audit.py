@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated
 
-import typer
-
-from comet_mpc.cli.options import JsonFile
+from comet_mpc.cli.options import JsonFile, option
 from comet_mpc.cli.tables import report, table
 from comet_mpc.errors import CometError
 from comet_mpc.local.audit.report import FEWEST, Finding, audit, passes
@@ -32,7 +30,7 @@ _EXPLAINED = (
 
 
 def audit_command(
-    runs: Annotated[int, typer.Option(min=FEWEST, max=100_000, help="Runs with a dealer; a twentieth without.")] = 240,
+    runs: Annotated[int, option("Runs with a dealer; a twentieth without.", min=FEWEST, max=100_000)] = 240,
     json: JsonFile = None,
 ) -> None:
     """Test whether a party learns anything from what it receives.

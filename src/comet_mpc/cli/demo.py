@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import DEFAULT_SOURCE, JsonFile, LinkName, SourceName
+from comet_mpc.cli.options import DEFAULT_SOURCE, JsonFile, LinkName, SourceName, option
 from comet_mpc.cli.tables import demo_tables, report
 from comet_mpc.engine.costs import Network
 from comet_mpc.local.demo import SENTENCES, demo_model, run_demo
@@ -20,10 +20,7 @@ from comet_mpc.units import human_bytes
 def demo(
     text: Annotated[list[str] | None, typer.Argument(help="Sentences to classify. Default: three about films.")] = None,
     model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="A Comet checkpoint. Default: the model that comes with Comet (film reviews)."
-        ),
+        Path | None, option("A Comet checkpoint. Default: the model that comes with Comet (film reviews).", flag="DIR")
     ] = None,
     source: SourceName = DEFAULT_SOURCE,
     network: LinkName = str(ON_THIS_MACHINE),

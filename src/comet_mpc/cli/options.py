@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,14 @@ DEALER_WARNING = (
     "The dealer must be run by somebody who operates neither the server nor the client: "
     "a dealer run by the server's operator gives no privacy."
 )
+
+
+def option(text: str, group: str | None = None, flag: str = "", **more: Any) -> Any:
+    """An option of a command. flag: its name and what stands for its value, "--keys DIR"; either may be missing."""
+    name, _, value = flag.partition(" ") if flag.startswith("-") else ("", "", flag)
+    names = (name,) if name else ()
+    return typer.Option(*names, metavar=value or None, help=text, rich_help_panel=group, **more)
+
 
 CONNECTION, MODEL, DATA = "Connection", "Model", "Data"
 """Groups of options that several commands have."""
@@ -36,146 +44,91 @@ SourceName = Annotated[str, _SOURCE]
 AnySource = Annotated[str | None, _SOURCE]
 Keys = Annotated[
     Path,
-    typer.Option(
-        "--keys",
-        metavar="DIR",
-        envvar="COMET_KEYS",
-        help="Directory with authority.pem and this party's .pem and .key.",
-        rich_help_panel=CONNECTION,
+    option(
+        "Directory with authority.pem and this party's .pem and .key.", CONNECTION, "--keys DIR", envvar="COMET_KEYS"
     ),
 ]
-ClientName = Annotated[
-    str,
-    typer.Option(
-        "--name", help="Name of this client's certificate in the directory of keys.", rich_help_panel=CONNECTION
-    ),
-]
+ClientName = Annotated[str, option("Name of this client's certificate in the directory of keys.", CONNECTION, "--name")]
 Cache = Annotated[
     Path | None,
-    typer.Option(
-        "--cache",
-        metavar="DIR",
-        envvar="COMET_CACHE",
-        help="Directory for downloads and prepared randomness.",
-        rich_help_panel=CONNECTION,
-    ),
+    option("Directory for downloads and prepared randomness.", CONNECTION, "--cache DIR", envvar="COMET_CACHE"),
 ]
 Clients = Annotated[
-    int,
-    typer.Option(
-        "--clients", min=0, help="With --cluster: clients on its nodes. 0: one per core.", rich_help_panel="Cluster"
-    ),
+    int, option("With --cluster: clients on its nodes. 0: one per core.", "Cluster", "--clients", min=0)
 ]
 ServerAddress = Annotated[
     str, typer.Argument(metavar="HOST:PORT", envvar="COMET_SERVER", help="Address of the server.")
 ]
 DealerAddress = Annotated[
     str | None,
-    typer.Option(
-        "--dealer",
-        metavar="HOST:PORT",
-        help="Address of the dealer, if it is not the one that the server names.",
-        rich_help_panel="Randomness",
-    ),
+    option("Address of the dealer, if it is not the one that the server names.", "Randomness", "--dealer HOST:PORT"),
 ]
 WantedModel = Annotated[
     str,
-    typer.Option(
-        "--model",
-        metavar="NAME|FINGERPRINT",
-        help="Use the model of this name, or accept only the one with this fingerprint.",
-        rich_help_panel=MODEL,
+    option(
+        "Use the model of this name, or accept only the one with this fingerprint.", MODEL, "--model NAME|FINGERPRINT"
     ),
 ]
 AcceptedModel = Annotated[
     str,
-    typer.Option(
-        "--accept-model",
-        metavar="FINGERPRINT",
-        help="Accept this new model in place of the one that this address and name had before.",
-        rich_help_panel=MODEL,
+    option(
+        "Accept this new model in place of the one that this address and name had before.",
+        MODEL,
+        "--accept-model FINGERPRINT",
     ),
 ]
 Bucket = Annotated[
     int | None,
-    typer.Option(
-        "--bucket",
-        metavar="TOKENS",
+    option(
+        "Pad or truncate every text to this many tokens, so that the server cannot tell their lengths apart.",
+        MODEL,
+        "--bucket TOKENS",
         min=1,
-        help="Pad or truncate every text to this many tokens, so that the server cannot tell their lengths apart.",
-        rich_help_panel=MODEL,
     ),
 ]
 OwnTokenizer = Annotated[
     Path | None,
-    typer.Option(
-        "--tokenizer",
-        metavar="FILE|DIR",
-        help="Use your own tokenizer instead of the server's: tokenizer.json, or a directory with one.",
-        rich_help_panel=MODEL,
+    option(
+        "Use your own tokenizer instead of the server's: tokenizer.json, or a directory with one.",
+        MODEL,
+        "--tokenizer FILE|DIR",
     ),
 ]
-MostTexts = Annotated[int, typer.Option("--batch", min=1, help="Texts per query, at most.", rich_help_panel=MODEL)]
-Timeout = Annotated[
-    float,
-    typer.Option("--timeout", help="Give up after this many seconds without progress.", rich_help_panel=CONNECTION),
-]
+MostTexts = Annotated[int, option("Texts per query, at most.", MODEL, "--batch", min=1)]
+Timeout = Annotated[float, option("Give up after this many seconds without progress.", CONNECTION, "--timeout")]
 JsonFile = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Also write the results to a JSON file (-: only to standard output)."),
+    Path | None, option("Also write the results to a JSON file (-: only to standard output).", flag="--json FILE")
 ]
-Batch = Annotated[int, typer.Option(min=1, max=1024, help="Texts per query.")]
-ShapeName = Annotated[str | None, typer.Option(metavar="NAME", help=f"Use a model shape: {', '.join(SHAPES)}.")]
-Layers = Annotated[int | None, typer.Option(min=1, help="With --shape: use only this many layers.")]
+Batch = Annotated[int, option("Texts per query.", min=1, max=1024)]
+ShapeName = Annotated[str | None, option(f"Use a model shape: {', '.join(SHAPES)}.", flag="NAME")]
+Layers = Annotated[int | None, option("With --shape: use only this many layers.", min=1)]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=16, help="With --shape and --rule minimax: iterations per 1/sqrt; more are more exact and cost more."
-    ),
+    option("With --shape and --rule minimax: iterations per 1/sqrt; more are more exact and cost more.", min=1, max=16),
 ]
 ShapeRule = Annotated[
     FormRuleName | None,
-    typer.Option(
-        "--rule",
-        help="With --shape: how activations and attention scores are computed: fitted, or with square roots by a "
+    option(
+        "With --shape: how activations and attention scores are computed: fitted, or with square roots by a "
         "polynomial of that degree or by minimax iterations. Default: quadratic.",
+        flag="--rule",
     ),
 ]
-NetworkName = Annotated[
-    str | None, typer.Option(metavar="RATE/RTT", help="Estimate for this network, for example 200mbit/10ms.")
-]
+NetworkName = Annotated[str | None, option("Estimate for this network, for example 200mbit/10ms.", flag="RATE/RTT")]
 LinkName = Annotated[
     str,
-    typer.Option(
-        "--network",
-        metavar="RATE/RTT",
-        help="Network between clients and server: the protocol trades rounds for bytes to be fastest there.",
-        rich_help_panel=CONNECTION,
+    option(
+        "Network between clients and server: the protocol trades rounds for bytes to be fastest there.",
+        CONNECTION,
+        "--network RATE/RTT",
     ),
 ]
 TaskName = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="NAME",
-        help="A GLUE task: RTE, MRPC, STS-B, CoLA or SST-2. Default: your own data.",
-        rich_help_panel=DATA,
-    ),
+    str | None, option("A GLUE task: RTE, MRPC, STS-B, CoLA or SST-2. Default: your own data.", DATA, "--task NAME")
 ]
-Data = Annotated[
-    Path,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help="Directory with train.tsv and dev.tsv, or with GLUE's tasks.",
-        rich_help_panel=DATA,
-    ),
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N rows.", rich_help_panel=DATA)]
-Spread = Annotated[
-    bool,
-    typer.Option("--spread", help="Take the rows of --limit from all over the file.", rich_help_panel=DATA),
-]
+Data = Annotated[Path, option("Directory with train.tsv and dev.tsv, or with GLUE's tasks.", DATA, "--data DIR")]
+Limit = Annotated[int | None, option("Use only the first N rows.", DATA, min=1)]
+Spread = Annotated[bool, option("Take the rows of --limit from all over the file.", DATA, "--spread")]
 
 
 def group(summary: str) -> typer.Typer:

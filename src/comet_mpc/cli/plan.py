@@ -24,6 +24,7 @@ from comet_mpc.cli.options import (
     SourceName,
     Steps,
     find_shape,
+    option,
 )
 from comet_mpc.cli.tables import origin, report, table
 from comet_mpc.engine.costs import (
@@ -53,16 +54,14 @@ from comet_mpc.units import human_bytes, human_seconds
 def plan(
     model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint. Or use --shape.")] = None,
     shape: ShapeName = None,
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens per text, padding included.")] = 128,
+    tokens: Annotated[int, option("Tokens per text, padding included.", min=1, max=4096)] = 128,
     batch: Batch = 1,
     rule: ShapeRule = None,
     steps: Steps = None,
     layers: Layers = None,
     source: SourceName = DEFAULT_SOURCE,
     network: NetworkName = None,
-    rounds: Annotated[
-        bool, typer.Option("--rounds", help="List every round: what it is for and what it sends.")
-    ] = False,
+    rounds: Annotated[bool, option("List every round: what it is for and what it sends.", flag="--rounds")] = False,
     json: JsonFile = None,
 ) -> None:
     """Show what a private prediction will cost, without running it.

@@ -22,6 +22,7 @@ from comet_mpc.cli.options import (
     ServerAddress,
     Timeout,
     WantedModel,
+    option,
     wanted_model,
 )
 from comet_mpc.errors import needs_extra
@@ -40,36 +41,34 @@ _WHY = (
 
 Listen = Annotated[
     str,
-    typer.Option(
-        metavar="HOST:PORT|unix:PATH",
-        help="Address to listen on for HTTP. Port 0: any free port. Only its owner can use a Unix socket.",
+    option(
+        "Address to listen on for HTTP. Port 0: any free port. Only its owner can use a Unix socket.",
+        flag="HOST:PORT|unix:PATH",
     ),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="File of the token that programs must show, as a header for `curl -H @FILE`. Created if missing. "
+    option(
+        "File of the token that programs must show, as a header for `curl -H @FILE`. Created if missing. "
         "Default: gateway.token in the cache; none at a Unix socket.",
+        flag="FILE",
     ),
 ]
-RequestSeconds = Annotated[
-    float, typer.Option(min=0.1, help="Seconds for a request's header to arrive, and again for its body.")
-]
+RequestSeconds = Annotated[float, option("Seconds for a request's header to arrive, and again for its body.", min=0.1)]
 AllowedHosts = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME[:PORT]",
-        help="Also answer requests for this name. Needed to listen on an address other than this machine's own. "
+    option(
+        "Also answer requests for this name. Needed to listen on an address other than this machine's own. "
         "May be given again.",
+        flag="NAME[:PORT]",
     ),
 ]
 Ready = Annotated[
     int,
-    typer.Option(
+    option(
+        "Keep this many queries of each size in use prepared in advance, so that answers come faster.",
+        "Randomness",
         min=0,
-        help="Keep this many queries of each size in use prepared in advance, so that answers come faster.",
-        rich_help_panel="Randomness",
     ),
 ]
 

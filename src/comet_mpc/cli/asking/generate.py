@@ -21,6 +21,7 @@ from comet_mpc.cli.options import (
     ServerAddress,
     Timeout,
     WantedModel,
+    option,
     wanted_model,
 )
 from comet_mpc.cli.tables import write_json
@@ -34,29 +35,20 @@ from comet_mpc.units import counted, human_bytes
 _SAMPLING, _RANDOMNESS = "How tokens are picked", "Randomness"
 
 Prompt = Annotated[str, typer.Argument(help="The beginning of the text.")]
-Tokens = Annotated[int | None, typer.Option(min=1, help="At most so many tokens. Default: all that there is room for.")]
-Temperature = Annotated[
-    float, typer.Option(min=0.0, help="0: always the likeliest token. 1: as the model says.", rich_help_panel=_SAMPLING)
-]
-TopK = Annotated[int, typer.Option(min=0, help="Only so many of the likeliest; 0: all.", rich_help_panel=_SAMPLING)]
-TopP = Annotated[
-    float, typer.Option(help="Only the likeliest that have so much probability together.", rich_help_panel=_SAMPLING)
-]
-Penalty = Annotated[
-    float, typer.Option(help="Above 1: tokens that are in the text already come less often.", rich_help_panel=_SAMPLING)
-]
-Seed = Annotated[int | None, typer.Option(help="The same text again for the same seed.", rich_help_panel=_SAMPLING)]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="End the text before this. May be given again.", rich_help_panel=_SAMPLING),
-]
+Tokens = Annotated[int | None, option("At most so many tokens. Default: all that there is room for.", min=1)]
+Temperature = Annotated[float, option("0: always the likeliest token. 1: as the model says.", _SAMPLING, min=0.0)]
+TopK = Annotated[int, option("Only so many of the likeliest; 0: all.", _SAMPLING, min=0)]
+TopP = Annotated[float, option("Only the likeliest that have so much probability together.", _SAMPLING)]
+Penalty = Annotated[float, option("Above 1: tokens that are in the text already come less often.", _SAMPLING)]
+Seed = Annotated[int | None, option("The same text again for the same seed.", _SAMPLING)]
+Stop = Annotated[list[str] | None, option("End the text before this. May be given again.", _SAMPLING, "--stop")]
 Drafts = Annotated[
     int,
-    typer.Option(
+    option(
+        "Guess so many tokens before each run: fewer runs, but a server that cheats can learn of the prompt.",
+        _RANDOMNESS,
         min=0,
         max=32,
-        rich_help_panel=_RANDOMNESS,
-        help="Guess so many tokens before each run: fewer runs, but a server that cheats can learn of the prompt.",
     ),
 ]
 

@@ -29,6 +29,7 @@ from comet_mpc.cli.options import (
     ServerAddress,
     Timeout,
     WantedModel,
+    option,
     wanted_model,
 )
 from comet_mpc.cli.stopping import if_stopped
@@ -52,77 +53,54 @@ _INPUT, _OUTPUT, _RANDOMNESS, _CLUSTER = "Texts", "Answers", "Randomness", "Clus
 
 Given = Annotated[list[str] | None, typer.Argument(help="Texts, or - to read them from standard input.")]
 TextFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        metavar="FILE",
-        help="Read the texts from a file, one per line (-: standard input).",
-        rich_help_panel=_INPUT,
-    ),
+    Path | None, option("Read the texts from a file, one per line (-: standard input).", _INPUT, "--file FILE")
 ]
 TableFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--csv",
-        metavar="FILE",
-        help="Read the texts from a column of a CSV file with a header (.tsv: tabs).",
-        rich_help_panel=_INPUT,
-    ),
+    Path | None, option("Read the texts from a column of a CSV file with a header (.tsv: tabs).", _INPUT, "--csv FILE")
 ]
 Images = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--image",
-        metavar="FILE",
-        help="Ask about an image (PNG, JPEG, WebP or BMP), for a model of images. May be given again.",
-        rich_help_panel=_INPUT,
+    option(
+        "Ask about an image (PNG, JPEG, WebP or BMP), for a model of images. May be given again.",
+        _INPUT,
+        "--image FILE",
     ),
 ]
 Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column", metavar="NAME", help="With --csv: the column. Give two for pairs of texts.", rich_help_panel=_INPUT
-    ),
+    list[str] | None, option("With --csv: the column. Give two for pairs of texts.", _INPUT, "--column NAME")
 ]
-Pairs = Annotated[
-    bool,
-    typer.Option("--pairs", help="Treat inputs as text pairs (tab-separated in files).", rich_help_panel=_INPUT),
-]
+Pairs = Annotated[bool, option("Treat inputs as text pairs (tab-separated in files).", _INPUT, "--pairs")]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Write each answer to a file as soon as it arrives; rerun the command to resume. With --csv the file has "
+    option(
+        "Write each answer to a file as soon as it arrives; rerun the command to resume. With --csv the file has "
         "the rows with further columns, else one JSON object per line.",
-        rich_help_panel=_OUTPUT,
+        _OUTPUT,
+        "--out FILE",
     ),
 ]
 Ready = Annotated[
     str,
-    typer.Option(
-        metavar="N|all",
-        help="Prepare randomness in advance, so that answers come faster. all: for the given texts, as much as the "
+    option(
+        "Prepare randomness in advance, so that answers come faster. all: for the given texts, as much as the "
         "server keeps, without sending a query. N: for N more queries of each size, after the answers.",
-        rich_help_panel=_RANDOMNESS,
+        _RANDOMNESS,
+        "N|all",
     ),
 ]
 QuerySizes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--size",
-        metavar="TEXTSxTOKENS",
-        help="With --ready N: prepare for this size, such as 8x16. May be given again.",
-        rich_help_panel=_RANDOMNESS,
+    option(
+        "With --ready N: prepare for this size, such as 8x16. May be given again.", _RANDOMNESS, "--size TEXTSxTOKENS"
     ),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT|auto",
-        help="Run the clients on the nodes of this Ray cluster, which must be yours: they have the texts in the clear. "
+    option(
+        "Run the clients on the nodes of this Ray cluster, which must be yours: they have the texts in the clear. "
         "Keys and cache are paths on every node.",
-        rich_help_panel=_CLUSTER,
+        _CLUSTER,
+        "HOST:PORT|auto",
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import msgspec
 import typer
 
-from comet_mpc.cli.options import JsonFile, group
+from comet_mpc.cli.options import JsonFile, group, option
 from comet_mpc.cli.tables import report, table
 from comet_mpc.net.authority import Issued, check_name_free, issue, issued, make_authority, renew, revoke
 from comet_mpc.net.identity import REVOKED, Role
@@ -21,17 +21,16 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's directory, with authority.key.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The party's name: of its files, and in its certificate.")]
 Hosts = Annotated[
-    list[str] | None,
-    typer.Option("--host", help="Name or address of the machine of a server or dealer. May be given again."),
+    list[str] | None, option("Name or address of the machine of a server or dealer. May be given again.", flag="--host")
 ]
-Days = Annotated[int, typer.Option(min=1, max=3650, help="How long the certificate is valid.")]
+Days = Annotated[int, option("How long the certificate is valid.", min=1, max=3650)]
 
 
 @keys.command("make")
 def make_keys(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the files.")],
     host: Hosts = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, option("Overwrite files that exist.", flag="--force")] = False,
 ) -> None:
     """Make an authority, and certificates for a client, a server and a dealer.
 
@@ -48,7 +47,7 @@ def make_keys(
 def issue_key(
     directory: Directory,
     name: Name,
-    role: Annotated[Role, typer.Option(help="What the party is.")] = "client",
+    role: Annotated[Role, option("What the party is.")] = "client",
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
@@ -67,7 +66,7 @@ def renew_key(
     name: Name,
     days: Days = 365,
     revoke_old: Annotated[
-        bool, typer.Option("--revoke-old", help="The certificates from before count no more: the key was lost.")
+        bool, option("The certificates from before count no more: the key was lost.", flag="--revoke-old")
     ] = False,
 ) -> None:
     """Issue a new certificate, with a new key, to a party that has one: same name, role and hosts."""

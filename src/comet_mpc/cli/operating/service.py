@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from comet_mpc.cli.options import CONNECTION, DEALER_WARNING, AnySource, Keys, LinkName
+from comet_mpc.cli.options import CONNECTION, DEALER_WARNING, AnySource, Keys, LinkName, option
 from comet_mpc.cli.stopping import STOPPED
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError, needs_extra
@@ -37,136 +37,93 @@ Models = Annotated[
         help="A Comet checkpoint in the certified form, or several with names. Clients that name none get the first.",
     ),
 ]
-Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on. Port 0: any free port.")]
-Certificate = Annotated[
-    str,
-    typer.Option(
-        "--name", help="Name of this party's certificate in the directory of keys.", rich_help_panel=CONNECTION
-    ),
-]
-State = Annotated[
-    Path, typer.Option(metavar="DIR", help="Directory for the secret key and prepared randomness. Never copy it.")
-]
-Metrics = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Publish metrics and health here, over plain HTTP.")
-]
+Listen = Annotated[str, option("Address to listen on. Port 0: any free port.", flag="HOST:PORT")]
+Certificate = Annotated[str, option("Name of this party's certificate in the directory of keys.", CONNECTION, "--name")]
+State = Annotated[Path, option("Directory for the secret key and prepared randomness. Never copy it.", flag="DIR")]
+Metrics = Annotated[str | None, option("Publish metrics and health here, over plain HTTP.", flag="HOST:PORT")]
 Dealer = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Use this dealer, which somebody else must run. Without one there is no third party.",
-        rich_help_panel=_RANDOMNESS,
+    option(
+        "Use this dealer, which somebody else must run. Without one there is no third party.", _RANDOMNESS, "HOST:PORT"
     ),
 ]
 Ready = Annotated[
     int,
-    typer.Option(
+    option(
+        "Queries of each size that a client should keep prepared in advance, so that its answers come faster.",
+        _RANDOMNESS,
         min=0,
-        help="Queries of each size that a client should keep prepared in advance, so that its answers come faster.",
-        rich_help_panel=_RANDOMNESS,
     ),
 ]
 Preparations = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Concurrent preparations of randomness with clients. 0: one less than the workers.",
-        rich_help_panel=_RANDOMNESS,
-    ),
+    int, option("Concurrent preparations of randomness with clients. 0: one less than the workers.", _RANDOMNESS, min=0)
 ]
 StoreGb = Annotated[
     float,
-    typer.Option(
+    option(
+        "Disk for each model's prepared randomness, in GB. When full, the largest client's oldest bundle is evicted.",
+        _RANDOMNESS,
         min=0.001,
-        help="Disk for each model's prepared randomness, in GB. When full, the largest client's oldest bundle is "
-        "evicted.",
-        rich_help_panel=_RANDOMNESS,
     ),
 ]
-ClientGb = Annotated[
-    float, typer.Option(min=0.001, help="Per-client limit within --store-gb.", rich_help_panel=_RANDOMNESS)
-]
+ClientGb = Annotated[float, option("Per-client limit within --store-gb.", _RANDOMNESS, min=0.001)]
 ClientQueries = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Per-client limit in prepared queries, of all sizes together.", rich_help_panel=_RANDOMNESS
-    ),
+    int, option("Per-client limit in prepared queries, of all sizes together.", _RANDOMNESS, min=1)
 ]
 Workers = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Concurrent requests; one slot is reserved for queries. 0: one per core, at least two.",
-        rich_help_panel=_LIMITS,
-    ),
+    int, option("Concurrent requests; one slot is reserved for queries. 0: one per core, at least two.", _LIMITS, min=0)
 ]
-Connections = Annotated[
-    int, typer.Option(min=2, help="Connected clients; each takes a few megabytes.", rich_help_panel=_LIMITS)
-]
-ClientConnections = Annotated[
-    int,
-    typer.Option(min=0, help="Connections per client certificate. 0: a quarter of all.", rich_help_panel=_LIMITS),
-]
-MostPerQuery = Annotated[int, typer.Option("--batch", min=1, help="Texts per query.", rich_help_panel=_LIMITS)]
-QueriesPerDay = Annotated[
-    int,
-    typer.Option(min=0, help="Texts per client certificate and day (UTC). 0: unlimited.", rich_help_panel=_LIMITS),
-]
+Connections = Annotated[int, option("Connected clients; each takes a few megabytes.", _LIMITS, min=2)]
+ClientConnections = Annotated[int, option("Connections per client certificate. 0: a quarter of all.", _LIMITS, min=0)]
+MostPerQuery = Annotated[int, option("Texts per query.", _LIMITS, "--batch", min=1)]
+QueriesPerDay = Annotated[int, option("Texts per client certificate and day (UTC). 0: unlimited.", _LIMITS, min=0)]
 QueriesIn = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Directory for these counts. Servers that share it, such as the nodes of a cluster, count together. "
+    option(
+        "Directory for these counts. Servers that share it, such as the nodes of a cluster, count together. "
         "Default: in --state.",
-        rich_help_panel=_LIMITS,
+        _LIMITS,
+        "DIR",
     ),
 ]
 AnswerBits = Annotated[
     int,
-    typer.Option(
+    option(
+        "Round the numbers of an answer to this many binary digits after the point: fewer reveal less about the "
+        "weights.",
+        _PRIVACY,
         min=1,
         max=MOST_ANSWER_BITS,
-        help="Round the numbers of an answer to this many binary digits after the point: fewer reveal less about the "
-        "weights.",
-        rich_help_panel=_PRIVACY,
     ),
 ]
 PrivateEmbeddings = Annotated[
-    bool,
-    typer.Option(
-        "--private-embeddings",
-        help="Keep the embedding table on the server. Queries then cost more.",
-        rich_help_panel=_PRIVACY,
-    ),
+    bool, option("Keep the embedding table on the server. Queries then cost more.", _PRIVACY, "--private-embeddings")
 ]
 RequireCertificate = Annotated[
     bool,
-    typer.Option(
-        "--require-client-certificate/--allow-anonymous-clients",
-        help="Whether clients need a certificate. With a dealer, every client can download the masked weights, which "
+    option(
+        "Whether clients need a certificate. With a dealer, every client can download the masked weights, which "
         "the dealer's operator must not have.",
-        rich_help_panel=_PRIVACY,
+        _PRIVACY,
+        "--require-client-certificate/--allow-anonymous-clients",
     ),
 ]
 Untrained = Annotated[
-    bool, typer.Option("--untrained", help="Serve a model that was not fine-tuned in this form: for trials only.")
+    bool, option("Serve a model that was not fine-tuned in this form: for trials only.", flag="--untrained")
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT|auto",
-        help="Serve on the nodes of this Ray cluster, behind one address. Models, keys and --state are paths on every "
+    option(
+        "Serve on the nodes of this Ray cluster, behind one address. Models, keys and --state are paths on every "
         "node, and limits apply to each node.",
-        rich_help_panel=_CLUSTER,
+        _CLUSTER,
+        "HOST:PORT|auto",
     ),
 ]
-MinNodes = Annotated[int, typer.Option(min=1, help="Nodes that always serve.", rich_help_panel=_CLUSTER)]
-MaxNodes = Annotated[int, typer.Option(min=0, help="Nodes that may serve. 0: all.", rich_help_panel=_CLUSTER)]
+MinNodes = Annotated[int, option("Nodes that always serve.", _CLUSTER, min=1)]
+MaxNodes = Annotated[int, option("Nodes that may serve. 0: all.", _CLUSTER, min=0)]
 IdleMinutes = Annotated[
-    float,
-    typer.Option(
-        min=0.0, help="Stop serving on a node after this many minutes without a client.", rich_help_panel=_CLUSTER
-    ),
+    float, option("Stop serving on a node after this many minutes without a client.", _CLUSTER, min=0.0)
 ]
 
 
@@ -297,10 +254,9 @@ def deal(
     name: Certificate = "dealer",
     state: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Directory for the newest list of revoked certificates, so that a restart cannot bring back an older "
-            "one.",
+        option(
+            "Directory for the newest list of revoked certificates, so that a restart cannot bring back an older one.",
+            flag="DIR",
         ),
     ] = None,
     metrics: Metrics = None,

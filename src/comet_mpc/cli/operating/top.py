@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from comet_mpc.cli.operating.figures import Look, Watch
-from comet_mpc.cli.options import JsonFile
+from comet_mpc.cli.options import JsonFile, option
 from comet_mpc.cli.tables import write_json
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.units import counted, human_bytes, human_seconds
@@ -48,8 +48,8 @@ _WORK = {
 Metrics = Annotated[
     str, typer.Argument(metavar="[HOST:PORT]", help="Where the server or the dealer publishes its metrics (--metrics).")
 ]
-Every = Annotated[float, typer.Option(min=0.2, help="Seconds from look to look.")]
-Once = Annotated[bool, typer.Option("--once", help="Look once and exit. So it does where no terminal shows it.")]
+Every = Annotated[float, option("Seconds from look to look.", min=0.2)]
+Once = Annotated[bool, option("Look once and exit. So it does where no terminal shows it.", flag="--once")]
 
 
 def top(metrics: Metrics = "127.0.0.1:9100", every: Every = 2.0, once: Once = False, json: JsonFile = None) -> None:
