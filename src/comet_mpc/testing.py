@@ -15,7 +15,7 @@ import io
 import multiprocessing
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -128,37 +128,22 @@ def run_series(
     public = {name: weight.public() for name, weight in held.items()}
     abilities = find_source(source).abilities if fused is None else able(fused)
     series = plan_series(
-        [partial(_with_weights, program, public) for program in programs],
-        abilities=abilities, ways=ways,
-    )  # fmt: skip
-    offline = find_source(source).offline_traffic(series.whole.correlations)
-    whole = series.whole
-    prepare = _dealt(whole, held, seeds, abilities) if source == "dealer" else _paired(whole, held, offline)
+        [partial(_with_weights, program, public) for program in programs], abilities=abilities, ways=ways
+    )
 
-    def work(channel: Channel, party: int) -> list[tuple[Result, Traffic]]:
-        randomness, own = prepare(channel, party)
+    def run_here(
+        channel: Channel, party: int, randomness: OpenBundle, own: Weights
+    ) -> Iterator[tuple[Result, Session]]:
         session = PartySession(party, channel, randomness, ways=ways)
-        done: list[tuple[Result, Traffic]] = []
         for program, plan in zip(programs, series.programs, strict=True):
-            before, left = channel.traffic, randomness.remaining
-            result = program(session, own)
-            session.end_program()
-            planned = Traffic(plan.sent(party), plan.sent(1 - party), plan.rounds)
-            _compare(f"the traffic of party {party}", channel.traffic - before, planned)
+            left = randomness.remaining
+            yield program(session, own), session
             _compare("the correlations drawn", left - randomness.remaining, len(plan.correlations))
-            done.append((result, channel.traffic - before))
-        return done
 
-    ours, theirs = _in_processes(work) if processes else as_parties(work, channels)
-    twins: list[Result | None] = [None] * len(programs)
-    if tolerance is not None:
-        clear = TwinSession(abilities=abilities, ways=ways)
-        twins = [program(clear, held) for program in programs]
-    runs = []
-    for plan, (client, sent), (server, received), twin in zip(series.programs, ours, theirs, twins, strict=True):
-        _compare_with_twin(client, server, twin, tolerance)
-        runs.append(TwoPartyRun(client, server, plan, (sent, received), offline, twin))
-    return runs
+    clear = TwinSession(abilities=abilities, ways=ways)
+    twins = [None if tolerance is None else program(clear, held) for program in programs]
+    prepared = _Prepared(series.whole, source, held, seeds, abilities)
+    return _runs(run_here, series.programs, twins, prepared, tolerance, processes=processes, channels=channels)
 
 
 WindowedProgram = Callable[[Session, Weights, Window], Result]
@@ -180,39 +165,55 @@ def run_windows(
     """
     held = weights or {}
     public = {name: weight.public() for name, weight in held.items()}
-    own = find_source(source)
-    plan = WindowPlan(lambda session, window: program(session, public, window), total, abilities=own.abilities)
-    offline = own.offline_traffic(plan.whole.correlations)
-    if source == "dealer":
-        prepare = _dealt(plan.whole, held, None, own.abilities)
-    else:
-        prepare = _paired(plan.whole, held, offline)
-    ends = list(accumulate(sizes))
-    plans = [plan.window(stop - size, stop) for size, stop in zip(sizes, ends, strict=True)]
+    abilities = find_source(source).abilities
+    plan = WindowPlan(lambda session, window: program(session, public, window), total, abilities=abilities)
+    windows = [Window(stop - size, stop, total) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+    def run_here(
+        channel: Channel, party: int, randomness: OpenBundle, own: Weights
+    ) -> Iterator[tuple[Result, Session]]:
+        session = WindowSession(party, channel, randomness, plan)
+        for size in sizes:
+            yield program(session, own, session.begin(size)), session
+
+    clear = TwinSession(abilities=abilities)
+    twins = [None if tolerance is None else program(clear, held, window) for window in windows]
+    plans = [plan.window(window.first, window.stop) for window in windows]
+    prepared = _Prepared(plan.whole, source, held, None, abilities)
+    return _runs(run_here, plans, twins, prepared, tolerance, processes=processes)
+
+
+def _runs(
+    run_here: Callable[[Channel, int, OpenBundle, Weights], Iterator[tuple[Result, Session]]],
+    plans: Sequence[Plan],
+    twins: Sequence[Result | None],
+    prepared: _Prepared,
+    tolerance: float | None,
+    *,
+    processes: bool,
+    channels: Ends | None = None,
+) -> list[TwoPartyRun[Result]]:
+    """What both parties' programs give, one after the other, each compared with its plan and its twin."""
+    offline = find_source(prepared.source).offline_traffic(prepared.plan.correlations)
+    prepare = prepared.dealt() if prepared.source == "dealer" else prepared.paired(offline)
 
     def work(channel: Channel, party: int) -> list[tuple[Result, Traffic]]:
-        randomness, weights_held = prepare(channel, party)
-        session, done = WindowSession(party, channel, randomness, plan), list[tuple[Result, Traffic]]()
-        for size, planned in zip(sizes, plans, strict=True):
-            before = channel.traffic
-            result = program(session, weights_held, session.begin(size))
+        randomness, own = prepare(channel, party)
+        done: list[tuple[Result, Traffic]] = []
+        before = channel.traffic
+        for plan, (result, session) in zip(plans, run_here(channel, party, randomness, own), strict=True):
             session.end_program()
-            measured = channel.traffic - before
-            _compare(
-                f"the traffic of party {party}",
-                measured,
-                Traffic(planned.sent(party), planned.sent(1 - party), planned.rounds),
-            )
+            measured, before = channel.traffic - before, channel.traffic
+            planned = Traffic(plan.sent(party), plan.sent(1 - party), plan.rounds)
+            _compare(f"the traffic of party {party}", measured, planned)
             done.append((result, measured))
         return done
 
-    ours, theirs = _in_processes(work) if processes else as_parties(work)
-    clear = TwinSession(abilities=own.abilities)
+    ours, theirs = _in_processes(work) if processes else as_parties(work, channels)
     runs = []
-    for size, stop, planned, mine, other in zip(sizes, ends, plans, ours, theirs, strict=True):
-        twin = None if tolerance is None else program(clear, held, Window(stop - size, stop, total))
-        _compare_with_twin(mine[0], other[0], twin, tolerance)
-        runs.append(TwoPartyRun(mine[0], other[0], planned, (mine[1], other[1]), offline, twin))
+    for plan, (client, sent), (server, received), twin in zip(plans, ours, theirs, twins, strict=True):
+        _compare_with_twin(client, server, twin, tolerance)
+        runs.append(TwoPartyRun(client, server, plan, (sent, received), offline, twin))
     return runs
 
 
@@ -346,27 +347,30 @@ def masked(weights: Weights, key: bytes = WEIGHT_KEY) -> dict[str, Weight]:
     return {name: replace(weight.public(), masked=mask_weight(key, weight)) for name, weight in weights.items()}
 
 
-def _dealt(
-    plan: Plan, weights: Weights, seeds: tuple[bytes, bytes] | None, abilities: Abilities
-) -> Callable[[Channel, int], Prepared]:
-    bundles = deal(plan.correlations, WEIGHT_KEY, seeds)
-    corrections = bundles[SERVER].stored
-    assert isinstance(corrections, io.BytesIO)
-    common = bundles[CLIENT].stored
-    assert isinstance(common, io.BytesIO)
-    dealt = len(corrections.getvalue()) + len(common.getvalue())
-    _compare("bytes of corrections", dealt, plan.correction_bytes)
-    held = masked(weights), weights
-    return lambda _, party: (DealtRandomness(bundles[party], held[party], abilities=abilities), held[party])
+@dataclass(frozen=True)
+class _Prepared:
+    """The randomness of a plan, for parties with these weights."""
 
+    plan: Plan
+    source: Literal["dealer", "pair"]
+    weights: Weights
+    seeds: tuple[bytes, bytes] | None
+    abilities: Abilities
 
-def _paired(plan: Plan, weights: Weights, planned: Traffic) -> Callable[[Channel, int], Prepared]:
-    held = {name: weight.public() for name, weight in weights.items()}, weights
+    def dealt(self) -> Callable[[Channel, int], Prepared]:
+        bundles = deal(self.plan.correlations, WEIGHT_KEY, self.seeds)
+        stored = [cast(io.BytesIO, bundle.stored).getvalue() for bundle in bundles]
+        _compare("bytes of corrections", sum(map(len, stored)), self.plan.correction_bytes)
+        held = masked(self.weights), self.weights
+        return lambda _, party: (DealtRandomness(bundles[party], held[party], abilities=self.abilities), held[party])
 
-    def prepare(channel: Channel, party: int) -> Prepared:
-        randomness = prepare_bundle(channel, party, plan.correlations, held[party], threads=1)
-        if party == CLIENT:
-            _compare("the traffic of the preparation", channel.traffic, planned)
-        return randomness, held[party]
+    def paired(self, planned: Traffic) -> Callable[[Channel, int], Prepared]:
+        held = {name: weight.public() for name, weight in self.weights.items()}, self.weights
 
-    return prepare
+        def prepare(channel: Channel, party: int) -> Prepared:
+            randomness = prepare_bundle(channel, party, self.plan.correlations, held[party], threads=1)
+            if party == CLIENT:
+                _compare("the traffic of the preparation", channel.traffic, planned)
+            return randomness, held[party]
+
+        return prepare

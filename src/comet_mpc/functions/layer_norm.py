@@ -135,7 +135,17 @@ def normalise(
     quantities. Reveals nothing.
     """
     with session.part("layer_norm"):
-        return _over_root(session, v, rule, epsilon, fraction, width, keep)
+        sizes = _Sizes(v.shape[-1], rule)
+        room = PADDING_ROOM if keep is not None and session.fused and may_read(session, rule) else 1.0
+        ring = sizes.ring(session, sizes.limit, sizes.fraction, room)
+        if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
+            ring = Ring(max(ring.width, free))  # so that the last truncation is free
+        opened, t = sizes.argument(session, v, ring, epsilon)
+        y = _opened_inverse(session, t, rule, ring, keep)
+        result = session.evaluate(
+            sizes.constant * V * y.polynomial, {"v": opened, **y.opened}, fraction=sizes.fraction, bound=sizes.limit
+        )
+        return session.truncate_to(result, fraction, width)
 
 
 def normalised_mean(
@@ -155,7 +165,29 @@ def normalised_mean(
     rounding. Rounds and openings as `normalise`, and one round for w·y. Reveals nothing.
     """
     with session.part("layer_norm"):
-        return _mean_over_root(session, v, rule, averages, epsilon, fraction, width)
+        batch, tokens, size = v.shape
+        sizes = _Sizes(size, rule)
+        limit = sizes.limit * (1.0 + tokens * 2.0**-averages.fraction)
+        whole = sizes.fraction + averages.fraction
+        ring = sizes.ring(session, limit, whole)
+        row_ring = ring if ring.modulus else Ring(WORD)
+        column = averages.reshape(batch, tokens, 1)
+        if ring.modulus:
+            deferred = session.defer(Truncate(column, 0, ring.width, ring.modulus), Open)
+        else:
+            deferred = session.defer(Open(column))
+        opened, t = sizes.argument(session, v, ring, epsilon)
+        y, w = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y, row_ring), deferred.result()
+        weighed = session.evaluate(
+            sizes.constant * W * Y, {"w": w, "y": y}, fraction=whole - _FRACTION_V, bound=y.bound * averages.bound
+        )
+        if ring.modulus:
+            products = session.product(opened, session.open(weighed), bound=sizes.limit)
+            mean = products.sum(axis=-2).bounded(limit)
+        else:
+            row = session.open(weighed.narrow(ring.width).reshape(batch, 1, tokens))
+            mean = session.matmul(row, opened, bound=limit).reshape(batch, size)
+        return session.truncate_to(mean, fraction, width)
 
 
 @dataclass(frozen=True)
@@ -198,29 +230,6 @@ class _Sizes:
         return opened, session.add_constant(squares, epsilon * shrink**3).bounded(self.rule.high)
 
 
-def _over_root(
-    session: Session,
-    v: Share,
-    rule: InverseRule,
-    epsilon: float,
-    fraction: int,
-    width: int,
-    keep: Padding | None = None,
-) -> Share:
-    """v / sqrt(shrink·mean(v²) + ε·shrink³), times sqrt(shrink)."""
-    sizes = _Sizes(v.shape[-1], rule)
-    room = PADDING_ROOM if keep is not None and session.fused and may_read(session, rule) else 1.0
-    ring = sizes.ring(session, sizes.limit, sizes.fraction, room)
-    if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
-        ring = Ring(max(ring.width, free))  # so that the last truncation is free
-    opened, t = sizes.argument(session, v, ring, epsilon)
-    y = _opened_inverse(session, t, rule, ring, keep)
-    result = session.evaluate(
-        sizes.constant * V * y.polynomial, {"v": opened, **y.opened}, fraction=sizes.fraction, bound=sizes.limit
-    )
-    return session.truncate_to(result, fraction, width)
-
-
 def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Factor:
     """gain/sqrt(t), opened: by a table, or by the rule's steps."""
     bits = None if keep is None else keep.bits
@@ -230,40 +239,6 @@ def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, k
         return found
     inverse = inverse_sqrt(session, t, rule, keep=None if keep is None else keep.opened())
     return Factor(Y, {"y": session.reopen(inverse, _FRACTION_Y, ring if ring.modulus else WORD)})
-
-
-def _mean_over_root(
-    session: Session, v: Share, rule: InverseRule, averages: Share, epsilon: float, fraction: int, width: int
-) -> Share:
-    """Σ_t w_t·v_t / sqrt(t_t), times sqrt(shrink): a matrix product, or in an odd ring element by element."""
-    batch, tokens, size = v.shape
-    sizes = _Sizes(size, rule)
-    limit = sizes.limit * (1.0 + tokens * 2.0**-averages.fraction)
-    whole = sizes.fraction + averages.fraction
-    ring = sizes.ring(session, limit, whole)
-    row_ring = ring if ring.modulus else Ring(WORD)
-    column = averages.reshape(batch, tokens, 1)
-    if ring.modulus:
-        deferred = session.defer(Truncate(column, 0, ring.width, ring.modulus), Open)
-    else:
-        deferred = session.defer(Open(column))
-    opened, t = sizes.argument(session, v, ring, epsilon)
-    y, w = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y, row_ring), deferred.result()
-    weighed = session.evaluate(
-        sizes.constant * W * Y, {"w": w, "y": y}, fraction=whole - _FRACTION_V, bound=y.bound * averages.bound
-    )
-    if ring.modulus:
-        products = session.product(opened, session.open(weighed), bound=sizes.limit)
-        mean = products.sum(axis=-2).bounded(limit)
-    else:
-        row = session.open(weighed.narrow(ring.width).reshape(batch, 1, tokens))
-        mean = session.matmul(row, opened, bound=limit).reshape(batch, size)
-    return session.truncate_to(mean, fraction, width)
-
-
-def plain_layer_norm(x: Reals, rule: InverseRule | None = None, *, epsilon: float = 1e-12) -> Reals:
-    """The same in real arithmetic, by a rule of `layer_norm_rule`, or exactly."""
-    return plain_normalise(shrink_factor(x.shape[-1]) * plain_centred(x), rule, epsilon=epsilon)
 
 
 def plain_centred(x: Reals, axis: int = -1) -> Reals:
