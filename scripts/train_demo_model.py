@@ -33,19 +33,11 @@ from comet_mpc.errors import CometError, ConfigurationError
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.root_rule import DEGREES
 from comet_mpc.models.certify import calibrated, check_ranges
-from comet_mpc.models.checkpoint import (
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    checkpoint_digest,
-    load_checkpoint,
-    save_checkpoint,
-    save_config,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, tensor_shapes
 from comet_mpc.models.fold import in_form
 from comet_mpc.models.hugging_face import load_hugging_face
 from comet_mpc.models.own_data import read_split
+from comet_mpc.models.stored.checkpoints import checkpoint_digest, load_checkpoint, save_checkpoint, save_config
 from comet_mpc.models.tasks import find_task
 from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.progress import Shown, bar

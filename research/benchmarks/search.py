@@ -27,8 +27,9 @@ import msgspec
 from comet_mpc import ServedModel
 from comet_mpc.local.service import local_service
 from comet_mpc.models.certify import certify
-from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint, tensor_shapes
+from comet_mpc.models.checkpoint import tensor_shapes
 from comet_mpc.models.heads import Head
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.offline.sources import DEALER
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "private_search.py"

@@ -14,10 +14,11 @@ from comet_mpc.engine import Weight
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.root_rule import root_rule
 from comet_mpc.models.certify import certify, check_ranges
-from comet_mpc.models.checkpoint import CometConfig, Site, Tensors, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import CometConfig, Site, Tensors
 from comet_mpc.models.fold import check_fixed
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.models.transformer import encode_weights
 from comet_mpc.offline.dealer.bundles import mask_weight, weight_key, weights_digest
 from support.toy_model import make_checkpoint, twin_logits

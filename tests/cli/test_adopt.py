@@ -15,9 +15,9 @@ from comet_mpc.cli.adopt import REPORT
 from comet_mpc.cli.main import app
 from comet_mpc.errors import TaskDataError
 from comet_mpc.local.evaluation import evaluate_twin
-from comet_mpc.models.checkpoint import load_checkpoint
 from comet_mpc.models.own_data import own_task, read_split
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_mpc.offline.sources import PAIR
 from support.training import KINDS, original, write_rows
 

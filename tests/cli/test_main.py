@@ -21,8 +21,9 @@ from comet_mpc import __version__
 from comet_mpc.cli.main import _COMMANDS, app
 from comet_mpc.cli.tables import origin
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.checkpoint import CometConfig, read_config, save_config, tensor_shapes
+from comet_mpc.models.checkpoint import CometConfig, tensor_shapes
 from comet_mpc.models.fold import in_form
+from comet_mpc.models.stored.checkpoints import read_config, save_config
 from support.toy_model import make_checkpoint
 from support.waiting import PATIENCE
 

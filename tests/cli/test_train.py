@@ -16,8 +16,8 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 from comet_mpc.cli.main import app
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import load_checkpoint
 from comet_mpc.models.own_data import read_split
+from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_mpc.models.tasks import TASKS
 from support.documents import ROOT
 from support.toy_model import make_checkpoint, toy_tokenizer

@@ -24,9 +24,10 @@ from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions import rules
 from comet_mpc.functions.activation import smu, smu_rule
 from comet_mpc.functions.rule import Rule, Smu, Wanted
-from comet_mpc.models.checkpoint import Site, load_checkpoint
+from comet_mpc.models.checkpoint import Site
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_mpc.testing import run_two_parties
 from support.toy_model import TINY, make_checkpoint, twin_logits
 

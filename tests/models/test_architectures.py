@@ -19,12 +19,12 @@ from comet_mpc.engine.twin import TwinSession, run_twin
 from comet_mpc.functions.root_rule import FINE_PRECISION
 from comet_mpc.models.blocks import Sum, position_buckets
 from comet_mpc.models.certify import certify
-from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import in_form
 from comet_mpc.models.heads import Head, input_averages
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.models.transformer import encoder_blocks, encoder_frame, input_mask, input_rows
 from comet_mpc.offline.sources import PAIR
 from support.small_models import CERTIFIED, UNMODIFIED, small_model

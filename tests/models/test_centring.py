@@ -17,9 +17,9 @@ from comet_mpc.errors import CheckpointError
 from comet_mpc.models.blocks import MEAN_BOUND, Sum
 from comet_mpc.models.bounds import Weights
 from comet_mpc.models.certify import certify
-from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.fold import check_fixed
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.models.transformer import _rounded_columns, encode_weights
 from comet_mpc.offline.sources import DEALER, PAIR
 from support.toy_model import make_checkpoint, some_texts

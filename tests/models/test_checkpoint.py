@@ -25,16 +25,11 @@ from comet_mpc.models.bounds import (
     output_norm_top,
 )
 from comet_mpc.models.certify import certify, check_ranges
-from comet_mpc.models.checkpoint import (
-    AttentionChoice,
-    checkpoint_digest,
-    load_checkpoint,
-    save_checkpoint,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import AttentionChoice, tensor_shapes
 from comet_mpc.models.fold import in_form, normalised_neurons, normalised_queries
 from comet_mpc.models.hugging_face import load_hugging_face
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import checkpoint_digest, load_checkpoint, save_checkpoint
 from support.small_models import CERTIFIED, UNMODIFIED, small_model
 from support.toy_model import make_checkpoint
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.bounds import SLACK, Weights, quadratic_norm_top
 from comet_mpc.models.certify import certify
-from comet_mpc.models.checkpoint import FITTED, ActivationChoice, AttentionChoice, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import FITTED, ActivationChoice, AttentionChoice
 from comet_mpc.models.fitted.numbers import curved, head_norms, largest_weight, neurons_as_squares, within_limits
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.models.transformer import EncoderShape
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import DEALER, PAIR

@@ -14,9 +14,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from comet_mpc.errors import CheckpointError, ConfigurationError, needs_extra
-from comet_mpc.models.checkpoint import load_checkpoint, tensor_shapes
+from comet_mpc.models.checkpoint import tensor_shapes
 from comet_mpc.models.heads import Head
 from comet_mpc.models.hugging_face import _USUAL, _foreign_name, _labels, fetch, load_hugging_face
+from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_mpc.models.tokenizers.files import tokenizer_json
 from support.small_models import UNMODIFIED, small_model
 from support.toy_model import toy_tokenizer

@@ -20,10 +20,10 @@ from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import CheckpointError, ConfigurationError, RangeError, ShapeError
 from comet_mpc.models.bounds import Weights, activation_bounds
 from comet_mpc.models.certify import certify
-from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.models.transformer import input_rows, public_weights
 from comet_mpc.net.channel import FRAME_HEADER
 from comet_mpc.offline.pair.workbench import check_weight

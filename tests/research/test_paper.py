@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.errors import CheckpointError, CometError, ConfigurationError
-from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.models.tasks import TASKS, Example
 from comet_research.cli.main import app
 from comet_research.paper import Parties, UncertifiedModel, evaluate_uncertified

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the extra [train] is not installed (torch)"
 
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import load_checkpoint
+from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_research.bench.published_models import ACCURACY_TABLES
 from comet_research.report.drawings import distribution_drawings
 from comet_research.report.published_models import accuracy_grids

@@ -16,20 +16,13 @@ from tokenizers.processors import TemplateProcessing
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.functions.rule import PRECISION
 from comet_mpc.models.certify import calibrated, certify
-from comet_mpc.models.checkpoint import (
-    FITTED,
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    Encoder,
-    save_checkpoint,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import FITTED, ActivationChoice, AttentionChoice, CometConfig, Encoder, tensor_shapes
 from comet_mpc.models.fitted.first import first_functions
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import save_checkpoint
 
 __all__ = ["TINY", "WORDS", "make_checkpoint", "some_texts", "toy_tokenizer", "twin_logits"]
 

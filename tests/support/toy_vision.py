@@ -8,17 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from comet_mpc.models.certify import certify
-from comet_mpc.models.checkpoint import (
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    Encoder,
-    save_checkpoint,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Encoder, tensor_shapes
 from comet_mpc.models.fitted.first import first_functions
 from comet_mpc.models.heads import Head
 from comet_mpc.models.images.format import ImageFormat
+from comet_mpc.models.stored.checkpoints import save_checkpoint
 
 __all__ = ["make_vision_checkpoint", "some_images"]
 

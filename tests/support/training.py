@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from comet_mpc.models.checkpoint import CometConfig, load_checkpoint, save_checkpoint
+from comet_mpc.models.checkpoint import CometConfig
 from comet_mpc.models.heads import Head, Pooler
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from support.small_models import UNMODIFIED
 from support.toy_model import WORDS, make_checkpoint, toy_tokenizer
 

@@ -12,10 +12,10 @@ transformers = pytest.importorskip("transformers", reason="training needs the ex
 
 from comet_mpc import train  # noqa: E402
 from comet_mpc.errors import CheckpointError  # noqa: E402
-from comet_mpc.models.checkpoint import load_checkpoint  # noqa: E402
 from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.images.reading import read_image  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
+from comet_mpc.models.stored.checkpoints import load_checkpoint  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
 from support.toy_vision import some_images  # noqa: E402
 

@@ -14,8 +14,8 @@ from comet_mpc import train
 from comet_mpc.errors import CheckpointError, ConfigurationError, TaskDataError
 from comet_mpc.models import certify as certifying
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import load_checkpoint, save_checkpoint
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.train.batches import observe
 from comet_mpc.train.fitting.layers import Fitting

@@ -23,14 +23,11 @@ from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION, RootRule  # n
 from comet_mpc.functions.rule import PRECISION, Smu  # noqa: E402
 from comet_mpc.models.bounds import activation_bounds  # noqa: E402
 from comet_mpc.models.certify import calibrated, certify, check_ranges, smu_rules, universal_rules  # noqa: E402
-from comet_mpc.models.checkpoint import (  # noqa: E402
-    ActivationChoice,
-    AttentionChoice,
-    load_checkpoint,
-)
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice  # noqa: E402
 from comet_mpc.models.fold import in_form  # noqa: E402
 from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
+from comet_mpc.models.stored.checkpoints import load_checkpoint  # noqa: E402
 from comet_mpc.models.tasks import TASKS  # noqa: E402
 from comet_mpc.train.batches import Batch, Encoded, observe, predict, quantiles  # noqa: E402
 from comet_mpc.train.fitting.layers import can_fit, fit_to_teacher  # noqa: E402

@@ -47,12 +47,13 @@ from comet_mpc.local.processes import LOOPBACK, Link
 from comet_mpc.models.blocks import LayerRules
 from comet_mpc.models.bounds import activation_bounds, power_of_two_above
 from comet_mpc.models.certify import norm_sites
-from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint
+from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.fold import fold, neuron_scale, plain_states
 from comet_mpc.models.heads import HeadRules
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.queries import Query
 from comet_mpc.models.served import public_part
+from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_mpc.models.tasks import Example, Task
 from comet_mpc.models.transformer import EncoderRules, encode_weights, forward, input_mask, input_rows
 from comet_mpc.net.channel import Channel, Traffic

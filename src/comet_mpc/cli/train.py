@@ -12,7 +12,8 @@ from comet_mpc.cli import training_options as of
 from comet_mpc.cli.options import Data, JsonFile, Limit, Spread, TaskName
 from comet_mpc.cli.stopping import RESUME, if_stopped
 from comet_mpc.cli.tables import in_words, record, table
-from comet_mpc.models.checkpoint import CometConfig, Site, read_config
+from comet_mpc.models.checkpoint import CometConfig, Site
+from comet_mpc.models.stored.checkpoints import read_config
 from comet_mpc.progress import Shown, doing
 
 

@@ -1,31 +1,18 @@
-"""A Comet checkpoint: config.json with a section `comet`, model.safetensors and tokenizer.json. No torch.
+"""What a Comet checkpoint says: which model it is, its non-linear steps, and the public rules for them. No torch.
 
-The section says which model it is, what its non-linear steps are, and by which public rules they are evaluated.
-The tensors have one naming for all architectures (`tensor_shapes`), and every key and shape is accounted for.
-Weights are float32 or float16, or int8 with one scale per row in `<name>.scale`.
-
-Beside the section, config.json has `checksums`: SHA-256 of the section and of the other two files. A file that was
-changed since is refused by name. Checkpoints of older versions have none, and are loaded all the same.
-
-Above 400 lines, because what is written is read here, field by field.
+That is the section `comet` of config.json, and the names of the tensors, which are the same for all architectures
+(`tensor_shapes`). `stored` reads and writes the files.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from comet_mpc.errors import CheckpointError, RuleError
-from comet_mpc.files import atomic_write
 from comet_mpc.functions.inverse_rule import MinimaxRule
 from comet_mpc.functions.root_rule import RootRule
 from comet_mpc.functions.rule import InverseRule, Rule
@@ -35,12 +22,6 @@ from comet_mpc.models.images.format import ImageFormat
 
 Tensor = npt.NDArray[np.float32]
 Tensors = dict[str, Tensor]
-
-_SCALE = ".scale"
-_FLOATS = ("F16", "F32")
-
-
-_TENSORS, _TOKENIZER = "model.safetensors", "tokenizer.json"
 
 if TYPE_CHECKING:
     RuleName = Literal["minimax", "linear", "quadratic", "cubic", "quartic", "quintic"]
@@ -304,218 +285,3 @@ def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
     if e.labels:
         linear("classifier", len(e.labels), d)
     return shapes
-
-
-def account_for(got: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
-    """Every tensor is expected, every expected one is there and has its shape."""
-    missing, extra = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
-    if missing or extra:
-        raise CheckpointError(f"{where}: tensors do not fit the model: missing {_few(missing)}; unknown {_few(extra)}")
-    for name, shape in expected.items():
-        if got[name] != shape:
-            raise CheckpointError(f"{where}: {name} has shape {got[name]}, expected {shape}")
-
-
-def _few(names: list[str]) -> str:
-    return "none" if not names else ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def read_tensors(path: Path) -> Tensors:
-    """All tensors as float32."""
-    try:
-        with safe_open(path, framework="np") as file:
-            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-            tensors = {
-                name: tensor
-                for name, kind in kinds.items()
-                if (tensor := _tensor(path, name, kind, kinds, file.get_tensor)) is not None
-            }
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read (truncated, damaged or missing): {error}") from error
-    check_finite(path, tensors)
-    return tensors
-
-
-def _tensor(
-    path: Path, name: str, kind: str, kinds: Mapping[str, str], read: Callable[[str], npt.NDArray[Any]]
-) -> Tensor | None:
-    """One of them, read once; None for what is no weight of its own."""
-    if kind == "I8":
-        scale = read(name + _SCALE).astype(np.float32) if kinds.get(name + _SCALE) in _FLOATS else None
-        value = read(name)
-        if scale is None or scale.shape != value.shape[:1]:
-            raise CheckpointError(f"{path}: {name} is int8 and needs {name}{_SCALE} with one number per row")
-        return np.asarray(value.astype(np.float32) * scale[:, None])
-    if kind in _FLOATS:
-        scales = name.endswith(_SCALE) and kinds.get(name.removesuffix(_SCALE)) == "I8"
-        return None if scales else read(name).astype(np.float32, copy=False)
-    if kind == "I64":  # Hugging Face stores position ids
-        return None
-    raise CheckpointError(f"{path}: {name} has type {kind}, expected float32, float16, or int8 with scales")
-
-
-def check_finite(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
-    for name, value in tensors.items():
-        if not np.all(np.isfinite(value)):
-            raise CheckpointError(f"{path}: {name} has values that are not finite")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(_no_checkpoint(path)) from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return content
-
-
-def _no_checkpoint(path: Path) -> str:
-    """What to say of a file of a checkpoint that is not there."""
-    if not path.parent.exists():
-        return f"no such directory: {path.parent}"
-    if not path.parent.is_dir():
-        return f"{path.parent} is a file: a checkpoint is a directory with {path.name}"
-    return f"{path.parent} is not a checkpoint: it has no {path.name}"
-
-
-def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
-    """The configuration and all tensors as float32. `certify.check_ranges` checks what it claims."""
-    content, config = _read_config(directory)
-    weights = Path(directory) / _TENSORS
-    tensors = read_tensors(weights)
-    account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
-    checksums = _checksums(directory, content)
-    if checksums.get("comet", _digest(content["comet"])) != _digest(content["comet"]):
-        raise CheckpointError(
-            f"{Path(directory) / 'config.json'}: section `comet` was changed since it was written: it is damaged, "
-            "or somebody has edited it; if that was on purpose, remove `comet` from `checksums`"
-        )
-    with weights.open("rb") as file:
-        _check_sum(weights, checksums, hashlib.file_digest(file, "sha256").hexdigest())
-    return config, tensors
-
-
-def read_config(directory: Path) -> CometConfig:
-    """The configuration alone."""
-    return _read_config(directory)[1]
-
-
-def _read_config(directory: Path) -> tuple[dict[str, Any], CometConfig]:
-    path = Path(directory) / "config.json"
-    content = read_json(path)
-    if "comet" not in content:
-        raise CheckpointError(_not_converted(Path(directory), content))
-    try:
-        return content, msgspec.convert(content["comet"], CometConfig)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: section `comet`: {error}") from error
-
-
-def _not_converted(directory: Path, content: Mapping[str, Any]) -> str:
-    if "model_type" not in content:
-        return f"{directory} is not a Comet checkpoint: its config.json has no section `comet`"
-    return (
-        f"{directory} is a Hugging Face model. Convert it for private serving first: "
-        f"comet adopt {directory} {directory.name}-comet --data ROWS.csv"
-    )
-
-
-def read_tokenizer(directory: Path) -> bytes:
-    """The file of the tokenizer, as it was written."""
-    path = Path(directory) / _TOKENIZER
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error.strerror}") from error
-    if (config := path.with_name("config.json")).exists():
-        _check_sum(path, _checksums(directory, read_json(config)), hashlib.sha256(data).hexdigest())
-    return data
-
-
-def _checksums(directory: Path, content: Mapping[str, Any]) -> dict[str, str]:
-    try:
-        return msgspec.convert(content.get("checksums", {}), dict[str, str])
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{Path(directory) / 'config.json'}: section `checksums`: {error}") from error
-
-
-def _check_sum(path: Path, checksums: Mapping[str, str], found: str) -> None:
-    if checksums.get(path.name, found) != found:
-        raise CheckpointError(
-            f"{path} is damaged: its checksum is not the one in config.json; get the checkpoint again from its source"
-        )
-
-
-def _digest(section: object) -> str:
-    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
-
-
-def save_checkpoint(
-    directory: Path,
-    config: CometConfig,
-    tensors: Mapping[str, npt.NDArray[Any]],
-    *,
-    tokenizer: bytes | None = None,
-    half: bool = False,
-    int8: tuple[str, ...] = (),
-) -> None:
-    """Writes a checkpoint, one whole file after the other, config.json with its checksums last.
-
-    tokenizer  the file of a tokenizer; None: the one that is there, if there is one, stays
-    half       float16
-    int8       names of matrices that are stored in int8
-    """
-    expected = tensor_shapes(config)
-    account_for({name: value.shape for name, value in tensors.items()}, expected, directory)
-    stored: dict[str, npt.NDArray[Any]] = {}
-    for name in expected:
-        value = np.asarray(tensors[name], dtype=np.float32, order="C")
-        if not np.all(np.isfinite(value)):
-            raise CheckpointError(f"{name} has values that are not finite: nothing was saved")
-        if name in int8:
-            scale = np.maximum(np.abs(value).max(axis=1) / 127.0, 1e-8).astype(np.float32)
-            stored[name] = np.rint(value / scale[:, None]).astype(np.int8)
-            stored[name + _SCALE] = scale
-        else:
-            stored[name] = value.astype(np.float16) if half else value
-    if tokenizer is not None:
-        with atomic_write(Path(directory) / _TOKENIZER) as file:
-            file.write(tokenizer)
-    with atomic_write(Path(directory) / _TENSORS) as file:
-        file.write(save(stored))
-    save_config(directory, config)
-
-
-def save_config(directory: Path, config: CometConfig) -> None:
-    """Writes config.json alone: other intervals for the same weights, or what the model scored."""
-    section = msgspec.to_builtins(config, str_keys=True)
-    checksums = {"comet": _digest(section)}
-    for path in (Path(directory) / _TENSORS, Path(directory) / _TOKENIZER):
-        if path.exists():
-            with path.open("rb") as stored:
-                checksums[path.name] = hashlib.file_digest(stored, "sha256").hexdigest()
-    content = {"model_type": config.encoder.architecture, "comet": section, "checksums": checksums}
-    with atomic_write(Path(directory) / "config.json") as file:
-        file.write(json.dumps(content, indent=1).encode() + b"\n")
-
-
-def checkpoint_digest(config: CometConfig, tensors: Mapping[str, npt.NDArray[Any]], tokenizer: bytes = b"") -> str:
-    """SHA-256 over all that an answer depends on: the section `comet`, every tensor's name, shape and values, and the
-    file of the tokenizer."""
-    parts = (msgspec.json.encode(config, order="sorted"), tensors_digest(tensors).encode(), tokenizer)
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-
-
-def tensors_digest(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
-    """SHA-256 over every tensor's name, shape and values."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        value = np.ascontiguousarray(tensors[name], dtype="<f4")
-        digest.update(f"{name}{value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()

@@ -16,18 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from comet_mpc.errors import CheckpointError, needs_extra
-from comet_mpc.models.checkpoint import (
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    Encoder,
-    Tensors,
-    account_for,
-    read_json,
-    read_tensors,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Encoder, Tensors, tensor_shapes
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
+from comet_mpc.models.stored.reading import account_for, read_json, read_tensors
 from comet_mpc.models.vision.hugging_face import VISION, load_vision
 
 ReadPickled = Callable[[Path], Tensors]

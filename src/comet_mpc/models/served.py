@@ -14,10 +14,11 @@ from comet_mpc.engine import Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.share import Reals
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import CometConfig, Tensors, load_checkpoint, read_tokenizer, tensors_digest
+from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.fold import check_fixed, fold, fold_image, fold_tables, plain_states, plain_stream_states
 from comet_mpc.models.public import PublicModel, table_shapes
 from comet_mpc.models.queries import Query
+from comet_mpc.models.stored.checkpoints import load_checkpoint, read_tokenizer, tensors_digest
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.models.transformer import (
     ANSWER_BITS,

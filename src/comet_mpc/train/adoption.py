@@ -14,11 +14,12 @@ import numpy as np
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.models.checkpoint import FITTED, FormRuleName, checkpoint_digest, save_checkpoint
+from comet_mpc.models.checkpoint import FITTED, FormRuleName
 from comet_mpc.models.fold import fold
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.served import public_part
+from comet_mpc.models.stored.checkpoints import checkpoint_digest, save_checkpoint
 from comet_mpc.models.tokenizers.files import servable_tokenizer
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.progress import Watcher

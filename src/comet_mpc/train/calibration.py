@@ -12,7 +12,8 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.root_rule import DEGREES, FINE_PRECISION
 from comet_mpc.functions.rule import PRECISION
 from comet_mpc.models.certify import calibrated, universal_rules
-from comet_mpc.models.checkpoint import FITTED, CometConfig, Tensors, save_config
+from comet_mpc.models.checkpoint import FITTED, CometConfig, Tensors
+from comet_mpc.models.stored.checkpoints import save_config
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, moved_by_rounding, observe, quantiles
 from comet_mpc.train.model import UnifiedModel

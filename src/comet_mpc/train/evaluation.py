@@ -8,7 +8,8 @@ from typing import Literal
 
 from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.certify import check_ranges
-from comet_mpc.models.checkpoint import RuleName, checkpoint_digest
+from comet_mpc.models.checkpoint import RuleName
+from comet_mpc.models.stored.checkpoints import checkpoint_digest
 from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import predict

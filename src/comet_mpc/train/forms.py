@@ -26,12 +26,11 @@ from comet_mpc.models.checkpoint import (
     CometConfig,
     FormRuleName,
     Tensors,
-    checkpoint_digest,
     chosen_rule,
-    save_checkpoint,
 )
 from comet_mpc.models.fold import in_form
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
+from comet_mpc.models.stored.checkpoints import checkpoint_digest, save_checkpoint
 from comet_mpc.models.tasks import find_task
 from comet_mpc.models.tokenizers.files import servable_tokenizer, tokenizer_json
 from comet_mpc.progress import Watcher

@@ -27,7 +27,8 @@ from torch import Tensor
 from comet_mpc.errors import ConfigurationError, NotFinite
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.rule import Rule
-from comet_mpc.models.checkpoint import CometConfig, Tensors, checkpoint_digest, save_checkpoint
+from comet_mpc.models.checkpoint import CometConfig, Tensors
+from comet_mpc.models.stored.checkpoints import checkpoint_digest, save_checkpoint
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Tick, Watcher
 from comet_mpc.train.batches import Batch, Encoded, predict

@@ -15,7 +15,8 @@ from comet_mpc.errors import TaskDataError
 from comet_mpc.files import atomic_write
 from comet_mpc.functions.rule import Rule
 from comet_mpc.models.certify import fitted_attention_rules
-from comet_mpc.models.checkpoint import FITTED, checkpoint_digest
+from comet_mpc.models.checkpoint import FITTED
+from comet_mpc.models.stored.checkpoints import checkpoint_digest
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Batch, Encoded, answered, predict

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from comet_mpc.errors import CheckpointError
-from comet_mpc.models.checkpoint import CometConfig, Tensors, check_finite, load_checkpoint
+from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import fetch, load_hugging_face
 from comet_mpc.models.own_data import own_task, read_examples, task_of
+from comet_mpc.models.stored.checkpoints import load_checkpoint
+from comet_mpc.models.stored.reading import check_finite
 from comet_mpc.models.tasks import Task
 from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.progress import Watcher

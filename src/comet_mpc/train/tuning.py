@@ -10,16 +10,8 @@ import msgspec
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.checkpoint import (
-    FITTED,
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    RuleName,
-    Tensors,
-    load_checkpoint,
-    save_config,
-)
+from comet_mpc.models.checkpoint import FITTED, ActivationChoice, AttentionChoice, CometConfig, RuleName, Tensors
+from comet_mpc.models.stored.checkpoints import load_checkpoint, save_config
 from comet_mpc.models.tasks import Task
 from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.progress import Watcher

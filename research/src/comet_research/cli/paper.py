@@ -10,8 +10,8 @@ import typer
 from comet_mpc.cli.evaluate import show_comparison, show_costs
 from comet_mpc.cli.options import Data, JsonFile, Limit, TaskName
 from comet_mpc.cli.tables import in_words, record
-from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.own_data import read_examples, task_of
+from comet_mpc.models.stored.checkpoints import read_config
 from comet_mpc.progress import bar, doing
 from comet_research.paper import Parties, ResearchRule, evaluate_uncertified
 

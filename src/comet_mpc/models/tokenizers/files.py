@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from comet_mpc.errors import CheckpointError, ConfigurationError, needs_extra
-from comet_mpc.models.checkpoint import read_tokenizer
+from comet_mpc.models.stored.checkpoints import read_tokenizer
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 
 

@@ -18,18 +18,10 @@ import numpy.typing as npt
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
-from comet_mpc.models.checkpoint import (
-    ActivationChoice,
-    AttentionChoice,
-    CometConfig,
-    Encoder,
-    Tensors,
-    account_for,
-    read_json,
-    tensor_shapes,
-)
+from comet_mpc.models.checkpoint import ActivationChoice, AttentionChoice, CometConfig, Encoder, Tensors, tensor_shapes
 from comet_mpc.models.heads import Head, Kind
 from comet_mpc.models.images.format import ImageFormat
+from comet_mpc.models.stored.reading import account_for, read_json
 
 VISION = ("vit", "dinov2")
 _ATTENTION = {

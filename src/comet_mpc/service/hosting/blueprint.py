@@ -10,8 +10,8 @@ import msgspec
 
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.checkpoint import read_config
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import read_config
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.reception import ReceptionLimits

@@ -1,0 +1,1 @@
+"""The files that a model is in."""
