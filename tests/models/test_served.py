@@ -245,6 +245,18 @@ def test_a_damaged_package_is_refused(model: ServedModel, damage: object) -> Non
         PublicModel.unpack(damage(model.package()))
 
 
+@pytest.mark.parametrize("label", ["\x1b[2J", "good\n", "a\u202eb", "\x9b1m", "a\r", "long" * 300])
+def test_a_label_that_could_steer_a_terminal_is_refused(model: ServedModel, label: str) -> None:
+    """Labels are shown as the server calls them."""
+    package = model.package()
+    size = int.from_bytes(package[:8], "little")
+    (name,) = (metadata := msgspec.json.decode(package[8 : 8 + size])["__metadata__"])
+    card = msgspec.json.decode(metadata[name])
+    card["config"]["encoder"]["labels"][0] = label
+    with pytest.raises(CheckpointError):
+        PublicModel.unpack(save_tensors(load_tensors(package), {name: msgspec.json.encode(card).decode()}))
+
+
 def with_row(package: bytes, table: str, row: npt.NDArray[Any]) -> bytes:
     """The package of a server that has one row of a table for some texts alone."""
     tables, size = load_tensors(package), int.from_bytes(package[:8], "little")

@@ -95,6 +95,29 @@ def test_masks_are_uniform_at_either_party_and_their_sum_too() -> None:
         assert np.max(np.abs(counts - 3000 / 32)) < 6.0 * np.sqrt(3000 / 32)
 
 
+@pytest.mark.parametrize("knows", [CLIENT, SERVER])
+def test_no_party_knows_a_bit_of_a_mask(knows: int) -> None:
+    """Every bit is that of either party's transfers, added up: one that knows its own choices must miss the other's."""
+    entry = described(3000, 3, 4, 40)
+    kind = PointKind.of(entry)
+
+    def work(channel: Channel, party: int) -> tuple[Words, Words]:
+        transfers = carry_out(channel, party, renewal_steps(set_up_transfers(channel, party)))
+        making = Making(kind, [(0, entry.count)], transfers)
+        carry_out(channel, party, key_steps(making))
+        choices = making.directions[party].choices
+        assert choices is not None
+        return making.keys()[0][0], choices
+
+    parts = as_parties(work)
+    masks, choices = parts[0][0] + parts[1][0], parts[knows][1]
+    for bit in range(kind.width if knows == CLIENT else kind.index_bits):  # the server's low bits are no choices
+        own = choices[bit * entry.count : (bit + 1) * entry.count]
+        place = bit if knows == CLIENT else kind.width - 1 - bit
+        differ = np.count_nonzero((masks >> np.uint64(place)) & np.uint64(1) != own)
+        assert abs(differ - 1500) < 6.0 * np.sqrt(3000 / 4), place
+
+
 PROGRAM: list[Correlation] = [
     described(5, 5, 9, 0, min(MODULI[1:])),
     described(3, 4, 8, 40),

@@ -47,6 +47,10 @@ Positive = Annotated[int, msgspec.Meta(gt=0, le=1 << 24)]
 Real = Annotated[float, msgspec.Meta(ge=0.0, lt=float(2**20))]
 
 
+Label = Annotated[str, msgspec.Meta(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z")]
+"""It comes from the server and is shown at the client: nothing in it may steer a terminal, or turn what is read."""
+
+
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Unknown fields are an error: a checkpoint of a newer format is not half understood."""
 
@@ -69,7 +73,7 @@ class Encoder(_Strict, frozen=True, kw_only=True):
     """The id of the padding token."""
     buckets: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
     """Relative position buckets (MPNet), 0 for none."""
-    labels: tuple[str, ...] = ("0", "1")
+    labels: Annotated[tuple[Label, ...], msgspec.Meta(max_length=1 << 16)] = ("0", "1")
     """Names of the classes; exactly one name: a regression; none: embeddings."""
     image: ImageFormat | None = None
     """What it is given of an image. None: it takes texts."""

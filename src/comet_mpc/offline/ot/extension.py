@@ -15,7 +15,8 @@ that deviates anyway must guess the sender's digits where it does, and is cut of
 pseudorandom generator; π(π(x) + i) + π(x), with AES under a public key bound to the set-up for π, as a
 correlation-robust hash (Guo, Katz, Wang and Yu 2020, in the ideal cipher model).
 
-Every transfer has an index of its own, which is used once. Nothing here is ever stored: a new connection sets up anew.
+Every transfer has an index of its own, which is used once. Nothing here is ever stored, but for the secret of
+transfers that one bundle alone has (`renewal`): a new connection sets up anew.
 
 Above 400 lines, because both sides of every message, and its bytes in a plan, stand beside each other.
 """
