@@ -12,17 +12,7 @@ Rows = Sequence[tuple[int, int, Sequence[tuple[int, int]]]]
 
 def isa_names() -> list[str]: ...
 def matmul(
-    x: Words,
-    y: Words,
-    out: Words,
-    batch: int,
-    m: int,
-    k: int,
-    n: int,
-    transposed: bool,
-    width: int,
-    isa: str,
-    /,
+    x: Words, y: Words, out: Words, batch: int, m: int, k: int, n: int, transposed: bool, width: int, isa: str, /
 ) -> None: ...
 def matmul_int32(
     x: Words, w: NDArray[np.int32], out: Words, m: int, k: int, n: int, width: int, isa: str, /
@@ -60,26 +50,10 @@ def odd_evaluate(
 def odd_uniform(modulus: int, words: Words, out: Words, /) -> None: ...
 def convert_mask(numbers: Numbers, leader: bool, x: Words, bits: Bytes, out: Bytes, /) -> None: ...
 def convert_finish(
-    numbers: Numbers,
-    leader: bool,
-    x: Words,
-    bits: Bytes,
-    mine: Bytes,
-    theirs: Bytes,
-    product: Words,
-    out: Words,
-    /,
+    numbers: Numbers, leader: bool, x: Words, bits: Bytes, mine: Bytes, theirs: Bytes, product: Words, out: Words, /
 ) -> None: ...
 def cut_finish(
-    numbers: CutNumbers,
-    leader: bool,
-    x: Words,
-    bits: Bytes,
-    mine: Bytes,
-    theirs: Bytes,
-    product: Words,
-    out: Words,
-    /,
+    numbers: CutNumbers, leader: bool, x: Words, bits: Bytes, mine: Bytes, theirs: Bytes, product: Words, out: Words, /
 ) -> None: ...
 def cut_free(numbers: CutNumbers, leader: bool, x: Words, out: Words, /) -> None: ...
 
