@@ -12,6 +12,7 @@ from hypothesis import settings
 from comet_mpc.models.served import ServedModel
 from comet_mpc.net.authority import make_test_set
 from support.certificates import Identities, identities_in
+from support.processes import dealer_process
 from support.shared_plans import share_plans
 from support.toy_model import TINY, make_checkpoint
 
@@ -49,6 +50,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def identities(keys: Path) -> Identities:
     return identities_in(keys)
+
+
+@pytest.fixture(scope="session")
+def shared_dealer(keys: Path) -> Iterator[int]:
+    """The port of a dealer, for tests to which it does not matter who prepares: with one it costs next to nothing."""
+    with dealer_process(keys) as (_, address):
+        yield address[1]
 
 
 @pytest.fixture(scope="session")

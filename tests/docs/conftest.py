@@ -34,5 +34,5 @@ def _serving(directory: Path, checkpoint: Path) -> Iterator[Service]:
     make_authority(keys, "Comet authority")
     issue(keys, "client", "client")
     issue(keys, "server", "server", ["server.example", "127.0.0.1"])
-    with server_process(keys, checkpoint, None, directory / "state", workers=2) as server:
+    with server_process(keys, checkpoint, None, directory / "state", workers=2, limits={"ready": 0}) as server:
         yield Service(server.port, keys, checkpoint)

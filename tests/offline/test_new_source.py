@@ -48,7 +48,7 @@ def test_a_new_source_is_planned(registered: SealedSource) -> None:
 def test_a_new_source_serves_a_client(registered: SealedSource, tmp_path: Path) -> None:
     model = ServedModel.load(make_checkpoint(tmp_path / "model", **TINY))
     with local_service(model, registered) as (address, keys, cache):
-        with Client(address, keys=keys, cache=cache, source="sealed") as client:
+        with Client(address, keys=keys, cache=cache, source="sealed", ready=0) as client:
             (answer,) = client.classify(["good film"])
             assert (client.source, answer.cost.source) == ("sealed", "sealed")
         with pytest.raises(ProtocolMismatch), Client(address, keys=keys, cache=tmp_path, source="pair") as other:

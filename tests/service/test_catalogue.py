@@ -38,9 +38,11 @@ def ask(client: Client) -> tuple[float, ...]:
 
 
 @pytest.mark.service
-def test_models_are_asked_for_by_name_or_fingerprint(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
+def test_models_are_asked_for_by_name_or_fingerprint(
+    tmp_path: Path, keys: Path, shared_dealer: int, versions: list[Path]
+) -> None:
     first, second, other = versions
-    with serving(keys, tmp_path / "state", f"mood={first}", f"topic={second}") as server:
+    with serving(keys, tmp_path / "state", f"mood={first}", f"topic={second}", dealer=shared_dealer) as server:
         common: dict[str, Any] = {"keys": keys, "cache": tmp_path / "cache", "ready": 0, "timeout": PATIENCE}
         wanted: list[tuple[dict[str, Any], Path]] = [
             ({}, first),
@@ -67,12 +69,12 @@ def ask_of(server: Running, common: dict[str, Any], model: str) -> tuple[float, 
 
 
 @pytest.mark.service
-def test_a_new_version_disturbs_nobody(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
+def test_a_new_version_disturbs_nobody(tmp_path: Path, keys: Path, shared_dealer: int, versions: list[Path]) -> None:
     """A client stays with its version, in the middle of a run and after it; a new one gets the new one."""
     old, new, newest = versions
     place = tmp_path / "model"
     put(old, place)
-    with serving(keys, tmp_path / "state", str(place)) as server:
+    with serving(keys, tmp_path / "state", str(place), dealer=shared_dealer) as server:
         common: dict[str, Any] = {"keys": keys, "ready": 0, "timeout": PATIENCE}
         with Client(server.address, cache=tmp_path / "a", **common) as before:
             assert right(ask(before), old)
@@ -97,10 +99,12 @@ def test_a_new_version_disturbs_nobody(tmp_path: Path, keys: Path, versions: lis
 
 
 @pytest.mark.service
-def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(tmp_path: Path, keys: Path, versions: list[Path]) -> None:
+def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(
+    tmp_path: Path, keys: Path, shared_dealer: int, versions: list[Path]
+) -> None:
     place = tmp_path / "model"
     put(versions[0], place)
-    with serving(keys, tmp_path / "state", f"mood={place}") as server:
+    with serving(keys, tmp_path / "state", f"mood={place}", dealer=shared_dealer) as server:
         common: dict[str, Any] = {"keys": keys, "cache": tmp_path / "cache", "ready": 0, "timeout": PATIENCE}
         (place / "model.safetensors").write_bytes(b"damaged")
         server.process.send_signal(signal.SIGHUP)

@@ -45,7 +45,9 @@ def with_tokenizer(checkpoint: Path, to: Path, normalizer: Any) -> Path:
     return to
 
 
-def test_a_server_that_swaps_its_tokenizer_is_refused_by_who_has_seen_it(tmp_path: Path, keys: Path) -> None:
+def test_a_server_that_swaps_its_tokenizer_is_refused_by_who_has_seen_it(
+    tmp_path: Path, keys: Path, shared_dealer: int
+) -> None:
     """Between real processes, with SIGHUP: pinned at first use, kept to its version, then refused until accepted."""
     first = make_checkpoint(tmp_path / "0", **TINY)
     second = with_tokenizer(first, tmp_path / "1", normalizers.Lowercase())
@@ -54,7 +56,7 @@ def test_a_server_that_swaps_its_tokenizer_is_refused_by_who_has_seen_it(tmp_pat
     place, cache = tmp_path / "model", tmp_path / "cache"
     put(first, place)
     common: dict[str, Any] = {"keys": keys, "cache": cache, "ready": 0, "timeout": PATIENCE}
-    with serving(keys, tmp_path / "state", str(place)) as server:
+    with serving(keys, tmp_path / "state", str(place), dealer=shared_dealer) as server:
 
         def met(**options: Any) -> str:
             with Client(server.address, **{**common, **options}) as client:
@@ -140,10 +142,14 @@ def test_a_crash_while_a_model_is_pinned_leaves_nothing_or_all(tmp_path: Path, m
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[World]:
-    directory = tmp_path_factory.mktemp("known")
-    checkpoint = make_checkpoint(directory / "model", **{**TINY, "positions": 64})
-    with running_world(keys, checkpoint, directory / "state", with_dealer=False, limits={}, workers=3) as running:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("known") / "model", **{**TINY, "positions": 64})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, keys: Path, checkpoint: Path) -> Iterator[World]:
+    state = tmp_path_factory.mktemp("world") / "state"
+    with running_world(keys, checkpoint, state, with_dealer=True, limits={}, workers=3) as running:
         yield running
 
 
@@ -177,8 +183,13 @@ def seen(world: World, cache: Path, texts: list[Any], **options: Any) -> list[li
     return connections
 
 
-def test_with_one_bucket_the_server_sees_the_same_of_any_texts(world: World, tmp_path: Path) -> None:
+def test_with_one_bucket_the_server_sees_the_same_of_any_texts(keys: Path, checkpoint: Path, tmp_path: Path) -> None:
     """Short, a pair, and longer than the bucket, which is cut; and the same of several texts in one call."""
+    with running_world(keys, checkpoint, tmp_path / "state", with_dealer=False, limits={}, workers=3) as world:
+        _compare_views(world, tmp_path)
+
+
+def _compare_views(world: World, tmp_path: Path) -> None:
     shapes: list[list[Any]] = [["good"], [("the film", "is good")], some_texts(1, words=60)]
     views = [seen(world, tmp_path / str(i), texts, bucket=32) for i, texts in enumerate(shapes)]
     assert views[0] == views[1] == views[2]

@@ -28,16 +28,18 @@ from support.waiting import PATIENCE
 pytestmark = pytest.mark.service
 
 TEXTS = some_texts(3, seed=5)
+QUIET = {"ready": 0}
+"""Nobody waits for these clients: what they would prepare in the background is not used."""
 LAST_DIGIT = 2.0**-7
 """Two runs round a revealed digit up or down; then vectors are scaled to length 1."""
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[ServerProcess]:
+def embedder(tmp_path_factory: pytest.TempPathFactory, keys: Path, shared_dealer: int) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("embedder")
     head = Head(kind="embedding", pooling="mean", unit=True)
     checkpoint = make_checkpoint(directory / "model", **TINY, head=head)
-    with server_process(keys, checkpoint, None, directory / "state", workers=2) as server:
+    with server_process(keys, checkpoint, shared_dealer, directory / "state", workers=2, limits=QUIET) as server:
         yield server
 
 
@@ -48,9 +50,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, keys: Path, embedder: Serv
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory, keys: Path, tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+def classifier(
+    tmp_path_factory: pytest.TempPathFactory, keys: Path, tiny_checkpoint: Path, shared_dealer: int
+) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("classifier")
-    with server_process(keys, tiny_checkpoint, None, directory / "state", workers=2) as server:
+    with server_process(keys, tiny_checkpoint, shared_dealer, directory / "state", workers=2, limits=QUIET) as server:
         yield server
 
 

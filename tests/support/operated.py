@@ -48,10 +48,11 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(keys: Path, state: Path, *models: str, workers: int = 2) -> Iterator[Running]:
+def serving(keys: Path, state: Path, *models: str, workers: int = 2, dealer: int | None = None) -> Iterator[Running]:
+    """dealer: the port of one"""
     options = ["--untrained", "--listen", "127.0.0.1:0", "--keys", str(keys), "--state", str(state)]
     command = [sys.executable, "-c", "from comet_mpc.cli.start import run; run()", "serve", *models, *options]
-    command += ["--workers", str(workers)]
+    command += ["--workers", str(workers), *([] if dealer is None else ["--dealer", f"127.0.0.1:{dealer}"])]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
