@@ -61,7 +61,8 @@ def make_environment() -> None:
     """The package of the copy first, then what .venv has. Its editable install stays out of the way: see sanitize."""
     run(sys.executable, "-m", "venv", "--without-pip", VENV)
     own = VENV / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    (own / "comet.pth").write_text(f"{COPY / 'src'}\n{sysconfig.get_path('purelib')}\n")
+    sources = [COPY / "src", COPY / "research" / "src"]
+    (own / "comet.pth").write_text("\n".join([*map(str, sources), sysconfig.get_path("purelib"), ""]))
     command = VENV / "bin" / "comet"
     command.write_text(f"#!{VENV}/bin/python\nfrom comet_mpc.cli.start import run\nrun()\n")
     command.chmod(0o755)
