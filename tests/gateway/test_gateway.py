@@ -150,31 +150,36 @@ def test_a_request_that_makes_no_sense_is_named(client: httpx.Client, body: dict
     assert reply.json()["error"].keys() == {"type", "message"}
 
 
-def test_a_server_that_is_gone_or_has_a_new_model_is_told(tmp_path: Path, keys: Path, tiny_checkpoint: Path) -> None:
+def test_a_server_that_is_gone_or_has_a_new_model_is_told(
+    tmp_path: Path, keys: Path, shared_dealer: int, tiny_checkpoint: Path
+) -> None:
     """The gateway goes on, and asks nothing of a model that nobody has accepted."""
     other = make_checkpoint(tmp_path / "other", **TINY, seed=5)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.ExitStack())
-        server = first.enter_context(server_process(keys, tiny_checkpoint, None, tmp_path / "state", workers=2))
+        server = first.enter_context(
+            server_process(keys, tiny_checkpoint, shared_dealer, tmp_path / "state", workers=2)
+        )
         gateway = stack.enter_context(gateway_process(server.address, keys, tmp_path / "cache"))
         with gateway.client() as asking:
             assert asking.post("/v1/classify", json={"texts": [TEXT]}).status_code == 200
             first.close()
             gone = asking.post("/v1/classify", json={"texts": [TEXT]})
             assert (gone.status_code, gone.json()["error"]["type"][:4]) == (502, "Peer")
-            stack.enter_context(server_process(keys, other, None, tmp_path / "state", workers=2, port=server.port))
+            again = server_process(keys, other, shared_dealer, tmp_path / "state", workers=2, port=server.port)
+            stack.enter_context(again)
             answers = [asking.post("/v1/classify", json={"texts": [TEXT]}) for _ in range(2)]
             assert [(one.status_code, one.json()["error"]["type"]) for one in answers] == [(502, "ModelChanged")] * 2
             assert f"--accept-model {ServedModel.load(other).fingerprint}" in answers[0].json()["error"]["message"]
 
 
-def test_models_of_tokens_and_of_embeddings_answer(tmp_path: Path, keys: Path) -> None:
+def test_models_of_tokens_and_of_embeddings_answer(tmp_path: Path, keys: Path, shared_dealer: int) -> None:
     heads = {"embed": Head(kind="embedding", pooling="mean", unit=True), "tag": Head(kind="tokens")}
     for path, head in heads.items():
         labels = {"labels": ("O", "B-THING")} if path == "tag" else {}
         checkpoint = make_checkpoint(tmp_path / path, **TINY, head=head, **labels)  # type: ignore[arg-type]
         with (
-            server_process(keys, checkpoint, None, tmp_path / f"state-{path}", workers=2) as server,
+            server_process(keys, checkpoint, shared_dealer, tmp_path / f"state-{path}", workers=2) as server,
             gateway_process(server.address, keys, tmp_path / "cache") as gateway,
             gateway.client() as asking,
         ):

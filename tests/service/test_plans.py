@@ -154,14 +154,14 @@ def test_where_nothing_can_be_written_plans_are_made_all_the_same(tiny_model: Se
 
 
 def test_connections_plan_a_size_once_for_all_and_for_ever(
-    keys: Path, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: Path, shared_dealer: int, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planned(metrics: str) -> int:
         text = urllib.request.urlopen(metrics, timeout=PATIENCE).read().decode()
         return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("comet_plans_total "))
 
     def serve(clients: list[str]) -> int:
-        with server_process(keys, tiny_checkpoint, None, tmp_path / "state", workers=2) as server:
+        with server_process(keys, tiny_checkpoint, shared_dealer, tmp_path / "state", workers=2) as server:
             for name in clients:
                 with Client(server.address, keys=keys, cache=tmp_path / name, ready=0, batch=2) as client:
                     client.classify(["the film is good", "the plot is dull"])

@@ -91,7 +91,9 @@ def test_a_count_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> No
 
 
 @pytest.mark.service
-def test_a_server_holds_each_certificate_to_its_queries(keys: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_server_holds_each_certificate_to_its_queries(
+    keys: Path, shared_dealer: int, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     """Over TLS, with two workers, through a restart; and a refusal costs no more than itself."""
     own = shutil.copytree(keys, tmp_path / "keys")
     issue(own, "bob", "client", [])
@@ -102,7 +104,7 @@ def test_a_server_holds_each_certificate_to_its_queries(keys: Path, tiny_checkpo
             return len(client.classify([TEXT] * texts))
 
     options: dict[str, Any] = {"limits": {"queries_per_day": 2}, "workers": 2}
-    with server_process(own, tiny_checkpoint, None, tmp_path / "state", **options) as server:
+    with server_process(own, tiny_checkpoint, shared_dealer, tmp_path / "state", **options) as server:
         assert ask(server.address, alice, 2) == 2
         with pytest.raises(QuotaExceeded, match=r"2 texts a day.*ask again at"):
             ask(server.address, alice, 1)
@@ -112,7 +114,7 @@ def test_a_server_holds_each_certificate_to_its_queries(keys: Path, tiny_checkpo
         text = urllib.request.urlopen(server.metrics, timeout=PATIENCE).read().decode()
         assert 'comet_refusals_total{reason="quota"} 1' in text
         assert 'comet_errors_total{class="QuotaExceeded"} 1' in text
-    with server_process(own, tiny_checkpoint, None, tmp_path / "state", **options) as server:
+    with server_process(own, tiny_checkpoint, shared_dealer, tmp_path / "state", **options) as server:
         with pytest.raises(QuotaExceeded):
             ask(server.address, alice, 1)
         assert ask(server.address, bob, 1) == 1
