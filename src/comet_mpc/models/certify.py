@@ -153,21 +153,30 @@ def _silent(done: int, total: int) -> None:
 def variance_tops(
     config: CometConfig, tensors: Tensors, activation: Rule | None, denominators: InverseRule, told: Told = _silent
 ) -> dict[str, float]:
-    """The largest variance before every LayerNorm, for every input, by these rules."""
-    e, weights = config.encoder, Weights(tensors)
+    """The largest variance before every LayerNorm, for every input, by these rules.
+
+    With pre-normalised blocks: of what the stream begins with, and all that was added to it.
+    """
+    e, weights, error = config.encoder, Weights(tensors), _weight_error(denominators)
     if e.stream:
-        return _stream_tops(config, tensors, activation, denominators, told)
-    tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
-    tops = {"embeddings.norm": embedding_norm_top(tables)}
+        norm = image_norm(weights["embeddings.patches"], weights["embeddings.positions"])
+        tops = {"embeddings.norm": norm**2 / e.hidden}
+    else:
+        tables = [weights[f"embeddings.{part}"] for part in ("words", "positions", *(("types",) if e.types else ()))]
+        tops = {"embeddings.norm": embedding_norm_top(tables)}
     for i in range(e.layers):
         told(i, e.layers)
-        layer = f"layers.{i}"
+        layer, (gamma, beta) = f"layers.{i}", weights.before(i)
         value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
-        gamma, beta = weights.before(i)
-        tops[f"{layer}.attention_norm"] = attention_norm_top(
-            value, output, gamma, beta, e.heads, weight_error=_weight_error(denominators)
-        )
-        tops[f"{layer}.output_norm"] = _neurons_top(config, tensors, i, activation)
+        neurons = _neurons_top(config, tensors, i, activation)
+        if e.stream:
+            norm += attention_step(value, output, gamma, beta, e.heads, weight_error=error)
+            attention = norm**2 / e.hidden
+            norm += math.sqrt(e.hidden * neurons)
+            neurons = norm**2 / e.hidden
+        else:
+            attention = attention_norm_top(value, output, gamma, beta, e.heads, weight_error=error)
+        tops |= {f"{layer}.attention_norm": attention, f"{layer}.output_norm": neurons}
     told(e.layers, e.layers)
     if config.head.unit:  # a mean of a text's states is no longer than the longest of them
         tops["output.norm"] = state_top(*weights.before(e.layers))
@@ -199,27 +208,6 @@ def _neurons_top(config: CometConfig, tensors: Tensors, index: int, rule: Rule |
     scale = activation_bounds(*up, gamma, beta)
     middle = scale * Smu(config.activation.mu, config.activation.alpha)((up[0] @ beta + up[1]) / scale)
     return output_norm_top(up, down, gamma, beta, middle, activation_error=scale * error, skips=skips)
-
-
-def _stream_tops(
-    config: CometConfig, tensors: Tensors, activation: Rule | None, denominators: InverseRule, told: Told
-) -> dict[str, float]:
-    """The same of pre-normalised blocks: what the stream begins with, and all that was added to it."""
-    e, weights = config.encoder, Weights(tensors)
-    norm = image_norm(weights["embeddings.patches"], weights["embeddings.positions"])
-    tops = {"embeddings.norm": norm**2 / e.hidden}
-    for i in range(e.layers):
-        told(i, e.layers)
-        layer = f"layers.{i}"
-        value, output = weights.pair(f"{layer}.value"), weights.pair(f"{layer}.attention_output")
-        norm += attention_step(value, output, *weights.before(i), e.heads, weight_error=_weight_error(denominators))
-        tops[f"{layer}.attention_norm"] = norm**2 / e.hidden
-        norm += math.sqrt(e.hidden * _neurons_top(config, tensors, i, activation))
-        tops[f"{layer}.output_norm"] = norm**2 / e.hidden
-    told(e.layers, e.layers)
-    if config.head.unit:
-        tops["output.norm"] = state_top(*weights.before(e.layers))
-    return tops
 
 
 def _interval_tops(
