@@ -6,7 +6,7 @@ import numpy as np
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.models.streams.causal import CausalForm, denominator_rule, length_rule
+from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape, decoder_weights
 from comet_mpc.models.streams.wide_rows import wide_rule
 
@@ -17,7 +17,7 @@ PLAIN = DecoderShape(2, 24, 2, 2, 12, 32, 50, 32, theta=0.0, gated=False, centre
 def small_rules(shape: DecoderShape) -> DecoderRules:
     shrink = shrink_factor(shape.hidden)
     norm = wide_rule(2.0**-6 * shrink**3, 2.0**7 * shrink**3, gain=shrink**0.5)
-    form = CausalForm(length_rule(2.0**-10), denominator_rule(16))
+    form = CausalForm(mean_rule(2.0**-8), denominator_rule(16))
     layer = DecoderLayerRules((norm, norm), form)
     return DecoderRules((layer,) * shape.layers, norm)
 

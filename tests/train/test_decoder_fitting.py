@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from comet_mpc.engine.share import Reals  # noqa: E402
-from comet_mpc.models.streams.causal import CausalForm, denominator_rule, length_rule  # noqa: E402
+from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule  # noqa: E402
 from comet_mpc.models.streams.decoder import DecoderShape, plain_states  # noqa: E402
 from comet_mpc.models.streams.folding import FittedLayer, Folding  # noqa: E402
 from comet_mpc.train.decoders.fitting import Fitting  # noqa: E402
@@ -37,7 +37,7 @@ def _tensors() -> dict[str, Reals]:
 
 
 def _form() -> CausalForm:
-    return CausalForm(length_rule(2.0**-27), denominator_rule(SHAPE.positions))
+    return CausalForm(mean_rule(2.0**-15), denominator_rule(SHAPE.positions))
 
 
 def _off(fitting: Fitting, ids: Any, layers: list[FittedLayer]) -> float:

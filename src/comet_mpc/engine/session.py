@@ -367,7 +367,14 @@ class Session(ABC):
         return self.evaluate(a * b, {"left": left, "right": right}, bound=bound)
 
     def square_sum(self, x: Opened, bound: float | None = None) -> Share:
-        """Σ x² along the last axis, that axis kept with length 1. Local."""
+        """Σ x² along the last axis, that axis kept with length 1. Local.
+
+        Of masks, only such sums are needed; or every square, where x was truncated as it was opened.
+        """
+        if x.step or x.wrap:
+            squares = self.evaluate(Polynomial({(("x", 2),): 1.0}), {"x": x}, bound=bound)
+            summed = squares.sum(keep=True)
+            return summed if bound is None else summed.bounded(bound)
         return self.compute(SquareSum(x, bound))
 
     def matmul(

@@ -12,7 +12,7 @@ import numpy as np
 from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
-from comet_mpc.engine.share import WORD, Share
+from comet_mpc.engine.share import WORD, Share, ring_width
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Allowed, Factor, may_read, open_row
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
@@ -125,10 +125,13 @@ def normalise(
     fraction: int = 12,
     width: int = WORD,
     keep: Padding | None = None,
+    hurried: bool = False,
 ) -> Share:
     """x / sqrt(mean square + ε) along the last axis, of v = x·size/2^k: LayerNorm, if x has the mean 0.
 
     keep: a bit for every row (`padding_bits`); rows with 0 become zero, at no round and no byte but for the rows' own
+    hurried: whether rounds are dearer than randomness, for few rows: then v is truncated as it is opened (`reopen`),
+    and always in Z_2^w
 
     v is opened once and serves the square and the product; of the masks' squares only row sums are needed. The result
     has `fraction` bits in a ring of `width`; with 18 bits in 56 or fewer its truncation is free. Opens v and the row
@@ -138,10 +141,12 @@ def normalise(
         sizes = _Sizes(v.shape[-1], rule)
         room = PADDING_ROOM if keep is not None and session.fused and may_read(session, rule) else 1.0
         ring = sizes.ring(session, sizes.limit, sizes.fraction, room)
+        if hurried:  # the last truncation is free there
+            ring = Ring(ring_width(0, max(room * sizes.total * 4.0**_FRACTION_V, sizes.limit * 2.0**sizes.fraction)))
         if not ring.modulus and (free := width + sizes.fraction - fraction) <= WORD:
             ring = Ring(max(ring.width, free))  # so that the last truncation is free
-        opened, t = sizes.argument(session, v, ring, epsilon)
-        y = _opened_inverse(session, t, rule, ring, keep)
+        opened, t = sizes.argument(session, v, ring, epsilon, hurried)
+        y = _opened_inverse(session, t, rule, ring, keep, hurried)
         result = session.evaluate(
             sizes.constant * V * y.polynomial, {"v": opened, **y.opened}, fraction=sizes.fraction, bound=sizes.limit
         )
@@ -221,20 +226,27 @@ class _Sizes:
         """For v², times `room`, and for a product of v that has this bound and these fraction bits."""
         return session.ring(0, max(room * self.total * 4.0**_FRACTION_V, limit * 2.0**fraction))
 
-    def argument(self, session: Session, v: Share, ring: Ring, epsilon: float) -> tuple[Opened, Share]:
+    def argument(
+        self, session: Session, v: Share, ring: Ring, epsilon: float, hurried: bool = False
+    ) -> tuple[Opened, Share]:
         """v, opened in that ring, and t."""
         bits, shrink = math.ceil(math.log2(self.size)), shrink_factor(self.size)
         top = largest_norm(self.size, self.rule)
-        opened = session.open(session.truncate_to(v.bounded(top), _FRACTION_V, ring))
+        if hurried:
+            opened = session.reopen(v.bounded(top), _FRACTION_V, ring)
+        else:
+            opened = session.open(session.truncate_to(v.bounded(top), _FRACTION_V, ring))
         squares = session.square_sum(opened, bound=self.total).times_power(-bits)
         return opened, session.add_constant(squares, epsilon * shrink**3).bounded(self.rule.high)
 
 
-def _opened_inverse(session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None) -> Factor:
+def _opened_inverse(
+    session: Session, t: Share, rule: InverseRule, ring: Ring, keep: Padding | None, hurried: bool = False
+) -> Factor:
     """gain/sqrt(t), opened: by a table, or by the rule's steps."""
     bits = None if keep is None else keep.bits
     allowed = ROW_ALLOWED if rule.table_above is None else Allowed(rule.table_above, rule.error)
-    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=allowed, keep=bits)
+    found = open_row(session, t, rule, fraction=_FRACTION_Y, ring=ring, allowed=allowed, keep=bits, hurried=hurried)
     if found is not None:
         return found
     inverse = inverse_sqrt(session, t, rule, keep=None if keep is None else keep.opened())

@@ -330,7 +330,7 @@ class RowTable:
     def bound(self) -> float:
         return max(fit.bound for fit in self.fits)
 
-    def read(self, session: Session, t: Share, keep: Share | None = None) -> Factor:
+    def read(self, session: Session, t: Share, keep: Share | None = None, hurried: bool = False) -> Factor:
         """y with `fraction` bits in a ring, opened. Rounds: 2, or with two tables 3 or 2. Reveals nothing.
 
         With two tables y = coarse + chosen·fine. To put that together and open it takes a round more than to open the
@@ -341,7 +341,7 @@ class RowTable:
             return Factor(Y, {"y": session.open(lines[0][0].bounded(self.bound))})
         (coarse, chosen), (fine, *_) = lines
         chosen = chosen.times_power(self.fraction)
-        if session.goes(WAY_OF_TWO, usually=False):
+        if session.goes(WAY_OF_TWO, usually=hurried and session.fused):
             return Factor(Y + S * F, dict(zip("ysf", session.open(coarse, chosen, fine), strict=True)))
         opened = dict(zip("sf", session.open(chosen, fine), strict=True))
         product = session.evaluate(S * F, opened, bound=self.fits[1].bound)
@@ -431,12 +431,14 @@ def open_row(
     power: float = 0.5,
     keep: Share | None = None,
     count: int | None = None,
+    hurried: bool = False,
 ) -> Factor | None:
     """gain·t^-power for t in the rule's interval by a table, with `fraction` bits in a ring; None to take the rule.
 
     power  1/2, or 1 for 1/t (gain 1)
     keep   1 for a row, 0 for one of padding, whose result is 0
     count  of rows that the table's size is chosen for, if they are more than those of t (`engine.windows`)
+    hurried  whether a round is dearer than monomials: where a program is run for few rows, again and again
     Rounds: 2, or up to 3 if the interval is wide. Opens t and lines. Reveals nothing.
     """
     own = _argument(session, t, rule, ring, keep is not None)
@@ -447,7 +449,7 @@ def open_row(
     if table is None or not session.goes(WAY, usually=True):
         return None
     rule.check_argument(session, t.bound)
-    return table.read(session, t, keep)
+    return table.read(session, t, keep, hurried)
 
 
 def _argument(session: Session, t: Share, rule: InverseRule, ring: Ring, padded: bool) -> AnyArgument | None:

@@ -109,12 +109,17 @@ class PreNormBlock:
         return stream
 
 
-def normalised(frame: Frame, stream: Share, rule: InverseRule, width: int) -> Share:
-    """LayerNorm of the stream: rows with `ROWS` fraction bits in a ring of `width`, zero where they are padding."""
+def normalised(frame: Frame, stream: Share, rule: InverseRule, width: int, hurried: bool = False) -> Share:
+    """LayerNorm of the stream: rows with `ROWS` fraction bits in a ring of `width`, zero where they are padding.
+
+    hurried: as in `functions.layer_norm.normalise`
+    """
     top = largest_norm(stream.shape[-1], rule)
     bounded = stream.bounded(min(stream.bound, top))
     keep = frame.padding(rule)
-    return normalise(frame.session, bounded, rule, epsilon=frame.epsilon, fraction=ROWS, width=width, keep=keep)
+    return normalise(
+        frame.session, bounded, rule, epsilon=frame.epsilon, fraction=ROWS, width=width, keep=keep, hurried=hurried
+    )
 
 
 def stream_top(hidden: int, last: InverseRule) -> float:

@@ -2,8 +2,8 @@
 
     q̂, k̂ = q·g(|q|²), k·g(|k|²)        a guard: g is near 1 for rows as they occur, and bounds the others
     v    = (2^e·(q̂·k̂ + b))² + c        b, c: a head's own, the server's
-    w    = v²·y², y ≈ 1/|v|            for positions up to its own, 0 beyond
-    out  = R·V / ΣR, R = w²            so weights are v⁴ / Σv⁴, whatever y is
+    s    = v·y, y ≈ 1/Σv               for positions that are read, 0 for others
+    out  = R·V / ΣR, R = s⁴            so weights are v⁴ / Σv⁴, whatever y is
 
 With plain scores a product of certified norms is far above what occurs, and its eighth power leaves every ring. The
 guard keeps |q̂| <= `Guard.top`, about what occurs, for every input whatsoever, and changes nothing else: a cubic in
@@ -11,7 +11,9 @@ guard keeps |q̂| <= `Guard.top`, about what occurs, for every input whatsoever,
 norm 1 at most.
 
 The weights of a row may all be millions of times smaller than those of another row. So rows are brought to one size
-before the last squaring, roughly: y errs by a quarter, and it does not matter. ΣR is then between 1/n and 1, or nearly.
+before they are raised to the fourth power, roughly: y errs by a quarter, and it does not matter. Since Σs is about 1,
+ΣR is between n^-3 and 1, or nearly, for n positions. Σv is known as soon as u = 2^e·(q̂·k̂ + b) is opened, so s is one
+polynomial of u, c and y, and v is never opened. 1/ΣR is looked up while R is opened.
 
 Keys and values are opened once, for all later positions (`engine.windows`).
 """
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from comet_mpc.engine import Open, Opened, Session, Truncate
+from comet_mpc.engine.ops import TruncateOpen
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import SERVER, WORD, Reals, Share, concatenate, ring_width
@@ -33,32 +36,37 @@ from comet_mpc.functions.row_table import Allowed, Factor, open_row
 from comet_mpc.functions.rule import InverseRule, inverse_sqrt, polynomial_value
 from comet_mpc.models.streams.wide_rows import TableRule, wide_rule
 
-N, T, U, Y = variables("n t u y")
+N, T, U, C, Y, S = variables("n t u c y s")
 
 ROTATION = 12
 """Fraction bits of cosines and sines."""
 _QUERY = 13  # fraction bits of q and k, before and after the guard
 _NORM = 11  # of |q|²
-_FACTOR = 12  # of g(|q|²)
+_GUARD = 2  # of the guard's last coefficient
 _VALUE = 12
-_U, _V, _LENGTH, _W = 15, 18, 3, 16  # of u, v, y and w
-_R = 24
-_NUMERATOR = 28
-_RECIPROCAL = 10
+_U, _MEAN, _S = 15, 3, 12  # of u, y and s
+_R = 32  # of R as it is opened, if it comes from an odd ring; else all that it has
+_NUMERATOR = 30
+_NEAR = 29  # of these matter
+_RECIPROCAL = 8
 CONTEXT = 15
 """Fraction bits of what comes out."""
 _ROUNDED = 1.0 + 2.0**-6
 _RECIPROCAL_ERROR = Allowed(2.0**-7, 2.0**-7)
+_WIDEST_SUMS = 2.0**24
 _ROUGH = Allowed(0.25, 0.25)
+GUARD_AT_ONCE = "rows and their guard in one product"
+"""A way of attention: a round less, and monomials of every element's own."""
 LARGEST = (1.25 + 2.0**-6) ** 4
 """ΣR of every row: y is at most so much too large."""
+_MOST_DIGITS = WORD - 3  # of R and what is multiplied with it
 
 
 @dataclass(frozen=True)
 class Guard:
     """g(t) = Σ c_k·t^k for t in [0, 1]: near 1 up to seen², and r·g(r²) within ±top for every r up to 1."""
 
-    coefficients: tuple[float, ...] = (0.9923248291015625, 0.392364501953125, -2.5603485107421875, 0.6756591796875)
+    coefficients: tuple[float, ...] = (0.9922637939453125, 0.3970947265625, -2.60235595703125, 0.75)
     seen: float = 0.4
     top: float = 0.5
 
@@ -73,6 +81,11 @@ class Guard:
         return terms
 
     @property
+    def fraction(self) -> int:
+        """Bits of the polynomial of t."""
+        return (len(self.coefficients) - 1) * _NORM + _GUARD
+
+    @property
     def bound(self) -> float:
         """|g(t)|"""
         return float(np.max(np.abs(self(np.linspace(0.0, 1.0 + 2.0**-8, 4001))))) + 2.0**-10
@@ -82,11 +95,11 @@ class Guard:
 class CausalForm:
     """What is computed, and its public rules.
 
-    lengths       for Σv² over as many positions as there may be (or the next power of two)
+    means         for Σv over as many positions as there may be (or the next power of two)
     denominators  for ΣR
     """
 
-    lengths: InverseRule
+    means: InverseRule
     denominators: InverseRule
     shift: float = 0.125
     """|b| of every head is at most this."""
@@ -106,16 +119,17 @@ class CausalForm:
         return u, (u + 2.0 ** (1 - _U)) ** 2 + self.inner
 
 
-def length_rule(low: float, shift: float = 0.125, inner: float = 0.125) -> InverseRule:
-    """For the mean of v², roughly. low: as a part of the largest that it can be"""
+def mean_rule(low: float, shift: float = 0.125, inner: float = 0.125) -> InverseRule:
+    """For the mean of v, roughly. low: as a part of the largest that it can be"""
     none = TableRule(0.5, 1.0, 1.0)
-    largest = CausalForm(none, none, shift, inner).bounds[1] ** 2
+    largest = CausalForm(none, none, shift, inner).bounds[1]
     return wide_rule(low * largest, largest, rough=True)
 
 
 def denominator_rule(positions: int) -> InverseRule:
-    """For ΣR of up to so many positions."""
-    return wide_rule(0.25 / positions, LARGEST, error=2.0**-7)
+    """For ΣR of up to so many positions: their weights may all be the same, and y a quarter too small."""
+    least = 0.75**4 / positions**3
+    return wide_rule(max(least, LARGEST / _WIDEST_SUMS), LARGEST, error=2.0**-6, throughout=True)
 
 
 def rotation(positions: np.ndarray, size: int, theta: float) -> tuple[Reals, Reals]:
@@ -149,9 +163,16 @@ class Scores:
     values: tuple[Reals, Reals] | None
     heads: int
 
-    def share(self, session: Session, which: int, like: Share, bound: float) -> Share:
-        values = None if self.values is None else self.values[which].reshape(self.heads, 1, 1)
-        return session.private(SERVER, (self.heads, 1, 1), like.fraction, bound, values, like.ring)
+    def added(self, session: Session, z: Share, bound: float) -> Share:
+        """z + b"""
+        values = None if self.values is None else self.values[0].reshape(self.heads, 1, 1)
+        return z + session.private(SERVER, (self.heads, 1, 1), z.fraction, bound, values, z.ring)
+
+    def every_row(self, session: Session, rows: int, fraction: int, bound: float, ring: Ring) -> Share:
+        """c, (heads, rows, 1): every row has its own mask of it."""
+        shape = self.heads, rows, 1
+        values = None if self.values is None else np.broadcast_to(self.values[1].reshape(self.heads, 1, 1), shape)
+        return session.private(SERVER, shape, fraction, bound, values, ring)
 
 
 @dataclass(frozen=True)
@@ -185,77 +206,86 @@ def attend(
     """Attention of all heads: q, k, v (heads, positions, size) of a window's positions, rows of norm 1 at most.
 
     name: of the layer, under which keys and values are kept. The result has `CONTEXT` fraction bits; it is within 1.
-    Rounds: 13 or 14 with tables and openings that truncate. Opens q, k, v, their norms, g, q̂, k̂, u, v, y, w, R, the
+    Rounds: 9 with tables and openings that truncate. Opens q, k, v, their norms, g, q̂, k̂, u, c, y, s, R, the
     numerator and lines. Reveals nothing.
     """
     if not q.shape == k.shape == v.shape:
         raise ShapeError(f"attention needs q, k, v of one shape, got {q.shape}, {k.shape}, {v.shape}")
     window = reading.window
     with session.part("attention"):
-        pair = ring_width(_R + _VALUE, LARGEST * v.bound * _ROUNDED)
+        digits = min(4 * _S, _MOST_DIGITS - _VALUE) if session.fused else _R
+        pair = ring_width(digits + _VALUE, LARGEST * v.bound * _ROUNDED)
         guarded, values = _guarded(session, q, k, v, form, pair)
         queries, keys = session.open(guarded[0], guarded[1])
         keys = with_past(session, f"{name} keys", keys, window, axis=-2)
         values = with_past(session, f"{name} values", values, window, axis=-2)
         with session.part("scores"):
-            z = session.matmul(queries, keys, transposed=True, bound=form.guard.top**2 * _ROUNDED)
-            r = _weights(session, z, form, scores, reading, pair)
-        opened = session.open(r)
-        summed = session.matmul(opened, values, causal=window.first, bound=LARGEST * v.bound)
-        return _divided(session, summed, r.sum(keep=True).bounded(LARGEST), form, window, v.bound, width)
+            z = session.matmul(queries, keys, transposed=True, bound=form.guard.top**2 * _ROUNDED, precision=_U)
+            r = _weights(session, z, form, scores, reading)
+        return _averaged(session, r, (digits, pair), values, form, window, width)
 
 
 def _guarded(session: Session, q: Share, k: Share, v: Share, form: CausalForm, pair: int) -> tuple[Share, Opened]:
     """(2, heads, positions, size): q̂ and k̂, and v opened."""
     both = concatenate([q.reshape(1, *q.shape), k.reshape(1, *k.shape)], axis=0)
-    room = ring_width(2 * _QUERY, form.guard.top**2 * _ROUNDED) + _FACTOR
-    cut, values = session.communicate(
-        Truncate(both, both.fraction - _QUERY, max(room, ring_width(2 * _QUERY, _ROUNDED))),
-        Truncate(v, v.fraction - _VALUE, pair),
-    )
     with session.part("guard"):
-        opened, opened_values = session.open(cut, values)
-        t = session.square_sum(opened, bound=_ROUNDED)
-        narrow = session.reopen(t, _NORM, Ring(WORD))
-        whole = (len(form.guard.coefficients) - 1) * _NORM + 4
-        g = session.evaluate(form.guard.polynomial, {"t": narrow}, fraction=whole, bound=form.guard.bound)
-        factor = session.open(session.truncate_to(g, _FACTOR, opened.width))
-        product = session.evaluate(N * Y, {"n": opened, "y": factor}, bound=form.guard.top * _ROUNDED)
-        return session.truncate_to(product, _QUERY, room - _FACTOR), opened_values
+        polynomial, bits = form.guard.polynomial, form.guard.fraction
+        room, bound = ring_width(2 * _QUERY, form.guard.top**2 * _ROUNDED), form.guard.top * _ROUNDED
+        ring = session.ring(_QUERY + bits, form.guard.top)
+        if not ring.modulus:
+            ring = Ring(min(WORD, max(ring.width, room + bits)))  # so that the last cut is free
+        values = session.defer(Truncate(v, v.fraction - _VALUE, pair), Open)
+        (rows,) = reopened(session, (both, _QUERY, ring))
+        t = session.square_sum(rows, bound=_ROUNDED)
+        if ring.modulus:  # there is one a row, so its randomness is cheap
+            norms = session.request(TruncateOpen(t, t.fraction - _NORM, ring.width, ring.modulus))
+        else:
+            norms = session.reopen(t, _NORM, Ring(WORD))
+        if session.goes(GUARD_AT_ONCE, usually=session.fused):
+            found = {"n": rows, "t": norms}
+            product = session.evaluate(N * polynomial, found, fraction=_QUERY + bits, bound=bound)
+        else:
+            factor = session.open(session.evaluate(polynomial, {"t": norms}, fraction=bits, bound=form.guard.bound))
+            product = session.evaluate(N * Y, {"n": rows, "y": factor}, bound=bound)
+        return session.truncate_to(product, _QUERY, room), values.result()
 
 
-def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, reading: Reading, pair: int) -> Share:
-    """R, in the ring of the product that it enters; 0 for positions that a row may not read."""
-    window = reading.window
-    bounds = form.bounds
-    u = (z + scores.share(session, 0, z, form.shift)).times_power(form.scale).bounded(bounds[0])
-    opened = session.reopen(u, _U, session.ring(2 * _U, bounds[1]))
-    v = session.evaluate(U**2, {"u": opened}, fraction=2 * _U, bound=bounds[1])
-    v = _read(v + scores.share(session, 1, v, form.inner), reading).bounded(bounds[1])
+def reopened(session: Session, *wanted: tuple[Share, int, Ring]) -> tuple[Opened, ...]:
+    """Shares opened with so many fraction bits, in rings, in one round where openings can truncate, else in two."""
+    cuts = [(share, share.fraction - fraction, ring) for share, fraction, ring in wanted]
+    if session.fused and not any(ring.modulus for _, _, ring in cuts):
+        return session.communicate(*(TruncateOpen(share, shift, ring.width) for share, shift, ring in cuts))
+    cut = session.communicate(*(Truncate(share, shift, ring.width, ring.modulus) for share, shift, ring in cuts))
+    return session.communicate(*(Open(share) for share in cut))
+
+
+def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, reading: Reading) -> Share:
+    """R; 0 for positions that a row may not read."""
+    bounds, most = form.bounds, math.ceil(math.log2(reading.window.total))
+    u = scores.added(session, z, form.shift).times_power(form.scale).bounded(bounds[0])
+    whole = 2 * _U + _MEAN + most
+    ring = session.ring(whole, LARGEST**0.25)
+    later = session.defer(Open(scores.every_row(session, z.shape[-2], 2 * _U, form.inner, ring)))
+    opened = {"u": session.reopen(u, _U, ring), "c": later.result()}
+    v = _read(session.evaluate(U**2 + C, opened, fraction=2 * _U, bound=bounds[1]), reading)
+    y = _means(session, v, form, reading.window, ring)
+    s = session.evaluate(
+        (U**2 + C) * y.polynomial, {**opened, **y.opened}, fraction=whole - most, bound=LARGEST**0.25 * 2.0**most
+    )
+    s = _read(s.times_power(-most).bounded(LARGEST**0.25), reading)
+    last = session.ring(4 * _S, LARGEST)
+    narrow = session.reopen(s, _S, last if last.modulus else Ring(WORD))
+    return session.evaluate(S**4, {"s": narrow}, fraction=4 * _S, bound=LARGEST)
+
+
+def _means(session: Session, v: Share, form: CausalForm, window: Window, ring: Ring) -> Factor:
+    """y ≈ 1/(Σv/2^k), roughly, of every row; k: the next power of two to what a row may have."""
     most = math.ceil(math.log2(window.total))
-    whole = 2 * _V + 2 * _LENGTH
-    ring = session.ring(whole + most, LARGEST**0.5)
-    opened = session.reopen(v, _V, ring)
-    y = _lengths(session, opened, form, window, ring)
-    w = session.evaluate(
-        U**2 * y.polynomial**2, {"u": opened, **y.opened}, fraction=whole, bound=LARGEST**0.5 * 2.0**most
-    ).times_power(-most)
-    last = session.ring(2 * _W, LARGEST)
-    if not last.modulus:
-        last = Ring(min(WORD, max(last.width, pair + 2 * _W - _R)))  # so that the cut behind it is free
-    r = session.evaluate(U**2, {"u": session.reopen(w, _W, last)}, fraction=2 * _W, bound=LARGEST)
-    return session.truncate_to(r, _R, pair)
-
-
-def _lengths(session: Session, v: Opened, form: CausalForm, window: Window, ring: Ring) -> Factor:
-    """y ≈ 1/sqrt(Σv²/2^k), roughly, of every row; k: the next power of two to what a row may have."""
-    most = math.ceil(math.log2(window.total))
-    rule = form.lengths
-    squares = session.evaluate(U**2, {"u": v}, bound=form.bounds[1] ** 2)
-    mean = squares.sum(keep=True).times_power(-most).bounded(rule.high)
+    rule = form.means
+    mean = v.sum(keep=True).times_power(-most).bounded(rule.high)
     count = mean.shape[0] * window.total
-    y = open_row(session, mean, rule, fraction=_LENGTH, ring=ring, allowed=_ROUGH, count=count)
-    return y or Factor(Y, {"y": session.reopen(inverse_sqrt(session, mean, rule), _LENGTH, ring)})
+    y = open_row(session, mean, rule, fraction=_MEAN, ring=ring, allowed=_ROUGH, count=count, power=1.0)
+    return y or Factor(Y**2, {"y": session.reopen(inverse_sqrt(session, mean, rule), _MEAN, ring)})
 
 
 def _read(x: Share, reading: Reading) -> Share:
@@ -263,23 +293,34 @@ def _read(x: Share, reading: Reading) -> Share:
     return x.with_values(None if x.values is None else x.values * reading.mask())
 
 
-def _divided(
-    session: Session, summed: Share, total: Share, form: CausalForm, window: Window, bound: float, width: int
+def _averaged(
+    session: Session, r: Share, cut: tuple[int, int], values: Opened, form: CausalForm, window: Window, width: int
 ) -> Share:
-    """(R·V) / ΣR."""
-    rule = form.denominators
+    """(R·V) / ΣR. While R is opened, 1/ΣR is looked up. cut: fraction bits of R as it is opened, and its ring"""
+    rule, ring, (digits, pair) = form.denominators, Ring(WORD), cut
+    shift = digits + _VALUE - _NUMERATOR
+
+    def product(opened: Opened) -> Share:
+        return session.matmul(opened, values, causal=window.first, bound=LARGEST * values.bound, precision=_NEAR)
+
+    def reduced(opened: Opened) -> Request[Any]:
+        return (TruncateOpen if session.fused else Truncate)(product(opened), shift, ring.width)
+
     with session.part("division"):
-        limit = bound * (1.0 + 2.0**-5)
-        ring, total = Ring(WORD), total.bounded(min(total.bound, rule.high))
-        opened = session.defer(Truncate(summed, summed.fraction - _NUMERATOR, ring.width), Open)
+        last = [reduced] if session.fused else [reduced, Open]
+        if r.fraction == digits and not r.modulus:
+            numerator: Deferred[Opened] = session.defer(Open(r.narrow(pair)), *last)
+        else:
+            numerator = session.defer(Truncate(r, r.fraction - digits, pair), Open, *last)
+        total = r.sum(keep=True).bounded(min(LARGEST, rule.high))
         y = open_row(
             session, total, rule, fraction=_RECIPROCAL, ring=ring, allowed=_RECIPROCAL_ERROR, power=1.0,
-            count=total.shape[0] * window.total,
+            count=total.shape[0] * window.total, hurried=True,
         )  # fmt: skip
         if y is None:
             y = Factor(Y**2, {"y": session.reopen(inverse_sqrt(session, total, rule), _RECIPROCAL, ring)})
         whole = _NUMERATOR + (2 if (("y", 2),) in y.polynomial.terms else 1) * _RECIPROCAL
-        found = {"n": opened.result(), **y.opened}
+        found, limit = {"n": numerator.result(), **y.opened}, values.bound * (1.0 + 2.0**-5)
         value = session.evaluate(N * y.polynomial, found, fraction=whole, bound=limit)
         return session.truncate_to(value, CONTEXT, width)
 

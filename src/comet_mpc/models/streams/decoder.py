@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from comet_mpc.engine import Open, Opened, Session, Truncate, Weight
-from comet_mpc.engine.ops import TruncateOpen
+from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.parts import Block
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
@@ -47,6 +46,7 @@ from comet_mpc.models.streams.causal import (
     Scores,
     attend,
     plain_attend,
+    reopened,
     rotated,
     rotation,
 )
@@ -203,7 +203,7 @@ def decode(
             rows = _attention(frame, rows, reading, turns, shape, own, index, top)
             rows = _feed_forward(frame, rows, shape, own, index, top)
     with session.part("head"):
-        states = normalised(frame, rows, rules.last, _GIVEN)
+        states = normalised(frame, rows, rules.last, _GIVEN, hurried=True)
         return coarsened(session, states, rules.hidden_bits)
 
 
@@ -230,7 +230,7 @@ def _attention(
     window = reading.window
     session, weights, prefix = frame.session, frame.weights, f"layer.{index}."
     total = Stream(stream, top)
-    rows = normalised(frame, stream, rules.variances[0], _GIVEN)
+    rows = normalised(frame, stream, rules.variances[0], _GIVEN, hurried=True)
     with session.part("linear"):
         given = session.give(rows)
         qkv = session.linear(given, weights[prefix + "qkv.weight"], bound=1.0, precision=ROTATION + 3)
@@ -280,7 +280,7 @@ def _feed_forward(
 ) -> Share:
     session, weights, prefix = frame.session, frame.weights, f"layer.{index}."
     total = Stream(stream, top)
-    rows = normalised(frame, stream, rules.variances[1], _GIVEN)
+    rows = normalised(frame, stream, rules.variances[1], _GIVEN, hurried=True)
     with session.part("linear"):
         given = session.give(rows)
         up = session.linear(given, weights[prefix + "up.weight"], bound=1.0, precision=_NEURON)
@@ -303,22 +303,11 @@ def _active(session: Session, up: Share, bias: Weight, shape: DecoderShape, widt
         if not ring.modulus:
             ring = Ring(min(WORD, max(ring.width, width + whole - _ACTIVE)))  # so that the last cut is free
         if not shape.gated:
-            (opened,) = _opened(session, [h], ring)
+            (opened,) = reopened(session, (h, _NEURON, ring))
             return session.truncate_to(session.evaluate(H**2, {"h": opened}, bound=_ROUNDED), _ACTIVE, width)
-        first, second = _opened(session, [h, up[..., m:]], ring)
+        first, second = reopened(session, (h, _NEURON, ring), (up[..., m:], _NEURON, ring))
         product = session.evaluate(H**2 * U, {"h": first, "u": second}, bound=_ROUNDED)
         return session.truncate_to(product, _ACTIVE, width)
-
-
-def _opened(session: Session, shares: Sequence[Share], ring: Ring) -> tuple[Opened, ...]:
-    """With `_NEURON` fraction bits, in a ring, in one round where openings can truncate, else in two."""
-    shifts = [share.fraction - _NEURON for share in shares]
-    if session.fused and not ring.modulus:
-        pairs = zip(shares, shifts, strict=True)
-        return session.communicate(*(TruncateOpen(share, shift, ring.width) for share, shift in pairs))
-    pairs = zip(shares, shifts, strict=True)
-    cut = session.communicate(*(Truncate(share, shift, ring.width, ring.modulus) for share, shift in pairs))
-    return session.communicate(*(Open(share) for share in cut))
 
 
 def plain_states(rows: Reals, shape: DecoderShape, rules: DecoderRules, weights: Mapping[str, Reals]) -> list[Reals]:

@@ -24,7 +24,7 @@ from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.layer_norm import plain_centred, shrink_factor
 from comet_mpc.functions.rule import InverseRule
 from comet_mpc.models.bounds import power_of_two_above
-from comet_mpc.models.streams.causal import CausalForm, denominator_rule, length_rule
+from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape
 from comet_mpc.models.streams.wide_rows import ABOVE, WIDEST, wide_rule
 
@@ -34,8 +34,8 @@ _WEIGHTS_OFF = 1.0 + 2.0**-5  # what the weights of attention may add up to
 _FULL = 0.98  # of a range that neurons and rows are brought to, so that their roundings stay within
 _SCALE = 2  # the stream is held times 2^_SCALE: its first rows are short
 _LOW = 0.25  # of what was seen least, squared
-LEAST_LENGTH = 2.0**-27
-"""Of a row's Σv², as a part of the largest."""
+LEAST_MEAN = 2.0**-15
+"""Of a row's mean of v, as a part of the largest."""
 
 Tensors = Mapping[str, Reals]
 
@@ -91,7 +91,7 @@ class Folding:
             self._feed_forward(index, own)
             tops.append(self.top)
         norms = [self._norm(top, least) for top, least in zip(tops, seen.least, strict=True)]
-        form = CausalForm(length_rule(LEAST_LENGTH), denominator_rule(shape.positions))
+        form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(shape.positions))
         layers = tuple(DecoderLayerRules((norms[2 * i], norms[2 * i + 1]), form) for i in range(shape.layers))
         epsilon = float(tensors["epsilon"]) * 4.0**_SCALE
         self.rules = DecoderRules(layers, norms[-1], epsilon)

@@ -37,6 +37,8 @@ class TableRule(InverseRule):
     gain: float
     rough: bool = False
     """Whether it errs by a quarter."""
+    throughout: bool = False
+    """Whether it is exact up to the high end, which takes digits of y."""
 
     EXACT: ClassVar[float] = 2.0**9
     """Over the low end: beyond it no row is expected."""
@@ -46,7 +48,7 @@ class TableRule(InverseRule):
 
     @property
     def exact_top(self) -> float:
-        return self.high if self.rough else min(self.high, self.low * self.EXACT)
+        return self.high if self.rough or self.throughout else min(self.high, self.low * self.EXACT)
 
     @property
     def of_rows(self) -> bool:
@@ -66,7 +68,7 @@ class TableRule(InverseRule):
 
     @property
     def table_above(self) -> float | None:
-        return ABOVE
+        return None if self.throughout else ABOVE
 
     @property
     def _widest(self) -> float:
@@ -88,7 +90,13 @@ class TableRule(InverseRule):
 
 
 def wide_rule(
-    low: float, high: float, *, gain: float = 1.0, error: float = ROW_ERROR, rough: bool = False
+    low: float,
+    high: float,
+    *,
+    gain: float = 1.0,
+    error: float = ROW_ERROR,
+    rough: bool = False,
+    throughout: bool = False,
 ) -> InverseRule:
     """By steps or tables where the interval is narrow enough for steps, else by tables."""
     if high / low <= _OF_STEPS:
@@ -96,6 +104,6 @@ def wide_rule(
             return row_rule(low, high, gain=gain, error=_ROUGH / 2.0 if rough else error)
         except RuleError:
             pass
-    rule = TableRule(low, high, gain, rough)
+    rule = TableRule(low, high, gain, rough, throughout)
     rule.check()
     return rule
