@@ -372,9 +372,9 @@ class Session(ABC):
         Of masks, only such sums are needed; or every square, where x was truncated as it was opened.
         """
         if x.step or x.wrap:
-            squares = self.evaluate(Polynomial({(("x", 2),): 1.0}), {"x": x}, bound=bound)
-            summed = squares.sum(keep=True)
-            return summed if bound is None else summed.bounded(bound)
+            largest = x.bound**2
+            squares = self.evaluate(Polynomial({(("x", 2),): 1.0}), {"x": x}, bound=largest if bound is None else bound)
+            return squares.sum(keep=True).bounded(x.shape[-1] * largest if bound is None else bound)
         return self.compute(SquareSum(x, bound))
 
     def matmul(

@@ -2,7 +2,7 @@
 
     q̂, k̂ = q·g(|q|²), k·g(|k|²)        a guard: g is near 1 for rows as they occur, and bounds the others
     v    = (2^e·(q̂·k̂ + b))² + c        b, c: a head's own, the server's
-    s    = v·y, y ≈ 1/Σv               for positions that are read, 0 for others
+    s    = v·y, y ≈ 1/Σ(v - c + |c|)   for positions that are read, 0 for others
     out  = R·V / ΣR, R = s⁴            so weights are v⁴ / Σv⁴, whatever y is
 
 With plain scores a product of certified norms is far above what occurs, and its eighth power leaves every ring. The
@@ -11,9 +11,10 @@ guard keeps |q̂| <= `Guard.top`, about what occurs, for every input whatsoever,
 norm 1 at most.
 
 The weights of a row may all be millions of times smaller than those of another row. So rows are brought to one size
-before they are raised to the fourth power, roughly: y errs by a quarter, and it does not matter. Since Σs is about 1,
-ΣR is between n^-3 and 1, or nearly, for n positions. Σv is known as soon as u = 2^e·(q̂·k̂ + b) is opened, so s is one
-polynomial of u, c and y, and v is never opened. 1/ΣR is looked up while R is opened.
+before they are raised to the fourth power, roughly: y errs by a quarter, and it does not matter. That sum is no less
+than any |v| of its row, so |s| is 1 or little more at most. It is known as soon as u = 2^e·(q̂·k̂ + b) is opened, so s
+is one polynomial of u, c and y, and v is never opened. ΣR is about n^-3 to 1 for n positions. 1/ΣR is looked up while R
+is opened.
 
 Keys and values are opened once, for all later positions (`engine.windows`).
 """
@@ -21,12 +22,14 @@ Keys and values are opened once, for all later positions (`engine.windows`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from comet_mpc.engine import Open, Opened, Session, Truncate
-from comet_mpc.engine.ops import TruncateOpen
+from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate
+from comet_mpc.engine.ops import Request, TruncateOpen
 from comet_mpc.engine.polynomial import Polynomial, variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import SERVER, WORD, Reals, Share, concatenate, ring_width
@@ -95,7 +98,7 @@ class Guard:
 class CausalForm:
     """What is computed, and its public rules.
 
-    means         for Σv over as many positions as there may be (or the next power of two)
+    means         for Σ(v - c + |c|) over as many positions as there may be (or the next power of two)
     denominators  for ΣR
     """
 
@@ -120,7 +123,7 @@ class CausalForm:
 
 
 def mean_rule(low: float, shift: float = 0.125, inner: float = 0.125) -> InverseRule:
-    """For the mean of v, roughly. low: as a part of the largest that it can be"""
+    """For the mean of u² + |c|, roughly. low: as a part of the largest that it can be"""
     none = TableRule(0.5, 1.0, 1.0)
     largest = CausalForm(none, none, shift, inner).bounds[1]
     return wide_rule(low * largest, largest, rough=True)
@@ -168,11 +171,16 @@ class Scores:
         values = None if self.values is None else self.values[0].reshape(self.heads, 1, 1)
         return z + session.private(SERVER, (self.heads, 1, 1), z.fraction, bound, values, z.ring)
 
-    def every_row(self, session: Session, rows: int, fraction: int, bound: float, ring: Ring) -> Share:
-        """c, (heads, rows, 1): every row has its own mask of it."""
-        shape = self.heads, rows, 1
-        values = None if self.values is None else np.broadcast_to(self.values[1].reshape(self.heads, 1, 1), shape)
-        return session.private(SERVER, shape, fraction, bound, values, ring)
+    def every_row(self, session: Session, rows: int, like: tuple[int, Ring], bound: float) -> tuple[Share, Share]:
+        """c and |c|, (heads, rows, 1): every row has its own mask of c. like: fraction bits, and the ring"""
+        shape, found = (self.heads, rows, 1), []
+        for sign in (False, True):
+            values = None
+            if self.values is not None:
+                c = self.values[1].reshape(self.heads, 1, 1)
+                values = np.broadcast_to(np.abs(c) if sign else c, shape)
+            found.append(session.private(SERVER, shape, like[0], bound, values, like[1]))
+        return found[0], found[1]
 
 
 @dataclass(frozen=True)
@@ -265,10 +273,11 @@ def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, readi
     u = scores.added(session, z, form.shift).times_power(form.scale).bounded(bounds[0])
     whole = 2 * _U + _MEAN + most
     ring = session.ring(whole, LARGEST**0.25)
-    later = session.defer(Open(scores.every_row(session, z.shape[-2], 2 * _U, form.inner, ring)))
+    c, size = scores.every_row(session, z.shape[-2], (2 * _U, ring), form.inner)
+    later = session.defer(Open(c))
     opened = {"u": session.reopen(u, _U, ring), "c": later.result()}
-    v = _read(session.evaluate(U**2 + C, opened, fraction=2 * _U, bound=bounds[1]), reading)
-    y = _means(session, v, form, reading.window, ring)
+    square = session.evaluate(U**2, {"u": opened["u"]}, fraction=2 * _U, bound=bounds[1] - form.inner)
+    y = _means(session, _read((square + size).bounded(bounds[1]), reading), form, reading.window, ring)
     s = session.evaluate(
         (U**2 + C) * y.polynomial, {**opened, **y.opened}, fraction=whole - most, bound=LARGEST**0.25 * 2.0**most
     )
@@ -278,11 +287,11 @@ def _weights(session: Session, z: Share, form: CausalForm, scores: Scores, readi
     return session.evaluate(S**4, {"s": narrow}, fraction=4 * _S, bound=LARGEST)
 
 
-def _means(session: Session, v: Share, form: CausalForm, window: Window, ring: Ring) -> Factor:
-    """y ≈ 1/(Σv/2^k), roughly, of every row; k: the next power of two to what a row may have."""
+def _means(session: Session, sizes: Share, form: CausalForm, window: Window, ring: Ring) -> Factor:
+    """y ≈ 2^k/Σ, roughly, of every row; k: the next power of two to what a row may have."""
     most = math.ceil(math.log2(window.total))
     rule = form.means
-    mean = v.sum(keep=True).times_power(-most).bounded(rule.high)
+    mean = sizes.sum(keep=True).times_power(-most).bounded(rule.high)
     count = mean.shape[0] * window.total
     y = open_row(session, mean, rule, fraction=_MEAN, ring=ring, allowed=_ROUGH, count=count, power=1.0)
     return y or Factor(Y**2, {"y": session.reopen(inverse_sqrt(session, mean, rule), _MEAN, ring)})
@@ -307,7 +316,7 @@ def _averaged(
         return (TruncateOpen if session.fused else Truncate)(product(opened), shift, ring.width)
 
     with session.part("division"):
-        last = [reduced] if session.fused else [reduced, Open]
+        last: list[Callable[..., Request[Any]]] = [reduced] if session.fused else [reduced, Open]
         if r.fraction == digits and not r.modulus:
             numerator: Deferred[Opened] = session.defer(Open(r.narrow(pair)), *last)
         else:

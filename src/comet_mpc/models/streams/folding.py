@@ -35,7 +35,7 @@ _FULL = 0.98  # of a range that neurons and rows are brought to, so that their r
 _SCALE = 2  # the stream is held times 2^_SCALE: its first rows are short
 _LOW = 0.25  # of what was seen least, squared
 LEAST_MEAN = 2.0**-15
-"""Of a row's mean of v, as a part of the largest."""
+"""Of a row's mean of u² + |c|, as a part of the largest."""
 
 Tensors = Mapping[str, Reals]
 
