@@ -20,11 +20,11 @@ from comet_mpc.engine import Session, Weight
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.share import CLIENT, Reals, decode
-from comet_mpc.engine.twin import TwinSession
 from comet_mpc.engine.windows import Window, with_past
 from comet_mpc.models.tokenizers.texts import TextTokenizer
-from comet_mpc.models.writing.model import DROPPED, Places, Step, WritingModel, told
+from comet_mpc.models.writing.model import DROPPED, Step, WritingModel, told
 from comet_mpc.models.writing.packages import register_writer
+from comet_mpc.models.writing.twin import written_by_twin
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 
 FAMILY = "toy writer"
@@ -127,17 +127,7 @@ class ToyWriter(WritingModel):
 
     def written(self, prompt: str, count: int) -> list[int]:
         """Greedy, by the plaintext twin, one token at a time."""
-        ids, session, places = self.prompt(prompt), TwinSession(), Places()
-        run, kept = [*ids], 0
-        while True:
-            first = len(places.all)
-            places = places.after(len(run), kept)
-            states = self.step(Window(first, first + len(run), self.longest), places.all, run)(session, self.weights())
-            assert states is not None
-            ids.append(int(np.argmax(self.logits(states)[-1])))
-            if ids[-1] in self.ends or len(ids) == len(self.prompt(prompt)) + count:
-                return ids[len(self.prompt(prompt)) :]
-            run, kept = ids[-1:], len(run)
+        return [*written_by_twin(self, prompt, count)]
 
 
 def _unpack(package: bytes, *, network: Network, tokenizer: TextTokenizer | None) -> ToyWriter:

@@ -77,7 +77,6 @@ def generate(
     """Write a text after a prompt: the server learns neither of the two, and you do not learn its weights.
 
     The server learns how many tokens the prompt has, and how many are written. Each token is picked on this machine.
-    `comet serve` cannot load a model that writes yet: its server is started from Python.
     """
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed

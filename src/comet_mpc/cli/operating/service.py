@@ -16,6 +16,7 @@ from comet_mpc.cli.stopping import STOPPED
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError, needs_extra
 from comet_mpc.models.public import MOST_ANSWER_BITS
+from comet_mpc.models.streams.decoder import HIDDEN_BITS
 from comet_mpc.models.transformer import ANSWER_BITS
 from comet_mpc.net.identity import REVOKED, TlsIdentity
 from comet_mpc.net.sockets import Address, parse_address
@@ -34,7 +35,8 @@ Models = Annotated[
     typer.Argument(
         metavar="[NAME=]DIR...",
         envvar="COMET_SERVE_MODEL",
-        help="A Comet checkpoint in the certified form, or several with names. Clients that name none get the first.",
+        help="A Comet checkpoint in the certified form, or several with names: models that answer, and models that "
+        "write. Clients that name none get the first.",
     ),
 ]
 Listen = Annotated[str, option("Address to listen on. Port 0: any free port.", flag="HOST:PORT")]
@@ -86,11 +88,14 @@ QueriesIn = Annotated[
         "DIR",
     ),
 ]
+TokensPerDay = Annotated[
+    int, option("Tokens that a model writes per client certificate and day (UTC). 0: unlimited.", _LIMITS, min=0)
+]
 AnswerBits = Annotated[
-    int,
+    int | None,
     option(
         "Round the numbers of an answer to this many binary digits after the point: fewer reveal less about the "
-        "weights.",
+        f"weights. Default: {ANSWER_BITS}, and {HIDDEN_BITS} for the hidden states of a model that writes.",
         _PRIVACY,
         min=1,
         max=MOST_ANSWER_BITS,
@@ -161,8 +166,9 @@ def serve(
     client_connections: ClientConnections = 0,
     batch: MostPerQuery = 8,
     queries_per_day: QueriesPerDay = 0,
+    tokens_per_day: TokensPerDay = 0,
     queries_in: QueriesIn = None,
-    answer_bits: AnswerBits = ANSWER_BITS,
+    answer_bits: AnswerBits = None,
     private_embeddings: PrivateEmbeddings = False,
     require_client_certificate: RequireCertificate = True,
     cluster: Cluster = None,
@@ -180,7 +186,8 @@ def serve(
     server's operator gives no privacy.
     """
     limits = ServiceLimits(
-        batch=batch, ready=ready, queries_per_day=queries_per_day, preparations=preparations,
+        batch=batch, ready=ready, queries_per_day=queries_per_day,
+        tokens_per_day=tokens_per_day, preparations=preparations,
         queries_in=str(queries_in.absolute()) if queries_in is not None else "", client_bundles=client_queries,
         store_bytes=round(store_gb * 1e9), client_bytes=round(client_gb * 1e9),
     )  # fmt: skip

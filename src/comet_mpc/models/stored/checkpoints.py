@@ -24,15 +24,23 @@ from comet_mpc.files import atomic_write
 from comet_mpc.models.checkpoint import CometConfig, Tensors, tensor_shapes
 from comet_mpc.models.stored.reading import SCALE, account_for, read_json, read_tensors
 
-_TENSORS, _TOKENIZER = "model.safetensors", "tokenizer.json"
+TENSORS, TOKENIZER = "model.safetensors", "tokenizer.json"
 
 
 def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
     """The configuration and all tensors as float32. `certify.check_ranges` checks what it claims."""
     content, config = _read_config(directory)
-    weights = Path(directory) / _TENSORS
+    return config, load_tensors(directory, content, tensor_shapes(config))
+
+
+def load_tensors(directory: Path, content: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> Tensors:
+    """All tensors as float32, each accounted for, unless they or the section `comet` were changed since.
+
+    content: of config.json
+    """
+    weights = Path(directory) / TENSORS
     tensors = read_tensors(weights)
-    account_for({name: value.shape for name, value in tensors.items()}, tensor_shapes(config), weights)
+    account_for({name: value.shape for name, value in tensors.items()}, expected, weights)
     checksums = _checksums(directory, content)
     if checksums.get("comet", _digest(content["comet"])) != _digest(content["comet"]):
         raise CheckpointError(
@@ -41,7 +49,7 @@ def load_checkpoint(directory: Path) -> tuple[CometConfig, Tensors]:
         )
     with weights.open("rb") as file:
         _check_sum(weights, checksums, hashlib.file_digest(file, "sha256").hexdigest())
-    return config, tensors
+    return tensors
 
 
 def read_config(directory: Path) -> CometConfig:
@@ -54,6 +62,8 @@ def _read_config(directory: Path) -> tuple[dict[str, Any], CometConfig]:
     content = read_json(path)
     if "comet" not in content:
         raise CheckpointError(_not_converted(Path(directory), content))
+    if isinstance(content["comet"], dict) and "decoder" in content["comet"]:
+        raise CheckpointError(f"{directory} is a model that writes: serve it, and ask it with `comet generate`")
     try:
         return content, msgspec.convert(content["comet"], CometConfig)
     except msgspec.ValidationError as error:
@@ -71,7 +81,7 @@ def _not_converted(directory: Path, content: Mapping[str, Any]) -> str:
 
 def read_tokenizer(directory: Path) -> bytes:
     """The file of the tokenizer, as it was written."""
-    path = Path(directory) / _TOKENIZER
+    path = Path(directory) / TOKENIZER
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -128,22 +138,26 @@ def save_checkpoint(
         else:
             stored[name] = value.astype(np.float16) if half else value
     if tokenizer is not None:
-        with atomic_write(Path(directory) / _TOKENIZER) as file:
+        with atomic_write(Path(directory) / TOKENIZER) as file:
             file.write(tokenizer)
-    with atomic_write(Path(directory) / _TENSORS) as file:
+    with atomic_write(Path(directory) / TENSORS) as file:
         file.write(save(stored))
     save_config(directory, config)
 
 
 def save_config(directory: Path, config: CometConfig) -> None:
     """Writes config.json alone: other intervals for the same weights, or what the model scored."""
-    section = msgspec.to_builtins(config, str_keys=True)
+    save_section(directory, config.encoder.architecture, msgspec.to_builtins(config, str_keys=True))
+
+
+def save_section(directory: Path, kind: str, section: object) -> None:
+    """Writes config.json, with the checksums of all that is there. kind: of the model, for people"""
     checksums = {"comet": _digest(section)}
-    for path in (Path(directory) / _TENSORS, Path(directory) / _TOKENIZER):
+    for path in (Path(directory) / TENSORS, Path(directory) / TOKENIZER):
         if path.exists():
             with path.open("rb") as stored:
                 checksums[path.name] = hashlib.file_digest(stored, "sha256").hexdigest()
-    content = {"model_type": config.encoder.architecture, "comet": section, "checksums": checksums}
+    content = {"model_type": kind, "comet": section, "checksums": checksums}
     with atomic_write(Path(directory) / "config.json") as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
 

@@ -15,6 +15,7 @@ from comet_mpc.engine.share import Share
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.rule import InverseRule
+from comet_mpc.functions.rules import register
 
 _OF_STEPS = 2.0**16
 """Up to this ratio of an interval's ends there is a rule of steps."""
@@ -43,6 +44,7 @@ class TableRule(InverseRule):
     EXACT: ClassVar[float] = 2.0**9
     """Over the low end: beyond it no row is expected."""
 
+    stored_as = "table"
     certified = True
     fraction_y = 14
 
@@ -87,6 +89,9 @@ class TableRule(InverseRule):
             f"{session.here}: the interval [{self.low:g}, {self.high:g}] is too wide for steps: it needs a source of "
             "randomness with tables (dealer)"
         )
+
+
+register(TableRule, {})
 
 
 def wide_rule(

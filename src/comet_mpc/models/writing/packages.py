@@ -7,6 +7,7 @@ A package is a safetensors file whose metadata has one entry, by which the famil
 from __future__ import annotations
 
 import hashlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
@@ -45,6 +46,8 @@ class Unpack(Protocol):
 
 
 _WRITERS: dict[str, Unpack] = {}
+_LOADED_LATER = {"decoder": "comet_mpc.models.writing.decoder"}
+"""Families of which a module registers itself, once a client meets a model of them."""
 
 
 def register_writer(name: str, unpack: Unpack) -> None:
@@ -59,6 +62,8 @@ def unpack(package: bytes, *, network: Network, tokenizer: TextTokenizer | None)
     family = _family(package)
     if family == _CARD:
         return PublicModel.unpack(package, network=network, tokenizer=tokenizer)
+    if family in _LOADED_LATER:
+        import_module(_LOADED_LATER[family])
     if family not in _WRITERS:
         raise CheckpointError("the model is of a family that this version does not know: install a newer one")
     return _WRITERS[family](package, network=network, tokenizer=tokenizer)

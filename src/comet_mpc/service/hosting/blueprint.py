@@ -10,9 +10,9 @@ import msgspec
 
 from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.served import ServedModel
 from comet_mpc.models.stored.checkpoints import read_config
-from comet_mpc.models.transformer import ANSWER_BITS
+from comet_mpc.models.writing.any_model import load_model
+from comet_mpc.models.writing.stored import is_decoder
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.net.reception import ReceptionLimits
 from comet_mpc.net.sockets import Address
@@ -20,7 +20,7 @@ from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Source
 from comet_mpc.offline.sources import PAIR, find_source
 from comet_mpc.progress import bar
-from comet_mpc.service.deployment import ServiceLimits
+from comet_mpc.service.deployment import Served, ServiceLimits
 from comet_mpc.service.hosting.server import Server
 from comet_mpc.service.hosting.state import claim
 
@@ -39,7 +39,8 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Its name: who prepares the randomness."""
     dealer: Address | None = None
     private_embeddings: bool = False
-    answer_bits: int = ANSWER_BITS
+    answer_bits: int | None = None
+    """None: as is usual for a model of its kind."""
     network: str = str(USUAL_NETWORK)
     """Between clients and this server, as `Network.parse` reads it."""
     untrained: bool = False
@@ -61,21 +62,20 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         models = {name: os.path.abspath(directory) for name, directory in self.models.items()}
         return msgspec.structs.replace(self, models=models, keys=os.path.abspath(self.keys))
 
-    def load(self) -> dict[str, ServedModel]:
+    def load(self) -> dict[str, Served]:
         """The models, whose ranges are proved again."""
         for directory in self.models.values():
             self._check_fine_tuned(Path(directory))
-        found = {}
+        found: dict[str, Served] = {}
         for name, directory in self.models.items():
             _log.info("loading a model and proving its ranges", extra={"fields": {"name": name, "from": directory}})
             with bar(f"loading {directory}: layers", say=_log.info) as tick:
-                found[name] = ServedModel.load(
+                found[name] = load_model(
                     Path(directory),
                     private_embeddings=self.private_embeddings,
                     answer_bits=self.answer_bits,
                     network=Network.parse(self.network),
                     told=tick,
-                    plain=False,
                 )
         return found
 
@@ -101,6 +101,8 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def _check_fine_tuned(self, model: Path) -> None:
         """A model that was given other non-linear steps, and was not trained with them, answers at random."""
+        if is_decoder(model):  # its functions were fitted before it was written
+            return
         config = read_config(model)
         if self.untrained or config.fine_tuned or not config.certified:  # what is not certified is refused on loading
             return
