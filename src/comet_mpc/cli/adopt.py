@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -12,11 +13,12 @@ from comet_mpc.cli import training_options as of
 from comet_mpc.cli.options import JsonFile, Limit, Spread, TaskName
 from comet_mpc.cli.stopping import RESUME, if_stopped
 from comet_mpc.cli.tables import record, table
-from comet_mpc.progress import Shown, doing
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.progress import Shown, Watcher, doing
 from comet_mpc.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:  # torch is an extra
-    from comet_mpc.train import Adoption
+    from comet_mpc.train import Adoption, WriterAdoption
 
 REPORT = "adoption.json"
 
@@ -25,7 +27,7 @@ REPORT = "adoption.json"
 def adopt(
     source: of.Adopted,
     out: of.ToServe,
-    data: of.AnyData,
+    data: of.AnyData = None,
     text: of.TextColumns = None,
     label: of.LabelColumn = None,
     plain: of.Plain = False,
@@ -42,6 +44,7 @@ def adopt(
     seed: of.RowSeed = 1,
     trained: of.Trained = None,
     tokens: of.FittedTokens = 20_000,
+    context: of.Context = 0,
     estimate: of.Estimate = False,
     json: JsonFile = None,
 ) -> None:
@@ -50,25 +53,66 @@ def adopt(
     Its non-linear functions become those that the protocol computes. Layer by layer, they are fitted to what the model
     computes on your texts, by least squares: this needs no labels, and takes minutes. The ranges are certified, and the
     result is compared with the original. If it is not near enough, it is trained to answer as before.
+
+    A model that writes (Llama, GPT-2) is fitted to texts that it writes itself, or to --data, and is not trained. Only
+    --fit-tokens, --length, --context, --seed and --text are for it.
     """
     with doing("loading PyTorch"):
         from comet_mpc import train
+    watcher = Shown()
+    directory = train.find_model(source, watcher)
+    if train.writes(directory):
+        others = {
+            "--label": label, "--plain": plain, "--labels": labels, "--task": task, "--epochs": epochs, "--rule": rule,
+            "--steps": steps, "--limit": limit, "--spread": spread, "--train": trained,
+        }  # fmt: skip
+        wrong = [name for name, value in others.items() if value not in (None, False, 0.0)]
+        if wrong:
+            raise ConfigurationError(f"{directory} writes: leave out {', '.join(wrong)}")
+        recipe = train.WriterRecipe(fit_tokens=tokens, context=context, length=length, seed=seed)
+        written = train.prepare_writer(directory, recipe, data=data, texts=tuple(text or ()), watcher=watcher)
+        _adopt(written, out, json, _show_writer, watcher, estimate=estimate)
+        return
+    if data is None or context:
+        raise ConfigurationError("name your rows with --data, and leave out --context: this model answers texts")
     rows = train.Data(data, task, limit, spread, length, texts=tuple(text or ()), answer=label, plain=plain)
-    recipe = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens)
+    lessons = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens)
     trained = True if trained is None and epochs else trained
     names = tuple(labels.split(",")) if labels is not None else ()
-    watcher = Shown()
     prepared = train.prepare_adoption(
-        source, rows, recipe, labels=names, rule=rule, steps=steps, trained=trained, watcher=watcher
+        directory, rows, lessons, labels=names, rule=rule, steps=steps, trained=trained, watcher=watcher
     )
+    _adopt(prepared, out, json, _show, watcher, estimate=estimate)
+
+
+def _adopt(
+    prepared: Any, out: Path, json: Path | None, show: Callable[[Any, Path], None], watcher: Watcher, *, estimate: bool
+) -> None:
+    """Says what there is to do, does it, unless only an estimate is wanted, and records it."""
     typer.echo(prepared.summary, err=str(json) == "-")
     if estimate:
         return
     made = prepared.run(out, watcher)
     record(out / REPORT, made)
     if str(json) != "-":
-        _show(made, out)
+        show(made, out)
     record(json, made)
+
+
+def _show_writer(made: WriterAdoption, out: Path) -> None:
+    more = 100.0 * (made.perplexity / made.original_perplexity - 1.0)
+    rows = [("perplexity", f"{made.original_perplexity:.2f}", f"{made.perplexity:.2f}", f"{more:+.1f} %")]
+    console, costs = Console(), made.costs
+    console.print(table(f"{made.held_out} texts that it was not fitted to", ("", "original", "adopted", ""), rows))
+    console.print(
+        f"next tokens that are the original's: {made.agreement:.1f} %\n"
+        f"a private token: {human_bytes(costs.token_bytes)} in {costs.token_rounds} rounds, prepared with "
+        f"{human_bytes(costs.offline_bytes_a_token)}; prompts and texts of {made.context} tokens together\n"
+        f"fitted to {made.fitted_tokens} tokens, in {human_seconds(made.seconds)} with everything; all of this is in "
+        f"{out / REPORT}\n"
+        f"next: comet serve {out}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _show(made: Adoption, out: Path) -> None:

@@ -93,9 +93,10 @@ Adopted = Annotated[str, Argument(metavar="MODEL", help=_TRAINED)]
 ToServe = Annotated[Path, Argument(help="Directory for the model to serve. Rerun the command to resume.")]
 _ROWS = (
     "Your rows: a .csv or .tsv file with a header, a .txt file of plain texts, or a directory with train.tsv and "
-    "dev.tsv. Without labels, the model itself says what is right."
+    "dev.tsv. Without labels, the model itself says what is right. A model that writes needs none: it writes texts "
+    "itself."
 )
-AnyData = Annotated[Path, Option(metavar="PATH", help=_ROWS)]
+AnyData = Annotated[Path | None, Option(metavar="PATH", help=_ROWS)]
 _TEXTS = "The column with the texts. Give two for pairs."
 TextColumns = Annotated[list[str] | None, Option(metavar="NAME", help=_TEXTS)]
 LabelColumn = Annotated[str | None, Option(metavar="NAME", help="The column with the labels or scores.")]
@@ -113,6 +114,8 @@ _ADOPTED_STEPS = "Minimax steps of 1/sqrt in its place."
 AdoptedSteps = Annotated[int | None, Option(min=1, max=16, help=_ADOPTED_STEPS)]
 AdoptedLength = Annotated[int, Option(min=0, help="Cut texts after so many tokens (0: as the model does).")]
 RowSeed = Annotated[int, Option(help="For the order of the rows.")]
+_CONTEXT = "For a model that writes: tokens of a prompt and its text together (0: 256, or as many as it takes)."
+Context = Annotated[int, Option(min=0, help=_CONTEXT)]
 Estimate = Annotated[bool, Option("--estimate", help="Only say how long it will take.")]
 
 # of eval

@@ -119,6 +119,17 @@ def _table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         csv.field_size_limit(before)
 
 
+def read_texts(path: Path, column: str = "") -> list[str]:
+    """One column of a single file, by default the first, or every line of plain text."""
+    if not path.is_file():
+        raise TaskDataError(f"{path} is not a file: give a .txt file of plain texts, or a .csv or .tsv file")
+    header, rows = _table(path)
+    if column and column not in header:
+        raise TaskDataError(not_one_column(path, column, header))
+    place = header.index(column) if column else 0
+    return [row[place] for _, row in rows if len(row) > place and row[place].strip()]
+
+
 def read_split(
     directory: Path, task: Task, split: str, limit: int | None = None, *, spread: bool = False
 ) -> list[Example]:

@@ -50,14 +50,19 @@ def read_model(
     kind    of the head that is wanted, if not the one that the model was made for
     image_size  in pixels, if not that which a model of images was trained with
     """
-    if not Path(source).exists():
-        watcher.say(f"looking for {source} on the Hugging Face hub")
-    directory = fetch(str(source))
+    directory = find_model(source, watcher)
     with watcher.stage(f"reading {directory}"):
         content = directory / "config.json"
         if content.exists() and b'"comet"' in content.read_bytes():
             return Model(directory, *load_checkpoint(directory))
         return Model(directory, *load_hugging_face(directory, read_pickled, kind, image_size)[:2])
+
+
+def find_model(source: Path | str, watcher: Watcher) -> Path:
+    """The directory of a model, fetched from the hub if need be."""
+    if not Path(source).exists():
+        watcher.say(f"looking for {source} on the Hugging Face hub")
+    return fetch(str(source))
 
 
 def read_pickled(path: Path) -> Tensors:

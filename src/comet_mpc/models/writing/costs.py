@@ -1,0 +1,71 @@
+"""What a conversation costs, planned: the prompt's run, each token after it, and what is prepared."""
+
+from __future__ import annotations
+
+import msgspec
+
+from comet_mpc.engine.costs import compute_seconds
+from comet_mpc.engine.windows import WindowPlan
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.offline.source import Source
+
+
+class TokenCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a text of `tokens` after a prompt of `prompt`. Bytes and rounds are exact; both parties together."""
+
+    source: str
+    prompt: int
+    tokens: int
+    positions: int
+    """For which it is prepared."""
+    prompt_bytes: int
+    """Of the prompt's run, which gives the first token."""
+    prompt_rounds: int
+    token_bytes: int
+    """Of each token after it, on average: later ones look back at more."""
+    last_token_bytes: int
+    token_rounds: int
+    online_bytes: int
+    rounds: int
+    offline_bytes: int
+    offline_bytes_a_token: int
+    """For each position that is prepared."""
+    compute_seconds: float
+    """Of a token, for each party, about."""
+    draft_bytes: int
+    """Of a run that verifies `drafts` guesses besides; its rounds are those of a token."""
+    drafts: int
+
+
+def conversation_costs(
+    conversation: WindowPlan, source: Source, prompt: int = 16, tokens: int = 64, drafts: int = 4
+) -> TokenCosts:
+    """Of a conversation that is planned already."""
+    total = conversation.total
+    if prompt < 1 or tokens < 1 or prompt + tokens - 1 > total:
+        raise ConfigurationError(f"{tokens} tokens after a prompt of {prompt} do not fit into {total} positions")
+    first = conversation.window(0, prompt)
+    # What a token sends is linear in the positions before it, but for the rounding of bits to bytes: all are planned.
+    each = [conversation.window(at, at + 1) for at in range(prompt, prompt + tokens - 1)]
+    last = each[-1] if each else first
+    drafts = min(drafts, total - prompt - 1)
+    guessed = conversation.window(prompt, prompt + 1 + drafts) if drafts > 0 else last
+    offline = source.offline_bytes(conversation.whole)
+    sent = sum(one.online_bytes for one in each)
+    return TokenCosts(
+        source=source.name, prompt=prompt, tokens=tokens, positions=total, prompt_bytes=first.online_bytes,
+        prompt_rounds=first.rounds, token_bytes=round(sent / len(each)) if each else 0,
+        last_token_bytes=last.online_bytes, token_rounds=last.rounds, online_bytes=first.online_bytes + sent,
+        rounds=first.rounds + sum(one.rounds for one in each), offline_bytes=offline,
+        offline_bytes_a_token=round(offline / total), compute_seconds=compute_seconds(last),
+        draft_bytes=guessed.online_bytes, drafts=max(0, drafts),
+    )  # fmt: skip
+
+
+def token_costs(model: WritingModel, source: Source, prompt: int = 16, tokens: int = 64) -> TokenCosts:
+    """Of the usual conversation of a model, or of as much as its context has room for."""
+    prompt = min(prompt, model.longest)
+    tokens = min(tokens, model.longest + 1 - prompt)
+    conversation = model.conversation(model.fitting(prompt + tokens - 1), source)
+    return conversation_costs(conversation, source, prompt, tokens)

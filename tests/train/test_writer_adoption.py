@@ -1,0 +1,123 @@
+"""Adoption of a decoder: from a model as others store it to one that is served, near the original, and resumable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from comet_mpc.cli.main import app  # noqa: E402
+from comet_mpc.errors import CheckpointError, ConfigurationError, TaskDataError  # noqa: E402
+from comet_mpc.models.writing.stored import load_decoder, read_stored  # noqa: E402
+from comet_mpc.models.writing.twin import written_by_twin  # noqa: E402
+from comet_mpc.progress import Watcher  # noqa: E402
+from comet_mpc.train import WriterRecipe, adopt_writer, prepare_writer  # noqa: E402
+from support.toy_writer import letters  # noqa: E402
+
+pytestmark = [pytest.mark.train, pytest.mark.slow]
+
+RECIPE = WriterRecipe(fit_tokens=320, held_out=4, context=24, length=16)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llama's layout, with random weights."""
+    directory = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=270, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=12,
+        intermediate_size=32, max_position_embeddings=48, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+        initializer_range=0.2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(letters().text)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def adopted(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("adopted")
+    made = adopt_writer(original, out, RECIPE)
+    (out / "made.json").write_text(json.dumps({"agreement": made.agreement, "more": made.perplexity}))
+    assert made.agreement > 80.0
+    assert made.perplexity < 1.2 * made.original_perplexity
+    assert made.costs.token_bytes > 0
+    assert made.fingerprint == load_decoder(out).fingerprint
+    assert made.fitted_tokens == 320
+    return out
+
+
+def test_an_adopted_decoder_writes_nearly_what_the_original_writes(adopted: Path, original: Path) -> None:
+    config, _ = read_stored(adopted)
+    assert (config.decoder.positions, config.tied, config.ends) == (24, True, (1, 2))
+    assert config.scores.keys() == {"original_perplexity", "perplexity", "agreement"}
+    found = [*written_by_twin(load_decoder(adopted), [1, 262, 263, 264], 8)]
+    model = transformers.AutoModelForCausalLM.from_pretrained(original).float()
+    text = [1, 262, 263, 264]
+    with torch.no_grad():
+        logits = model(torch.tensor([text + found])).logits[0, len(text) - 1 : -1]
+    ranks = [int((row > row[token]).sum()) for row, token in zip(logits, found, strict=True)]
+    assert np.mean([rank == 0 for rank in ranks]) >= 0.5
+    assert max(ranks) < 20
+
+
+def test_a_finished_directory_is_not_taken_by_another_run(adopted: Path, original: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="other settings"):
+        adopt_writer(original, adopted, WriterRecipe(fit_tokens=160, held_out=4, context=24, length=16))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="something else"):
+        adopt_writer(original, tmp_path, RECIPE)
+
+
+def test_own_texts_are_fitted_to(original: Path, tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join("abc def ghij" * 3 for _ in range(12)))
+    made = adopt_writer(original, tmp_path / "out", RECIPE, data=path)
+    assert made.own_texts
+    with pytest.raises(TaskDataError, match="no column"):
+        adopt_writer(original, tmp_path / "other", RECIPE, data=path, texts=["story"])
+    (tmp_path / "short.txt").write_text("ab")
+    with pytest.raises(TaskDataError, match="a single row of 16"):
+        adopt_writer(original, tmp_path / "short", RECIPE, data=tmp_path / "short.txt")
+
+
+def test_what_was_written_before_a_stop_is_not_written_again(original: Path, tmp_path: Path) -> None:
+    prepared = prepare_writer(original, RECIPE)
+    (tmp_path / "texts").mkdir()
+    kept = np.full((24, 16), 263, np.int32)
+    np.save(tmp_path / "texts" / "texts-1-0-24x16.npy", kept)
+    prepared._take(tmp_path)
+    fit, judge = prepared._texts(tmp_path, Watcher())
+    assert bool((torch.cat([judge, fit]) == 263).all())
+
+
+def test_the_command_says_what_is_wrong_and_how_long_it_takes(original: Path, tmp_path: Path) -> None:
+    run = CliRunner()
+    shown = run.invoke(app, ["adopt", str(original), str(tmp_path / "out"), "--estimate", "--length", "16"])
+    assert shown.exit_code == 0, shown.output
+    assert "texts that it writes itself" in shown.output
+    for wrong in (["--labels", "a,b"], ["--plain"], ["--epochs", "2"]):
+        refused = run.invoke(app, ["adopt", str(original), str(tmp_path / "out"), *wrong])
+        assert refused.exit_code == 1
+        assert f"leave out {wrong[0]}" in refused.stderr
+    with pytest.raises(ConfigurationError, match="this model has 48"):
+        prepare_writer(original, WriterRecipe(context=64))
+    config = json.loads((original / "config.json").read_text())
+    for change, message in (
+        ({"bos_token_id": None, "eos_token_id": None}, "names neither"),
+        ({"bos_token_id": 999}, "not in the vocabulary"),
+    ):
+        other = tmp_path / str(message)
+        other.mkdir()
+        (other / "config.json").write_text(json.dumps(config | change))
+        for name in ("model.safetensors", "tokenizer.json"):
+            (other / name).write_bytes((original / name).read_bytes())
+        with pytest.raises(CheckpointError, match=message):
+            prepare_writer(other, RECIPE)
