@@ -165,7 +165,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
     "too large": lambda card, tables: card["shape"].update(intermediate=1 << 40),
     "a rule": lambda card, tables: card["rules"]["last"].update(kind="newton"),
     "no rule": lambda card, tables: card["rules"].pop("last"),
-    "an interval": lambda card, tables: card["rules"]["layers"][0]["attention"]["lengths"]["numbers"].update(low=-1.0),
+    "an interval": lambda card, tables: card["rules"]["layers"][0]["attention"]["means"]["numbers"].update(low=-1.0),
     "left over": lambda card, tables: card["rules"].update(more=1),
     "digits": lambda card, tables: card["rules"].update(hidden_bits=40),
     "epsilon": lambda card, tables: card["rules"].update(epsilon=-1.0),

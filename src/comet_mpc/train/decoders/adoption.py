@@ -25,9 +25,9 @@ import torch
 from comet_mpc.errors import CheckpointError, ConfigurationError, UnsafeTokenizer
 from comet_mpc.files import atomic_write
 from comet_mpc.models.stored.reading import read_json
-from comet_mpc.models.streams.causal import CausalForm, denominator_rule, length_rule
+from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderShape
-from comet_mpc.models.streams.folding import LEAST_LENGTH
+from comet_mpc.models.streams.folding import LEAST_MEAN
 from comet_mpc.models.streams.reading import read_decoder
 from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.models.tokenizers.texts import TextTokenizer
@@ -120,7 +120,7 @@ class PreparedWriter:
         watcher, began, cpu = watcher or Watcher(), time.monotonic(), time.process_time()
         self._take(out)
         fit, judge = self._texts(out, watcher)
-        form = CausalForm(length_rule(LEAST_LENGTH), denominator_rule(self.shape.positions))
+        form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(self.shape.positions))
         fitting = Fitting(self.shape, self.tensors, form)
         with watcher.stage("fitting: layers") as tick:
             tick(0, self.shape.layers)
@@ -302,7 +302,7 @@ def _tokenizer(directory: Path, vocabulary: int, begin: int) -> bytes:
 def _seconds(prepared: PreparedWriter) -> float:
     """Of writing, fitting and comparing, from one text and one step of each."""
     recipe, shape = prepared.recipe, prepared.shape
-    form = CausalForm(length_rule(LEAST_LENGTH), denominator_rule(shape.positions))
+    form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(shape.positions))
     fitting, ids = Fitting(shape, prepared.tensors, form), torch.zeros(1, recipe.length, dtype=torch.long)
     begin = time.monotonic()
     fitting.states(ids, None)
