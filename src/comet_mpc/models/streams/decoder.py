@@ -170,7 +170,12 @@ def encode_weights(shape: DecoderShape, values: Mapping[str, npt.ArrayLike]) -> 
 def input_rows(session: Session, values: Reals | None, window: Window, shape: DecoderShape, top: float) -> Share:
     """The client's rows of a window, (1, positions, hidden), as the stream holds them."""
     size = (1, window.size, shape.hidden)
-    return into_stream(session.private(CLIENT, size, ROWS, min(top, 2.0**12), values), top)
+    return into_stream(session.private(CLIENT, size, ROWS, largest_input(top), values), top)
+
+
+def largest_input(top: float) -> float:
+    """|v| of what the client gives at most. top: of the stream"""
+    return min(top, 2.0**12)
 
 
 def top_of(shape: DecoderShape, rules: DecoderRules) -> float:

@@ -34,6 +34,7 @@ from comet_mpc.models.streams.decoder import (
     DecoderShape,
     decode,
     input_rows,
+    largest_input,
     public_weights,
     tell,
     top_of,
@@ -120,6 +121,8 @@ class Decoder(WritingModel):
         _check_card(card, self.rules)
         self.tokenizer = tokenizer or TextTokenizer(card.tokenizer)
         self.tokenizer.check_fits(self.shape.vocabulary)
+        _check_rows(self.shape, self.tables, card.factor, largest_input(top_of(self.shape, self.rules)))
+        _check_ends(card, self.tokenizer)
         self.vocabulary, self.longest, self.ends = self.shape.vocabulary, self.shape.positions, frozenset(card.ends)
         self.answer_bits = self.rules.hidden_bits
         self.state_bound = (max(self.rules.last.overshoot, 1.0) + 2.0**-6) * self.shape.hidden**0.5
@@ -236,6 +239,24 @@ def _check_card(card: Card, rules: DecoderRules) -> None:
         raise CheckpointError("the model's digits of hidden states, or its epsilon, are not possible")
     if any(end >= s.vocabulary for end in card.ends):
         raise CheckpointError("a token that ends texts is not in the model's vocabulary")
+
+
+def _check_rows(shape: DecoderShape, tables: Tables, factor: float, most: float) -> None:
+    """Every row of the tables can be given. One that a run cannot take would end the texts with that token alone, and
+    so tell the server that it is in them."""
+    largest = sum(
+        np.max(np.abs(plain_centred(tables[name].astype(np.float64)) if shape.centred else tables[name]), axis=0)
+        for name in ("embeddings", "positions")
+        if name in tables
+    )
+    if not factor * float(np.max(largest)) < most:
+        raise CheckpointError(f"the model's tables have rows beyond {most:g}, which cannot begin a text")
+
+
+def _check_ends(card: Card, tokenizer: TextTokenizer) -> None:
+    """A token that says something must not end a text: the server would see by the end that it was written."""
+    if said := [token for token in card.ends if tokenizer.spelling[token]]:
+        raise CheckpointError(f"token {said[0]} would end texts, and it is not a special token of the tokenizer")
 
 
 register_writer(FAMILY, Decoder.unpack)
