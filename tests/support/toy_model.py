@@ -16,7 +16,15 @@ from tokenizers.processors import TemplateProcessing
 from comet_mpc.engine.twin import run_twin
 from comet_mpc.functions.rule import PRECISION
 from comet_mpc.models.certify import calibrated, certify
-from comet_mpc.models.checkpoint import FITTED, ActivationChoice, AttentionChoice, CometConfig, Encoder, tensor_shapes
+from comet_mpc.models.checkpoint import (
+    FITTED,
+    NEAR,
+    ActivationChoice,
+    AttentionChoice,
+    CometConfig,
+    Encoder,
+    tensor_shapes,
+)
 from comet_mpc.models.fitted.first import first_functions
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.public import PublicModel
@@ -82,8 +90,11 @@ def make_checkpoint(
     """Writes a checkpoint that `ServedModel.load` takes; with a `form` that is not certified, and what calibration saw
     of it, one for research."""
     head = head or Head()
-    fitted = ActivationChoice(kind=FITTED), AttentionChoice(kind=FITTED, power=4)
-    choices = form or (fitted if rule == FITTED else (ActivationChoice(), AttentionChoice()))
+    fitted = {
+        FITTED: (ActivationChoice(kind=FITTED), AttentionChoice(kind=FITTED, power=4)),
+        NEAR: (ActivationChoice(kind=FITTED, degree=4), AttentionChoice(kind=FITTED, power=8)),
+    }
+    choices = form or fitted.get(rule, (ActivationChoice(), AttentionChoice()))
     config = CometConfig(
         encoder=Encoder(
             architecture=architecture,  # type: ignore[arg-type]
@@ -103,7 +114,7 @@ def make_checkpoint(
         attention=choices[1],
         head=head,
         pooler=pooler or ("algebraic" if head.kind == "label" else "none"),
-        rule="minimax" if rule == FITTED else rule,
+        rule="minimax" if rule in fitted else rule,
         steps=steps,
         row_steps=row_steps,
     )

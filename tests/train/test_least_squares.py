@@ -79,18 +79,23 @@ def _attended(numbers: Heads, bias: Any | None, given: tuple[Any, Any, Any] | No
     unit_q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + numbers.query_softness[:, None, None])
     unit_k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + numbers.key_softness[:, None, None])
     z = unit_q @ unit_k.transpose(-1, -2) + numbers.shift[:, None, None] + (0.0 if bias is None else bias)
-    r = (z.square() + numbers.offset[:, None, None]).square() * tokens[:, None, None, :]
+    for offset in numbers.offsets.unbind(-1):
+        z = z.square() + offset[:, None, None]
+    r = z.square() * tokens[:, None, None, :]
     return Attended(q, k, v, bias, r / r.sum(-1, keepdim=True), tokens)
 
 
+@pytest.mark.parametrize("squares", [1, 2])
 @pytest.mark.parametrize("biased", [False, True])
-def test_heads_with_such_numbers_are_found_again(biased: bool) -> None:
+def test_heads_with_such_numbers_are_found_again(biased: bool, squares: int) -> None:
     torch.manual_seed(3)
-    wanted = Heads(*map(torch.tensor, ([0.4, -0.3], [0.1, -0.05], [3.0, 9.0], [5.0, 2.0], [1.0, 1.0])))
+    offsets = [[0.1, 0.2][:squares], [-0.05, 0.1][:squares]]
+    wanted = Heads(*map(torch.tensor, ([0.4, -0.3], offsets, [3.0, 9.0], [5.0, 2.0], [1.0, 1.0])))
     bias = 0.2 * torch.randn(2, 9, 9) if biased else None
     batches = [_attended(wanted, bias) for _ in range(3)]
     limit = torch.full((2,), 0.1), torch.full((2,), 100.0)
-    start = Heads(*map(torch.tensor, ([0.3, -0.4], [0.0, 0.0], [8.0, 12.0], [8.0, 6.0], [2.0, 2.0])))
+    none = [[0.0] * squares] * 2
+    start = Heads(*map(torch.tensor, ([0.3, -0.4], none, [8.0, 12.0], [8.0, 6.0], [2.0, 2.0])))
     found = fit_heads(batches, start, Limits.of(start, limit, limit))
     far, near = (
         max(float((_attended(n, bias, (b.q, b.k, b.v)).wanted - b.wanted).square().mean()) for b in batches)
@@ -99,17 +104,18 @@ def test_heads_with_such_numbers_are_found_again(biased: bool) -> None:
     assert near < 0.2 * far
 
 
-def test_heads_stay_within_their_limits_and_come_nearer_to_a_softmax() -> None:
+@pytest.mark.parametrize("power", [4, 8])
+def test_heads_stay_within_their_limits_and_come_nearer_to_a_softmax(power: int) -> None:
     torch.manual_seed(4)
-    numbers = Heads(*map(torch.tensor, ([0.4, 0.3], [0.1, 0.0], [3.0, 9.0], [5.0, 2.0], [1.0, 1.0])))
+    numbers = Heads(*map(torch.tensor, ([0.4, 0.3], [[0.1], [0.0]], [3.0, 9.0], [5.0, 2.0], [1.0, 1.0])))
     batch = _attended(numbers, None)
     scores = (batch.q @ batch.k.transpose(-1, -2)).masked_fill(batch.tokens[:, None, None, :] == 0, -torch.inf)
     batch = Attended(batch.q, batch.k, batch.v, None, torch.softmax(scores, -1), batch.tokens)
     low, high = torch.full((2,), 1.0), torch.full((2,), 20.0)
-    start = first_heads([batch], 4.0, 0.16)
+    start = first_heads([batch], power, 4.0, 0.16)
     assert bool((start.usual >= 0.16).all())
     found = fit_heads([batch], start, Limits.of(start, (low, high), (low, high)))
     assert bool((found.shift.abs() <= 1.0).all())
-    assert bool((found.offset.abs() <= 1.0).all())
+    assert bool((found.offsets.abs() <= torch.tensor([1.0, 4.0])[: power.bit_length() - 2]).all())
     for softness in (found.query_softness, found.key_softness):
         assert bool(((softness >= 0.999 * low) & (softness <= 1.001 * high)).all())

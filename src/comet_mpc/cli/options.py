@@ -109,7 +109,7 @@ Steps = Annotated[
 ShapeRule = Annotated[
     FormRuleName | None,
     option(
-        "With --shape: how activations and attention scores are computed: fitted, or with square roots by a "
+        "With --shape: how activations and attention scores are computed: fitted, near, or with square roots by a "
         "polynomial of that degree or by minimax iterations. Default: quadratic.",
         flag="--rule",
     ),

@@ -27,7 +27,8 @@ HeadLabels = Annotated[str | None, Option(metavar="A,B,…", help=_LABELS)]
 _HEAD = "What to make of a text: a label, a label for every token, or an embedding."
 HeadKind = Annotated[Kind | None, Option(help=_HEAD)]
 _FORM_RULE = (
-    f"{_BY_ROOT}: fitted, a polynomial root, or minimax (steps of 1/sqrt). Default: {USUAL_RULE} in the certified form."
+    f"{_BY_ROOT}: fitted, near, a polynomial root, or minimax (steps of 1/sqrt). Default: {USUAL_RULE} in the "
+    "certified form."
 )
 FormRule = Annotated[FormRuleName | None, Option(help=_FORM_RULE)]
 FormSteps = Annotated[int | None, Option(min=1, max=16, help="Minimax steps of 1/sqrt; 4 in the paper's form.")]
@@ -108,7 +109,7 @@ _TRAIN = "Train the fitted model, or do not. Default: if it is less than 95 % ne
 Trained = Annotated[bool | None, Option("--train/--no-train", help=_TRAIN)]
 _FITTED_TOKENS = "Tokens of the training rows that functions and layers are fitted to."
 FittedTokens = Annotated[int, Option("--fit-tokens", min=1, help=_FITTED_TOKENS)]
-_ADOPTED_RULE = f"{_BY_ROOT}: fitted, a polynomial root, or minimax. Default: fitted."
+_ADOPTED_RULE = f"{_BY_ROOT}: fitted, near, a polynomial root, or minimax. Default: fitted."
 AdoptedRule = Annotated[FormRuleName | None, Option(help=_ADOPTED_RULE)]
 _ADOPTED_STEPS = "Minimax steps of 1/sqrt in its place."
 AdoptedSteps = Annotated[int | None, Option(min=1, max=16, help=_ADOPTED_STEPS)]

@@ -2,7 +2,8 @@
 
     paper      f = smu, s = q·k/√d: the range of s must be claimed by the caller
     certified  f = smu², s = cos(q, k) - c with a threshold c per head: s is in [-2, 2] whatever the input
-    fitted     f a quartic of its own for every head, s = q·k/sqrt((|q|² + c_q)·(|k|² + c_k)) + b, in [-2, 2] too
+    fitted     f two or three squares with numbers of its own for every head,
+               s = q·k/sqrt((|q|² + c_q)·(|k|² + c_k)) + b, in [-2, 2] too
 
 The softness c of a head is the server's: 0 makes a cosine, and a large one nearly q·k with a scale. |q| <= 1 and
 |k| <= 1 by the server's weights, so such a score is within [-1, 1] whatever they are, before b is added.
@@ -38,7 +39,8 @@ from comet_mpc.functions.rule import (
     inverse_sqrt,
     plain_inverse_sqrt,
 )
-from comet_mpc.functions.weighing import SCORE, Quartic, SmuWeighing, Weighing
+from comet_mpc.functions.table_rule import TableRule
+from comet_mpc.functions.weighing import SCORE, SQUARES, SmuWeighing, Weighing
 
 N, Y = variables("n y")
 
@@ -48,7 +50,6 @@ _FREE = 2  # more of them than that, as a cut that sends nothing may leave
 _SOFT_QUERY = 14  # rows that are shorter than their head's softness matter as well
 _VALUE = 12
 _ROW = 14
-_RECIPROCAL_ROOT = 11
 _DENOMINATOR_ERROR = 2.0**-7  # of 1/sqrt: all weights of a row are off by as much
 _TOO_LONG = 0.0016  # what a normalised query or key may be longer than 1
 LARGEST_SOFTNESS = 1.0 - 2.0**-6
@@ -79,9 +80,9 @@ def certified_attention(mu: float, *, scores: Rule, denominators: InverseRule, n
     return AttentionForm(weighing, cosine=True, denominators=denominators, norms=norms)
 
 
-def fitted_attention(*, denominators: InverseRule, norms: InverseRule) -> AttentionForm:
-    """A quartic for every head, by these rules. R is within the denominators' interval."""
-    weighing = Quartic(denominators.high)
+def fitted_attention(*, denominators: InverseRule, norms: InverseRule, power: int = 4) -> AttentionForm:
+    """Repeated squares of a head's own, by these rules. R is within the denominators' interval."""
+    weighing = SQUARES[power](denominators.high)
     return AttentionForm(weighing, cosine=True, denominators=denominators, norms=norms, soft=True)
 
 
@@ -108,11 +109,19 @@ def certified_form(
 
 
 def fitted_form(
-    norm_interval: tuple[float, float] = (2.0**-8, 2.0 - 2.0**-8), largest_weight: float = 0.25
+    norm_interval: tuple[float, float] = (2.0**-8, 2.0 - 2.0**-8), largest_weight: float = 0.25, power: int = 4
 ) -> AttentionForm:
     """Fitted attention with rules for `norm_interval`, that of |q|² + c and |k|² + c, and the largest R there is."""
-    low = largest_weight * Quartic.interval
-    return fitted_attention(denominators=denominator_rule(largest_weight, low=low), norms=norm_rule(*norm_interval))
+    denominators = fitted_denominator_rule(largest_weight, power)
+    return fitted_attention(denominators=denominators, norms=norm_rule(*norm_interval), power=power)
+
+
+def fitted_denominator_rule(largest_weight: float, power: int, steps: int | None = None) -> InverseRule:
+    """For the mean of a row's R, at most `largest_weight`."""
+    low = largest_weight * 2.0 ** -SQUARES[power].least_exponent
+    if SQUARES[power].by_tables:
+        return TableRule(low, largest_weight)
+    return denominator_rule(largest_weight, steps, low=low)
 
 
 def denominator_rule(high: float, steps: int | None = None, *, low: float = SmuWeighing.smallest_mean) -> MinimaxRule:
@@ -208,7 +217,7 @@ def attention(
 ) -> Share:
     """Attention of all heads: q, k, v of shape (heads, n, d), thresholds (heads, 1, 1) or (heads, n, n), mask (n,).
 
-    constants  of the form's weighing, (heads, 1, 1)
+    constants  of the form's weighing, (heads, 1, as many as it has)
     softness   at the server, of the form's norms, (heads, 2)
 
     With a batch: (batch, heads, n, d) and a mask of (batch, n). The mask is 1 for a token and 0 for padding, and the
@@ -240,8 +249,8 @@ def attention(
                 raise ScaleError(f"{session.here}: a padding mask of zeros and ones has no fraction bits")
             column = mask.reshape(*mask.shape[:-1], 1, n, 1).lift(_VALUE).narrow(pair)
             columns = concatenate([columns, concatenate([column] * q.shape[-3], axis=-3)], axis=-1)
-        # a unit of the denominator's finest opening is 2^-24, or 2^-28: it is off by no more than a sixteenth
-        precision = weighing.numerator + 1 - math.ceil(math.log2(n))
+        # a unit of the denominator's finest opening is 2^-24, 2^-28 or 2^-33: it is off by no more than a sixteenth
+        precision = weighing.numerator + weighing.finer - math.ceil(math.log2(n))
         top = n * weighing.top
         product = session.matmul(*session.open(r, columns), bound=top * columns.bound, precision=precision)
         total = product[..., -1:] if mask is not None else r.sum(keep=True)
@@ -322,7 +331,8 @@ def _divide(
     with session.part("division"):
         by_table = rule.error + rule.rounding if rule.of_rows else 0.0
         limit = (max(rule.overshoot, 1.0 + by_table) ** 2 + 2.0**-6) * bound
-        whole = numerator_bits + 2 * _RECIPROCAL_ROOT
+        reciprocal = form.weighing.reciprocal
+        whole = numerator_bits + reciprocal
         numerator = product.times_power(-exponent)
         ring = session.ring(whole, limit)
         shift = numerator.fraction - numerator_bits
@@ -331,22 +341,21 @@ def _divide(
         if form.floor:
             mean = session.add_constant(mean, form.floor * 2.0**-exponent)
         mean = mean.bounded(min(mean.bound, rule.high))
-        y = _reciprocal(session, mean, rule, ring)
+        y = _reciprocal(session, mean, rule, ring, reciprocal)
         value = session.evaluate(N * y.polynomial, {"n": opened.result(), **y.opened}, fraction=whole, bound=limit)
         return session.truncate_to(value, fraction, width)
 
 
-def _reciprocal(session: Session, mean: Share, rule: InverseRule, ring: Ring) -> Factor:
+def _reciprocal(session: Session, mean: Share, rule: InverseRule, ring: Ring, bits: int) -> Factor:
     """1/mean in terms of what is opened: from a table, or the square of y = 1/sqrt(mean).
 
     To square y once per row takes a round and saves a monomial of every element: two parties alone usually do.
     """
     off = rule.error + rule.rounding  # what bounds were certified with
-    allowed, bits = Allowed(off, off), 2 * _RECIPROCAL_ROOT
-    found = open_row(session, mean, rule, fraction=bits, ring=ring, allowed=allowed, power=1.0)
+    found = open_row(session, mean, rule, fraction=bits, ring=ring, allowed=Allowed(off, off), power=1.0)
     if found is not None:
         return found
-    y = session.reopen(inverse_sqrt(session, mean, rule), _RECIPROCAL_ROOT, ring if ring.modulus else WORD)
+    y = session.reopen(inverse_sqrt(session, mean, rule), bits // 2, ring if ring.modulus else WORD)
     if session.goes("square reciprocals of rows first", usually=session.odd):
         square = session.evaluate(Y**2, {"y": y}, bound=y.bound**2)
         return Factor(Y, {"y": session.open(square if square.modulus else square.narrow(ring.width))})

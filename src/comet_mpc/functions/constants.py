@@ -19,6 +19,11 @@ class Constants:
     bound: float
     values: Reals | None = field(default=None, repr=False)
 
+    def part(self, which: int) -> Constants:
+        """Those of one place in the last axis, which keeps the length 1."""
+        values = None if self.values is None else self.values[..., which : which + 1]
+        return Constants((*self.shape[:-1], 1), self.bound, values)
+
     def added_to(self, session: Session, x: Share) -> Share:
         """x + c, in x's own scale and ring."""
         return x + session.private(SERVER, self.shape, x.fraction, self.bound, self.values, x.ring)

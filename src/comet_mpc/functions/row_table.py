@@ -446,7 +446,7 @@ def open_row(
         return None
     most = math.floor(math.log2(_CELLS_AT_ONCE / (count or t.count))) if keep is None else _MOST_CELLS
     table = row_table(allowed.curve(rule, power), own, fraction, ring, min(most, _MOST_CELLS))
-    if table is None or not session.goes(WAY, usually=True):
+    if table is None or not (rule.only_tables or session.goes(WAY, usually=True)):
         return None
     rule.check_argument(session, t.bound)
     return table.read(session, t, keep, hurried)

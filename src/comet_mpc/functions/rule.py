@@ -207,6 +207,8 @@ class InverseRule(Rule):
     """A public constant of what comes next, included for free."""
     fraction_y: int
     """Fraction bits of y where it is opened."""
+    only_tables: ClassVar[bool] = False
+    """Whether it has no steps, and a table must stand for it."""
 
     def inverse(self) -> InverseRule:
         return self

@@ -2,6 +2,7 @@
 
     SmuWeighing   R = smu(s/scale)^p, the root by a public rule
     Quartic       R = (((s + b)/2)² + g)², b and g of the server's, for every head
+    Eighth        R = ((((s + b)/2)² + g)² + h)², and h
 
 Weights are R_ij/Σ_j R_ij, so R itself has no scale: of (a·s + b)² + g only b/a and g/a² matter.
 """
@@ -34,8 +35,10 @@ LARGEST_ACTIVATED = 1.12
 _UNIT = 1.0 + 2.0**-8
 _OPENED = 15
 """Fraction bits of what a quartic squares. Rows whose R are far below its top keep some, and so do odd rings."""
+_BETWEEN = 14
+"""The same of what is squared between the first and the last square."""
 LARGEST_OFFSET = 0.25
-"""|g| of a quartic."""
+"""|g| and |h|."""
 
 
 class Weighing(ABC):
@@ -47,6 +50,10 @@ class Weighing(ABC):
     """|s| for every input."""
     constants = 0
     """Private numbers of a head, beside its threshold."""
+    finer = 1
+    """Fraction bits that matter of ΣR, beyond those of the numerator."""
+    reciprocal = 22
+    """Fraction bits of what R·V is multiplied by, 1 over the mean of R."""
 
     @property
     @abstractmethod
@@ -125,8 +132,9 @@ class SmuWeighing(Weighing):
 
 
 @dataclass(frozen=True)
-class Quartic(Weighing):
-    """(((s + b)/2)² + g)² for |s + b| <= 2: b is in the thresholds, g in `constants`.
+class Squares(Weighing):
+    """((((s + b)/2)² + g)² + …)², with one square or two after the first, for |s + b| <= 2: b is in the thresholds,
+    g and what follows in `constants`.
 
     top: what the heads' own numbers allow R to be, a power of two. Fraction bits are counted from there.
     """
@@ -134,17 +142,23 @@ class Quartic(Weighing):
     top: float = 1.0
 
     score_bound = 2.0
-    constants = 1
-    interval: ClassVar[float] = 2.0**-15.3
-    """Of means of a row's R, relative to their top."""
+    least_exponent: ClassVar[float]
+    """Of means of a row's R, relative to their top: the interval is 2^-that wide."""
+    by_tables: ClassVar[bool] = False
+    """Whether that is too wide for steps, so that tables must do it."""
+    _bits_below: ClassVar[int]
+    """Fraction bits of R below its top, at least."""
+    _middle_bits: ClassVar[int]
+    """Of what is squared last, below its top."""
 
     @property
     def bits(self) -> range:
-        return range(22 - math.ceil(math.log2(self.top)), 25 - math.ceil(math.log2(self.top)))
+        least = self._bits_below - math.ceil(math.log2(self.top))
+        return range(least, least + 3)
 
     @property
     def numerator(self) -> int:
-        return 27 - math.ceil(math.log2(self.top))
+        return self._bits_below + 5 - math.ceil(math.log2(self.top))
 
     @property
     def precision(self) -> int:
@@ -152,18 +166,53 @@ class Quartic(Weighing):
 
     def __call__(self, s: Reals, constants: Reals | None, *, exact: bool = False) -> Reals:
         if constants is None:
-            raise RuleError("scores by a quartic need their constants")
-        return np.asarray(np.square(np.square(0.5 * s) + constants[..., :1, None]))
+            raise RuleError(f"scores by {self.constants + 1} squares need their constants")
+        r = np.square(0.5 * s)
+        for which in range(self.constants):
+            r = np.square(r + constants[..., which : which + 1, None])
+        return np.asarray(r)
 
     def on_shares(self, session: Session, s: Share, constants: Constants | None, fraction: int, width: int) -> Share:
-        """Opens s and (s/2)² + g. Reveals nothing."""
+        """Opens s, (s/2)² + g, and what follows. Reveals nothing."""
         if constants is None or constants.bound > LARGEST_OFFSET:
-            raise RangeError(f"{session.here}: scores by a quartic need constants of at most {LARGEST_OFFSET:g}")
+            raise RangeError(f"{session.here}: scores by squares need constants of at most {LARGEST_OFFSET:g}")
         half = s.bounded(self.score_bound * _UNIT).times_power(-1)
         opened = session.reopen(half, _OPENED, session.ring(2 * _OPENED, _UNIT**2 + LARGEST_OFFSET))
-        square = session.evaluate(S**2, {"s": opened}, bound=half.bound**2)
-        middle = constants.added_to(session, square).bounded(math.sqrt(self.top))
-        more = max(0, math.floor(-0.5 * math.log2(self.top)))  # a small one has room for as many further bits
-        opened = session.reopen(middle, _OPENED + more, session.ring(2 * (_OPENED + more), self.top))
-        power = session.evaluate(S**2, {"s": opened}, bound=self.top)
-        return session.truncate(power, power.fraction - fraction, width)
+        r, largest = session.evaluate(S**2, {"s": opened}, bound=half.bound**2), half.bound**2 + LARGEST_OFFSET
+        for which in range(self.constants):
+            last, bits = which == self.constants - 1, _BETWEEN
+            middle = constants.part(which).added_to(session, r).bounded(largest)
+            if last:
+                middle = middle.bounded(math.sqrt(self.top))
+                # a small one has room for as many further bits
+                bits = self._middle_bits + max(0, math.floor(-0.5 * math.log2(self.top)))
+            top = self.top if last else middle.bound**2
+            ring = session.ring(2 * bits, top if last else top + LARGEST_OFFSET)
+            opened = session.reopen(middle, bits, ring)
+            r, largest = session.evaluate(S**2, {"s": opened}, bound=top), top + LARGEST_OFFSET
+        return session.truncate(r, r.fraction - fraction, width)
+
+
+class Quartic(Squares):
+    """(((s + b)/2)² + g)²."""
+
+    constants = 1
+    least_exponent = 15.3
+    _bits_below = 22
+    _middle_bits = _OPENED
+
+
+class Eighth(Squares):
+    """((((s + b)/2)² + g)² + h)²."""
+
+    constants = 2
+    least_exponent = 20.0
+    by_tables = True
+    finer = 5
+    reciprocal = 16
+    _bits_below = 24
+    _middle_bits = _OPENED
+
+
+SQUARES: dict[int, type[Squares]] = {4: Quartic, 8: Eighth}
+"""By the power of scores."""

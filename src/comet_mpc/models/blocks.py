@@ -33,7 +33,7 @@ from comet_mpc.functions.layer_norm import (
     padding_bits,
     power_in,
 )
-from comet_mpc.functions.neurons import Neurons
+from comet_mpc.functions.neurons import LARGEST_MIDDLE, Neurons
 from comet_mpc.functions.rule import InverseRule
 from comet_mpc.functions.weighing import LARGEST_OFFSET
 from comet_mpc.models.heads import ROWS, WEIGHTS, Reads, linear, shifted
@@ -96,6 +96,16 @@ class Skipped(Protocol):
     def result(self) -> Share: ...
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A share that is there already."""
+
+    share: Share
+
+    def result(self) -> Share:
+        return self.share
+
+
 class Total(ABC):
     """What the product of a part is added to, and how the sum is held."""
 
@@ -111,6 +121,10 @@ class Total(ABC):
     @abstractmethod
     def skip(self, frame: Frame, rows: Given, gamma: str, bias: str) -> Skipped:
         """What W·f is added to, the bias included. rows: those that the part takes"""
+
+    @abstractmethod
+    def linear(self, frame: Frame, rows: Given, matrix: str, bias: str) -> Skipped:
+        """The same with M·n, if a part adds what is linear in its rows."""
 
     @abstractmethod
     def with_product(self, frame: Frame, rows: Given, weight: str, skip: Share) -> Share:
@@ -152,6 +166,12 @@ class Sum(Total):
         scaled = session.scale(rows, weights[gamma], bound=SKIP_BOUND, precision=SUMMANDS)
         return Centred.of(session, shifted(session, scaled, weights[bias], SKIP_BOUND), self.ring, MEAN_BOUND)
 
+    def linear(self, frame: Frame, rows: Given, matrix: str, bias: str) -> Ready:
+        """M·n + b, which the server has centred, γ⊙n included."""
+        top = largest_norm(self.hidden, self.rule)
+        product = frame.session.linear(rows, frame.weights[matrix], bound=top, precision=SUMMANDS)
+        return Ready(shifted(frame.session, product, frame.weights[bias], top).lift(self.fraction))
+
     def with_product(self, frame: Frame, rows: Given, weight: str, skip: Share) -> Share:
         """W·f + γ⊙n + b."""
         top = largest_norm(self.hidden, self.rule)
@@ -164,6 +184,8 @@ class Part(ABC):
 
     skip: str
     """The name of γ."""
+    adds: bool = False
+    """Whether it adds what is linear in its rows, by a matrix of that name in the place of γ."""
 
     @abstractmethod
     def least_rings(self, rules: LayerRules) -> tuple[int, int]:
@@ -268,7 +290,8 @@ class Attention(Part):
         if not self.constants:
             return None
         values = _real(weights[prefix + "constants"])
-        return Constants((self.heads, 1, 1), LARGEST_OFFSET, None if values is None else values[:, :, None])
+        shape = (self.heads, 1, self.constants)
+        return Constants(shape, LARGEST_OFFSET, None if values is None else values[:, None, :])
 
 
 def _real(weight: Weight) -> Reals | None:
@@ -278,15 +301,24 @@ def _real(weight: Weight) -> Reals | None:
 
 @dataclass(frozen=True)
 class FeedForward(Part):
-    """Two matrices with an activation between them."""
+    """Two matrices with an activation between them.
+
+    constants  private numbers of a neuron; with some, what is linear in the rows comes by a matrix of its own
+    """
 
     hidden: int
     intermediate: int
+    constants: int = 0
     skip: str = "second"
+
+    @property
+    def adds(self) -> bool:  # type: ignore[override]
+        return self.constants > 0
 
     def weights(self) -> Sizes:
         d, m = self.hidden, self.intermediate
-        return {"up.weight": (m, d), "up.bias": (m,), "down.weight": (d, m), "down.bias": (d,)}
+        own = {"offsets": (m,), f"{self.skip}.weight": (d, d)} if self.constants else {}
+        return {"up.weight": (m, d), "up.bias": (m,), **own, "down.weight": (d, m), "down.bias": (d,)}
 
     def least_rings(self, rules: LayerRules) -> tuple[int, int]:
         return rules.neurons.least_rings
@@ -299,11 +331,20 @@ class FeedForward(Part):
         with session.part("linear"):
             given = session.give(rows)
             up = linear(session, given, weights, prefix + "up", rules.neuron_bound, neurons.argument)
-            skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "down.bias")
+            if self.constants:
+                skip = total.linear(frame, given, f"{prefix}{self.skip}.weight", prefix + "down.bias")
+            else:
+                skip = total.skip(frame, given, f"{prefix}{self.skip}.gamma", prefix + "down.bias")
         ring = total.narrower(neurons.fraction, weights[prefix + "down.weight"])
-        active = neurons.on_shares(session, up, width=ring)
+        active = neurons.on_shares(session, up, self._offsets(weights, prefix), width=ring)
         with session.part("linear"):
             return total.with_product(frame, session.give(active), prefix + "down.weight", skip.result())
+
+    def _offsets(self, weights: Mapping[str, Weight], prefix: str) -> Constants | None:
+        """What every neuron adds to its square."""
+        if not self.constants:
+            return None
+        return Constants((self.intermediate,), LARGEST_MIDDLE, _real(weights[prefix + "offsets"]))
 
 
 @dataclass(frozen=True)
@@ -328,7 +369,7 @@ class PostNormBlock:
         """All its weights, by their whole names, in the order in which they are used."""
         sizes = {self.prefix + name: size for part in self.parts for name, size in part.weights().items()}
         hidden = next(iter(sizes.values()))[-1]
-        return sizes | {f"{self.prefix}{part.skip}.gamma": (hidden,) for part in self.parts}
+        return sizes | {f"{self.prefix}{part.skip}.gamma": (hidden,) for part in self.parts if not part.adds}
 
     def _sums(self, rules: LayerRules) -> list[Sum]:
         hidden = next(iter(self.weights().values()))[-1]

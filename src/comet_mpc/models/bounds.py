@@ -239,6 +239,48 @@ def quadratic_norm_top(
     return (min(with_trace, without) + linear * size + rounding) ** 2 / d
 
 
+def polynomial_norm_top(
+    up: tuple[Reals, Reals],
+    down: tuple[Reals, Reals],
+    gamma: Reals,
+    beta: Reals,
+    polynomials: tuple[Reals, ...],
+    *,
+    activation_error: Reals,
+    skips: bool = True,
+) -> float:
+    """The same for polynomials of any degree, `polynomials`: c₀, c₁, …
+
+    With h = h₀ + x, f is Σ d_k·x^k. Up to k = 2 that is a quadratic. Beyond, x_j^k is (s_j·√d)^k·⟨e_j, n/√d⟩^k, which
+    is linear in the k-th tensor power of n/√d, no longer than 1; and ⟨e_i^⊗k, e_j^⊗k⟩ = ⟨e_i, e_j⟩^k for the directions
+    e of the neurons. So W₂·(d_k ⊙ x^k) is no longer than the root of the largest eigenvalue of V·K·Vᵀ,
+    V = W₂·diag(d_k·(s·√d)^k), K_ij = ⟨e_i, e_j⟩^k. Neurons of other directions are not at their bounds together.
+    """
+    (w1, b1), w2, d = up, down[0], len(gamma)
+    start, x = w1 @ beta + b1, _centred(w1 * gamma, 1)
+    moved = _about(polynomials, start)
+    c0, c1, c2 = moved[:3]
+    quadratic = c0 - c1 * start + c2 * start**2, c1 - 2.0 * c2 * start, c2
+    lower = quadratic_norm_top(up, down, gamma, beta, quadratic, activation_error=activation_error, skips=skips)
+    lengths = np.maximum(np.linalg.norm(x, axis=1), 1e-30)
+    cosines = np.clip((x @ x.T) / np.outer(lengths, lengths), -1.0, 1.0)
+    w2, reach, norm = _centred(w2, 0), lengths * math.sqrt(d) * (1.0 + SLACK), math.sqrt(lower * d)
+    for k in range(3, len(moved)):
+        scaled = w2 * (moved[k] * reach**k)
+        gram = scaled @ cosines**k @ scaled.T
+        norm += math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-6)
+    return norm**2 / d
+
+
+def _about(polynomials: tuple[Reals, ...], start: Reals) -> list[Reals]:
+    """Σ c_k·h^k in powers of h - start."""
+    moved = [np.zeros_like(start) for _ in polynomials]
+    for i, c in enumerate(polynomials):
+        for k in range(i + 1):
+            moved[k] = moved[k] + math.comb(i, k) * c * start ** (i - k)
+    return moved
+
+
 def state_top(gamma: Reals, beta: Reals) -> float:
     """Mean square of γ⊙n + β."""
     spread = _sigma(_centred(np.diag(gamma), 1)) * math.sqrt(len(gamma)) * (1.0 + SLACK)

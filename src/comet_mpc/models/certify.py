@@ -27,13 +27,13 @@ import numpy.typing as npt
 
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import argument_interval, smu_rule, tanh_like_rule
-from comet_mpc.functions.attention import LARGEST_SOFTNESS, denominator_rule, norm_rule
+from comet_mpc.functions.attention import LARGEST_SOFTNESS, denominator_rule, fitted_denominator_rule, norm_rule
 from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
 from comet_mpc.functions.minimax import minimax_rule
-from comet_mpc.functions.neurons import Square
+from comet_mpc.functions.neurons import Quartics, Square
 from comet_mpc.functions.rule import PRECISION, InverseRule, Rule, Smu
 from comet_mpc.functions.rules import make_rule
-from comet_mpc.functions.weighing import LARGEST_ACTIVATED, Quartic
+from comet_mpc.functions.weighing import LARGEST_ACTIVATED
 from comet_mpc.models.bounds import (
     SLACK,
     Weights,
@@ -43,12 +43,14 @@ from comet_mpc.models.bounds import (
     embedding_norm_top,
     image_norm,
     output_norm_top,
+    polynomial_norm_top,
     power_of_two_above,
     quadratic_norm_top,
     state_top,
 )
 from comet_mpc.models.checkpoint import FITTED, CometConfig, Site
 from comet_mpc.models.fitted.numbers import Quadratics, largest_weight, relative_softness
+from comet_mpc.models.fitted.quartics import Depressed, polynomials
 from comet_mpc.threads import small_matrices
 
 Told = Callable[[int, int], None]
@@ -114,7 +116,7 @@ def fitted_attention_rules(config: CometConfig, tensors: Tensors) -> dict[str, R
     top, steps = largest_weight(tensors, e.layers, e.heads), config.row_steps
     return {
         "norms": norm_rule(low, _NORMS[1] + LARGEST_SOFTNESS, steps or None),
-        "denominators": denominator_rule(top, steps + 1 if steps else None, low=top * Quartic.interval),
+        "denominators": fitted_denominator_rule(top, config.attention.power, steps + 1 if steps else None),
     }
 
 
@@ -194,13 +196,17 @@ def _neurons_top(config: CometConfig, tensors: Tensors, index: int, rule: Rule |
     gamma, beta = weights.pair(f"{layer}.attention_norm")
     skips = not config.encoder.stream
     up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
+    if config.activation.kind == FITTED and config.activation.degree == 4:
+        found = Depressed.of(tensors, index)
+        off, own_polynomials = np.abs(found.leading) * Quartics.rounding, polynomials(tensors, index)
+        return polynomial_norm_top(up, down, gamma, beta, own_polynomials, activation_error=off, skips=skips)
     if config.activation.kind == FITTED:
         own = Quadratics.of(tensors, index)
         shift = own.shift(activation_bounds(*up, gamma, beta), index)
         scale = np.abs(own.curvature) * activation_bounds(up[0], up[1] + shift, gamma, beta) ** 2
-        polynomials = (own.constant, own.slope, own.curvature)
+        quadratics = (own.constant, own.slope, own.curvature)
         return quadratic_norm_top(
-            up, down, gamma, beta, polynomials, activation_error=scale * Square.rounding, skips=skips
+            up, down, gamma, beta, quadratics, activation_error=scale * Square.rounding, skips=skips
         )
     if rule is None:
         raise CheckpointError("no rule for the neurons")
@@ -235,7 +241,7 @@ def _check_form(config: CometConfig) -> None:
         raise CheckpointError(
             "only the certified form can be certified: smu or fitted functions, normalised neurons, cosine attention"
         )
-    if activation.trainable or attention.trainable or attention.power not in (2, 4):
+    if activation.trainable or attention.trainable or attention.power == 1:
         raise CheckpointError("the certified form has power 2 (or fitted scores) and fixed α and μ")
 
 

@@ -30,7 +30,9 @@ else:
     RuleName = Literal[tuple(SERVING)]
 FITTED: Literal["fitted"] = "fitted"
 """Functions that are fitted to a model, neuron by neuron and head by head, in the place of a rule."""
-FormRuleName = Literal[RuleName, "fitted"]
+NEAR: Literal["near"] = "near"
+"""The same, nearer to the original, for about as much as a quadratic root takes."""
+FormRuleName = Literal[RuleName, "fitted", "near"]
 """How activations and scores are computed."""
 USUAL_RULE: RuleName = "quadratic"
 """The cheapest that keeps a model's accuracy (docs/explanation/accuracy.md)."""
@@ -107,7 +109,7 @@ class ActivationChoice(_Strict, frozen=True, kw_only=True):
     """
 
     kind: Literal["gelu", "smu", "fitted"] = "smu"
-    degree: Literal[2] = 2
+    degree: Literal[2, 4] = 2
     alpha: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
     mu: Real = 0.0625
     normalised: bool = True
@@ -119,11 +121,11 @@ class AttentionChoice(_Strict, frozen=True, kw_only=True):
     """Softmax, or f(s)^p / Σ f(s)^p with f = ReLU or smu; cosine: s = cos(q, k) - c with a threshold c per head.
 
     Or fitted: ((a·z + b)² + g)² with numbers of its own for every head, power 4, of soft cosines
-    z = q·k/sqrt((|q|² + c)·(|k|² + c')).
+    z = q·k/sqrt((|q|² + c)·(|k|² + c')); or (((a·z + b)² + g)² + h)², power 8.
     """
 
     kind: Literal["softmax", "relu", "smu", "fitted"] = "smu"
-    power: Literal[1, 2, 4] = 2
+    power: Literal[1, 2, 4, 8] = 2
     cosine: bool = True
     mu: Real = 0.125
     floor: Real = 0.0
@@ -204,7 +206,7 @@ class CometConfig(_Strict, frozen=True, kw_only=True):
         activation, attention = self.activation, self.attention
         if activation.kind == "fitted" and (activation.trainable or not activation.normalised):
             raise ValueError("a fitted activation is normalised, and has no α and μ")
-        if (attention.kind == "fitted") != (attention.power == 4):
+        if (attention.kind == "fitted") != (attention.power in (4, 8)):
             raise ValueError(f"attention of kind {attention.kind!r} with scores to the power {attention.power}")
         if attention.kind == "fitted" and (attention.trainable or attention.floor or not attention.cosine):
             raise ValueError("fitted attention takes (soft) cosines, and has no μ and no floor")
@@ -277,7 +279,8 @@ def tensor_shapes(config: CometConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{layer}.neurons.scale"] = (m,)
             shapes[f"{layer}.neurons.coefficients"] = (m, config.activation.degree + 1)
         if config.attention.kind == "fitted":
-            shapes[f"{layer}.scores"], shapes[f"{layer}.softness"] = (e.heads, 3), (e.heads, 2)
+            numbers = config.attention.power.bit_length()  # a, b and one for every further square
+            shapes[f"{layer}.scores"], shapes[f"{layer}.softness"] = (e.heads, numbers), (e.heads, 2)
         elif config.attention.cosine:
             shapes[f"{layer}.thresholds"] = (e.heads,)
         if config.activation.trainable:

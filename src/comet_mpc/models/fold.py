@@ -27,7 +27,7 @@ from comet_mpc.engine import Weight
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.attention import plain_attention
-from comet_mpc.functions.layer_norm import plain_centred, plain_normalise, shrink_factor
+from comet_mpc.functions.layer_norm import largest_norm, plain_centred, plain_normalise, shrink_factor
 from comet_mpc.functions.rule import InverseRule, plain_inverse_sqrt
 from comet_mpc.models.blocks import MEAN_BOUND, LayerRules, position_buckets
 from comet_mpc.models.bounds import SLACK, Weights, activation_bounds, head_bounds, power_of_two_above
@@ -41,6 +41,7 @@ from comet_mpc.models.checkpoint import (
 )
 from comet_mpc.models.fitted.first import first_functions
 from comet_mpc.models.fitted.numbers import neurons_as_squares, relative_softness, score_numbers
+from comet_mpc.models.fitted.quartics import neurons_as_quartics
 from comet_mpc.models.heads import Head, Pooler
 from comet_mpc.models.transformer import EncoderRules, EncoderShape
 
@@ -82,14 +83,8 @@ def fold(
         gamma, beta = get(source + "attention_norm")
         if config.attention.kind == FITTED:
             folded[target + "softness"] = relative_softness(tensors, i, e.heads)
-            folded[target + "constants"] = score_numbers(tensors, i)[1][:, None]
-        up, up_bias, down, constant = _neurons(config, tensors, i)
-        folded[target + "up.weight"], folded[target + "up.bias"] = plain_centred(up * gamma), up @ beta + up_bias
-        folded[target + "down.weight"] = shrink * plain_centred(down, axis=0)
-        bias = get(source + "down")[1] + constant
-        folded[target + "down.bias"] = plain_centred(bias + beta) if skips else shrink * plain_centred(bias)
-        if skips:
-            folded[target + "second.gamma"] = gamma
+            folded[target + "constants"] = score_numbers(tensors, i)[1]
+        folded |= _feed_forward(config, tensors, i, gamma, beta)
         gamma, beta = get(source + "output_norm")
         if taken is not None:
             taken(folded)
@@ -100,6 +95,32 @@ def fold(
         taken(folded)
         folded = {}
     return folded, tuple(value_bounds), power_of_two_above(1.1 * bound)
+
+
+def _feed_forward(config: CometConfig, tensors: Tensors, layer: int, gamma: Reals, beta: Reals) -> dict[str, Reals]:
+    """A layer's second part. γ, β: of the LayerNorm before it"""
+    get, target, skips = Weights(tensors).pair, f"layer.{layer}.", not config.encoder.stream
+    shrink, bias = shrink_factor(len(gamma)), get(f"layers.{layer}.down")[1]
+    if config.activation.kind == FITTED and config.activation.degree == 4:
+        own = neurons_as_quartics(tensors, layer)
+        matrix = own.matrix + np.eye(len(gamma)) if skips else own.matrix
+        bias = bias + own.bias + matrix @ beta
+        return {
+            f"{target}up.weight": plain_centred(own.up * gamma),
+            f"{target}up.bias": own.up @ beta + own.up_bias,
+            f"{target}offsets": own.offsets,
+            f"{target}second.weight": shrink * plain_centred(plain_centred(matrix * gamma), axis=0),
+            f"{target}down.weight": shrink * plain_centred(own.down, axis=0),
+            f"{target}down.bias": shrink * plain_centred(bias),
+        }
+    up, up_bias, down, constant = _neurons(config, tensors, layer)
+    bias = bias + constant
+    return {
+        f"{target}up.weight": plain_centred(up * gamma),
+        f"{target}up.bias": up @ beta + up_bias,
+        f"{target}down.weight": shrink * plain_centred(down, axis=0),
+        f"{target}down.bias": plain_centred(bias + beta) if skips else shrink * plain_centred(bias),
+    } | ({f"{target}second.gamma": gamma} if skips else {})
 
 
 def _neurons(config: CometConfig, tensors: Tensors, layer: int) -> tuple[Reals, Reals, Reals, Reals | float]:
@@ -203,6 +224,8 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         if not shape.stream:
             bias = bias + matrix.sum(axis=1)  # they are applied to n + 1
             _check_skips(fixed, layer)
+        if layer + "second.weight" in fixed:
+            _check_added(fixed, layer, largest_norm(d, own.variances[1]))
         check(f"layer {i}: value", matrix[2 * d :], bias[2 * d :], own.value_bound)
         check(f"layer {i}: up", *real(layer + "up"), 1.0 + 2.0**-8 - 2.0**-12)
         limit = own.query_bound - math.sqrt(d // shape.heads) * 2.0**-13
@@ -216,9 +239,17 @@ def check_fixed(shape: EncoderShape, rules: EncoderRules, fixed: Mapping[str, We
         check("the classifier", *real("classifier"), rules.head.bound)
 
 
+def _check_added(fixed: Mapping[str, Weight], layer: str, limit: float) -> None:
+    """What is added to the products of a layer's neurons is within the bound that is claimed for it."""
+    if float(np.max(np.abs(_real(fixed[layer + "down.bias"])))) > limit:
+        raise CheckpointError(f"{layer}down.bias is too large for the range behind it")
+
+
 def _check_skips(fixed: Mapping[str, Weight], layer: str) -> None:
     """|Σ(γ⊙n + b)|/2^k is within the bound that `blocks.Sum` claims; n + 1 in place of n in the first part."""
     for name, other in (("first.gamma", "output.bias"), ("second.gamma", "down.bias")):
+        if layer + name not in fixed:  # a matrix, whose product is centred, in its place
+            continue
         gamma, bias = _real(fixed[layer + name]), _real(fixed[layer + other])
         d = len(gamma)
         largest = np.linalg.norm(gamma) / math.sqrt(d) * (1.0 + SLACK) + abs(gamma.mean()) + abs(bias.mean())
@@ -245,10 +276,12 @@ def plain_states(
     """
     shrink = shrink_factor(rows.shape[-1])
 
-    def normalised(x: Reals, name: str, gamma: str, rule: InverseRule | None) -> Reals:
-        skip = weights[gamma] * rows + weights[name + ".bias"]
-        total = x @ weights[name + ".weight"].T + shrink * plain_centred(skip)
-        return plain_normalise(total, rule, epsilon=rules.epsilon)
+    def normalised(x: Reals, name: str, skip: str, rule: InverseRule | None) -> Reals:
+        if skip + ".weight" in weights:
+            added = rows @ weights[skip + ".weight"].T + weights[name + ".bias"]
+        else:
+            added = shrink * plain_centred(weights[skip + ".gamma"] * rows + weights[name + ".bias"])
+        return plain_normalise(x @ weights[name + ".weight"].T + added, rule, epsilon=rules.epsilon)
 
     states, bits = [], mask[..., None]
     rows = rows * bits
@@ -256,9 +289,9 @@ def plain_states(
         layer, (first, second) = f"layer.{i}.", (None, None) if exact else own.variances
         rows = rows + bits
         context = _plain_context(rows, mask, shape, own, weights, i, exact=exact)
-        rows = normalised(context, layer + "output", layer + "first.gamma", first)
+        rows = normalised(context, layer + "output", layer + "first", first)
         active = _plain_active(rows, own, weights, i, exact=exact)
-        rows = normalised(active, layer + "down", layer + "second.gamma", second)
+        rows = normalised(active, layer + "down", layer + "second", second)
         rows = rows * bits if i + 1 < shape.layers else rows
         states.append(rows)
     return [*states, _plain_head(rows, mask, shape, rules, weights, exact)]
@@ -278,7 +311,8 @@ def plain_stream_states(
         context = _plain_context(normalised(first), mask, shape, own, weights, i, exact=exact)
         stream = stream + _linear(weights, context, layer + "output")
         active = _plain_active(normalised(second), own, weights, i, exact=exact)
-        stream = stream + _linear(weights, active, layer + "down")
+        linear = normalised(second) @ weights[layer + "second.weight"].T if own.neurons.constants else 0.0
+        stream = stream + _linear(weights, active, layer + "down") + linear
         states.append(stream)
     return [*states, _plain_head(normalised(rules.last), mask, shape, rules, weights, exact)]
 
@@ -308,7 +342,7 @@ def _plain_context(
 def _plain_active(rows: Reals, own: LayerRules, weights: Mapping[str, Reals], index: int, *, exact: bool) -> Reals:
     """What a layer's neurons give."""
     neurons = _linear(weights, rows, f"layer.{index}.up")
-    return np.asarray(own.neurons(neurons, exact=exact))
+    return np.asarray(own.neurons(neurons, weights.get(f"layer.{index}.offsets"), exact=exact))
 
 
 def _plain_head(

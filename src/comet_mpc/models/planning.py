@@ -9,8 +9,9 @@ from comet_mpc.engine import Session
 from comet_mpc.engine.costs import Network
 from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import Share
-from comet_mpc.functions.weighing import Quartic
-from comet_mpc.models.checkpoint import FITTED
+from comet_mpc.functions.neurons import Quartics
+from comet_mpc.functions.weighing import Eighth, Quartic
+from comet_mpc.models.checkpoint import FITTED, NEAR
 from comet_mpc.models.transformer import (
     EncoderRules,
     EncoderShape,
@@ -55,6 +56,9 @@ def shape_and_rules(shape: EncoderShape, steps: int, rule: str) -> tuple[Encoder
     """A named shape with universal rules, or with fitted functions and the constants that they have."""
     if rule == FITTED:
         return replace(shape, constants=Quartic.constants), fitted_rules(shape)
+    if rule == NEAR:
+        own = replace(shape, constants=Eighth.constants, neurons=Quartics.constants)
+        return own, fitted_rules(own, near=True)
     return shape, certified_rules(shape, steps, rule=rule)
 
 

@@ -25,9 +25,9 @@ from comet_mpc.engine.plan import Plan
 from comet_mpc.engine.share import CLIENT, Reals, Share, decode
 from comet_mpc.errors import CheckpointError, ConfigurationError, ShapeError
 from comet_mpc.functions.attention import AttentionForm, certified_attention, fitted_attention
-from comet_mpc.functions.neurons import Neurons, SmuNeurons, Square
+from comet_mpc.functions.neurons import Neurons, Quartics, SmuNeurons, Square
 from comet_mpc.functions.rule import InverseRule, Smu
-from comet_mpc.functions.weighing import Quartic
+from comet_mpc.functions.weighing import SQUARES
 from comet_mpc.models.blocks import LayerRules
 from comet_mpc.models.bounds import norm_before
 from comet_mpc.models.checkpoint import FITTED, CometConfig
@@ -182,7 +182,7 @@ class PublicModel:
 
     @property
     def shape(self) -> EncoderShape:
-        e = self.config.encoder
+        config, e = self.config, self.config.encoder
         return EncoderShape(
             layers=e.layers,
             hidden=e.hidden,
@@ -193,7 +193,8 @@ class PublicModel:
             positions=e.positions if self.hidden_embeddings else 0,
             stream=e.stream,
             buckets=e.buckets,
-            constants=Quartic.constants if self.config.attention.kind == FITTED else 0,
+            constants=SQUARES[config.attention.power].constants if config.attention.kind == FITTED else 0,
+            neurons=_neurons(config).constants,
             head=self.config.head,
             pooler=self.config.pooler,
         )
@@ -415,7 +416,7 @@ def _smu(config: CometConfig) -> Smu:
 def _neurons(config: CometConfig) -> Neurons:
     """By what the checkpoint stores of them."""
     if config.activation.kind == FITTED:
-        return Square()
+        return Square() if config.activation.degree == 2 else Quartics()
     return SmuNeurons(_smu(config), config.sites["activation"].rule)
 
 
@@ -423,7 +424,7 @@ def _attention(config: CometConfig) -> AttentionForm:
     """The same."""
     denominators, norms = (config.sites[name].inverse for name in ("denominators", "norms"))
     if config.attention.kind == FITTED:
-        return fitted_attention(denominators=denominators, norms=norms)
+        return fitted_attention(denominators=denominators, norms=norms, power=config.attention.power)
     scores = config.sites["scores"].rule
     return certified_attention(config.attention.mu, scores=scores, denominators=denominators, norms=norms)
 

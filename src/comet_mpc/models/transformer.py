@@ -37,7 +37,7 @@ from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_SOFTNESS, AttentionForm, certified_form, fitted_form
 from comet_mpc.functions.layer_norm import SUMMANDS, largest_norm, layer_norm_rule, normalise, padding_bits
-from comet_mpc.functions.neurons import Neurons, SmuNeurons, Square
+from comet_mpc.functions.neurons import Neurons, Quartics, SmuNeurons, Square
 from comet_mpc.functions.rule import InverseRule, Smu
 from comet_mpc.models.blocks import SLACK, Attention, FeedForward, Frame, LayerRules, PostNormBlock
 from comet_mpc.models.heads import ROWS, WEIGHTS, Head, HeadRules, Pooler, Reads, coarsened, head_weights, respond
@@ -70,6 +70,8 @@ class EncoderShape:
     the first row of `positions` is [CLS]."""
     constants: int = 0
     """Private numbers of a head by which its scores are weighed (`functions.weighing`)."""
+    neurons: int = 0
+    """Private numbers of a neuron (`functions.neurons`)."""
     head: Head = field(default_factory=Head)
     pooler: Pooler = "algebraic"
 
@@ -128,6 +130,7 @@ def certified_rules(
 def fitted_rules(
     shape: EncoderShape,
     *,
+    near: bool = False,
     variance: tuple[float, float] = (2.0**-5, 2.0**6),
     value_bound: float = 32.0,
     pooler_bound: float = 16.0,
@@ -135,7 +138,8 @@ def fitted_rules(
     """Fitted functions, and the same ranges of row quantities for all layers."""
     variances = layer_norm_rule(shape.hidden, *variance)
     pooler = tanh_like_rule(pooler_bound)
-    return _rules(shape, Square(), fitted_form(), (variances, variances), value_bound, pooler)
+    neurons, form = (Quartics(), fitted_form(power=8)) if near else (Square(), fitted_form())
+    return _rules(shape, neurons, form, (variances, variances), value_bound, pooler)
 
 
 def _rules(
@@ -167,7 +171,7 @@ def encoder_block(shape: EncoderShape, index: int, reads: Reads | None = None) -
     """A layer of an encoder, and what is made of its rows; None: another layer reads them."""
     parts = (
         Attention(shape.hidden, shape.heads, shape.buckets, first=reads == "first", constants=shape.constants),
-        FeedForward(shape.hidden, shape.intermediate),
+        FeedForward(shape.hidden, shape.intermediate, shape.neurons),
     )
     return PostNormBlock(Block("layer", index), parts, reads)
 
@@ -197,7 +201,7 @@ def encoder_weights(shape: EncoderShape) -> dict[str, tuple[int, ...]]:
 
 def _fraction(name: str) -> int:
     """Fraction bits of a weight: queries, keys and `up` are divided by their bounds and small, biases are few."""
-    if name.endswith(("softness", "constants")):
+    if name.endswith(("softness", "constants", "offsets")):
         return 24
     if name.endswith(("bias", "threshold", "positions", "qkv.weight")):
         return 20
@@ -225,7 +229,7 @@ def in_order(shape: EncoderShape, encoded: Mapping[str, Weight]) -> dict[str, We
 def encode_weight(name: str, values: npt.ArrayLike) -> Weight:
     """One of them. Those of a sum that is centred keep what their columns add up to, which is zero."""
     fraction = _fraction(name)
-    if name.endswith(("output.weight", "down.weight")):
+    if name.endswith(("output.weight", "down.weight", "second.weight")):
         values = _rounded_columns(np.asarray(values, np.float64) * 2.0**fraction) * 2.0**-fraction
     return Weight.encode(name, values, fraction, _NO_CLAIM)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.files import atomic_write
-from comet_mpc.models.checkpoint import FITTED, FormRuleName
+from comet_mpc.models.checkpoint import FITTED, NEAR, FormRuleName
 from comet_mpc.models.fold import fold
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.public import PublicModel
@@ -36,7 +36,7 @@ _UPDATES = 300
 """Small data sets are gone through more often, until there were so many updates."""
 USUAL_RECIPE = Recipe(epochs=0.0, batch=16, rate=2e-5, dropout=0.0, fit_tokens=20_000)
 """epochs 0: as many as a set of this size needs."""
-_TRIED: tuple[FormRuleName, ...] = (FITTED,)
+_TRIED: tuple[FormRuleName, ...] = (FITTED, NEAR)
 """Forms from the cheapest on: the first that is near enough is taken."""
 _PROGRESS = "fitting.json"
 

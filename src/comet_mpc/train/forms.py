@@ -20,6 +20,7 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.certify import certify
 from comet_mpc.models.checkpoint import (
     FITTED,
+    NEAR,
     USUAL_RULE,
     ActivationChoice,
     AttentionChoice,
@@ -55,7 +56,10 @@ _CHOICES = {
     ),
 }
 
-_FITTED = (ActivationChoice(kind=FITTED), AttentionChoice(kind=FITTED, power=4))
+_FITTED = {
+    FITTED: (ActivationChoice(kind=FITTED), AttentionChoice(kind=FITTED, power=4)),
+    NEAR: (ActivationChoice(kind=FITTED, degree=4), AttentionChoice(kind=FITTED, power=8)),
+}
 
 _Choice = TypeVar("_Choice", ActivationChoice, AttentionChoice)
 
@@ -85,11 +89,11 @@ class Form:
 
     def __post_init__(self) -> None:
         if self.name != "certified":
-            if self.rule == FITTED:
+            if self.rule in _FITTED:
                 raise ConfigurationError("fitted functions are in the certified form only: leave out --form or --rule")
             return
         others = (self.activation, self.attention, self.alpha, self.mu, self.attention_mu, self.floor, self.power)
-        if self.rule == FITTED and any(other is not None for other in others):
+        if self.rule in _FITTED and any(other is not None for other in others):
             raise ConfigurationError(
                 "fitted functions have parameters of their own: leave out --activation, --attention, --alpha, --mu, "
                 "--attention-mu, --floor and --power, or take another --rule"
@@ -104,8 +108,8 @@ class Form:
 
     def choices(self) -> tuple[ActivationChoice, AttentionChoice]:
         """Its activation and its attention."""
-        if self.rule == FITTED:
-            return _FITTED
+        if self.rule is not None and self.rule in _FITTED:
+            return _FITTED[self.rule]
         activation, attention = _CHOICES[self.name]
         activation = _changed(activation, kind=self.activation, alpha=self.alpha, mu=self.mu, trainable=self.trainable)
         attention = _changed(
@@ -143,7 +147,7 @@ class Form:
         head = head or config.head
         certified = self.name == "certified"
         rule, steps = chosen_rule(self.rule, self.steps) if certified else (self.rule or "minimax", self.steps or 4)
-        if rule == FITTED:  # which leaves roots to a pooler, if it has one
+        if rule in _FITTED:  # which leaves roots to a pooler, if it has one
             rule = USUAL_RULE
         return in_form(
             config, tensors, activation=activation, attention=attention,

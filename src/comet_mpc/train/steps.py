@@ -16,6 +16,7 @@ from comet_mpc.functions.attention import denominator_rule
 from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep
 from comet_mpc.functions.rule import Rule
 from comet_mpc.functions.rules import make_rule
+from comet_mpc.functions.weighing import LARGEST_OFFSET
 from comet_mpc.models.certify import smu_rules
 from comet_mpc.models.checkpoint import CometConfig
 
@@ -148,7 +149,12 @@ def fitted_neurons(h: Tensor, scale: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def fitted_weights(z: Tensor, scores: Tensor, bias: Tensor | None) -> Tensor:
-    """(((z + b)/2)² + g)² of soft cosines (batch, heads, n, n), with every head's b/a and g/(2a)², as they act."""
-    a, b, g = scores[:, :, None, None].unbind(1)
+    """(((z + b)/2)² + g)² of soft cosines (batch, heads, n, n), with every head's b/a and g/(2a)², as they act; or the
+    square of that and h/(2a)⁴."""
+    a, b, *offsets = scores[:, :, None, None].unbind(1)
     shift = b / a if bias is None else b / a + bias
-    return ((0.5 * (z + shift.clamp(-1.0, 1.0))).square() + (0.25 * g / a**2).clamp(-0.25, 0.25)).square()
+    r, unit = (0.5 * (z + shift.clamp(-1.0, 1.0))).square(), 4.0 * a.square()
+    for offset in offsets:
+        r = (r + (offset / unit).clamp(-LARGEST_OFFSET, LARGEST_OFFSET)).square()
+        unit = unit.square()
+    return r

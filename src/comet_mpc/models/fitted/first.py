@@ -13,6 +13,7 @@ from comet_mpc.functions.attention import LARGEST_SOFTNESS
 from comet_mpc.models.bounds import Weights, activation_bounds, head_bounds
 from comet_mpc.models.checkpoint import FITTED, CometConfig
 from comet_mpc.models.fitted.numbers import curved
+from comet_mpc.models.fitted.quartics import bent
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
@@ -29,14 +30,16 @@ def first_functions(config: CometConfig, tensors: Tensors, layer: int) -> dict[s
     made: dict[str, Reals] = {}
     if config.activation.kind == FITTED:
         names = (f"layers.{layer}.neurons.{part}" for part in ("scale", "coefficients"))
-        made |= dict(zip(names, first_neurons(tensors, layer), strict=True))
+        made |= dict(zip(names, first_neurons(tensors, layer, config.activation.degree), strict=True))
     if config.attention.kind == FITTED:
         names = (f"layers.{layer}.{part}" for part in ("scores", "softness"))
-        made |= dict(zip(names, first_scores(tensors, layer, config.encoder.heads), strict=True))
+        made |= dict(
+            zip(names, first_scores(tensors, layer, config.encoder.heads, config.attention.power), strict=True)
+        )
     return made
 
 
-def first_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals]:
+def first_neurons(tensors: Tensors, layer: int, degree: int = 2) -> tuple[Reals, Reals]:
     """Scales and coefficients nearest to GeLU for rows as LayerNorm makes them, in all directions alike."""
     weights = Weights(tensors)
     (w, b), (gamma, beta) = weights.pair(f"layers.{layer}.up"), weights.pair(f"layers.{layer}.attention_norm")
@@ -44,19 +47,19 @@ def first_neurons(tensors: Tensors, layer: int) -> tuple[Reals, Reals]:
     scale = np.linalg.norm(scaled - scaled.mean(axis=1, keepdims=True), axis=1) + 1e-3
     nodes, weight = np.polynomial.hermite_e.hermegauss(24)
     h = (w @ beta + b)[:, None] + scale[:, None] * nodes
-    powers = (h / scale[:, None])[..., None] ** np.arange(3)
+    powers = (h / scale[:, None])[..., None] ** np.arange(degree + 1)
     gram = np.einsum("n,jnk,jnl->jkl", weight, powers, powers)
-    gram += 1e-9 * np.trace(gram, axis1=1, axis2=2)[:, None, None] * np.eye(3)
+    gram += 1e-9 * np.trace(gram, axis1=1, axis2=2)[:, None, None] * np.eye(degree + 1)
     right = np.einsum("n,jnk,jn->jk", weight, powers, _gelu(h) / scale[:, None])
     coefficients = np.linalg.solve(gram, right[..., None])[..., 0]
-    return scale, curved(coefficients, scale, activation_bounds(w, b, gamma, beta))
+    return scale, (curved if degree == 2 else bent)(coefficients, scale, activation_bounds(w, b, gamma, beta))
 
 
 def _gelu(h: Reals) -> Reals:
     return np.asarray(0.5 * h * (1.0 + np.vectorize(math.erf)(h / math.sqrt(2.0))))
 
 
-def first_scores(tensors: Tensors, layer: int, heads: int) -> tuple[Reals, Reals]:
+def first_scores(tensors: Tensors, layer: int, heads: int, power: int = 4) -> tuple[Reals, Reals]:
     """(heads, 3) and (heads, 2): a quartic near exp(q·k/√d) for such rows, and its softness."""
     weights = Weights(tensors)
     gamma, beta = weights.before(layer)
@@ -73,8 +76,11 @@ def first_scores(tensors: Tensors, layer: int, heads: int) -> tuple[Reals, Reals
     both = np.sqrt(lengths[0] * lengths[1])
     steepness = both / math.sqrt(means[0].shape[1])  # q·k/√d = steepness·z
     middle = (means[0] * means[1]).sum(axis=1) / both
-    shift = _FLAT / steepness - middle
+    shift = power / steepness - middle
     clipped = np.clip(shift, -1.0, 1.0)
     far = np.maximum(np.abs(clipped + middle), 1e-3)
-    offset = np.where(clipped == shift, 0.0, np.clip(_FLAT * far / steepness - far**2, -1.0, 1.0))
-    return np.stack([np.ones(heads), clipped, offset], axis=1), np.stack(softness, axis=1)
+    offset = np.where(clipped == shift, 0.0, np.clip(power * far / steepness - far**2, -1.0, 1.0))
+    zeros = np.zeros((heads, power.bit_length() - 3))
+    return np.concatenate([np.stack([np.ones(heads), clipped, offset], axis=1), zeros], axis=1), np.stack(
+        softness, axis=1
+    )

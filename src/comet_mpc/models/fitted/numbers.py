@@ -2,6 +2,7 @@
 
     neurons    f_j(h) = s_j·Σ_k c_jk·(h/s_j)^k      `layers.i.neurons.scale` (m,), `.coefficients` (m, degree + 1)
     scores     R = ((a·z + b)² + g)²                `layers.i.scores` (heads, 3): a, b, g
+               R = (((a·z + b)² + g)² + h)²         (heads, 4): a, b, g, h
                z = q·k/sqrt((|q|² + c)·(|k|² + c')) `layers.i.softness` (heads, 2): c of queries, c' of keys
 
 All of it is the server's (`fold`). Weights are R/ΣR, so only b/a and g/a² matter.
@@ -21,6 +22,7 @@ from comet_mpc.functions.attention import LARGEST_SOFTNESS
 from comet_mpc.functions.weighing import LARGEST_OFFSET
 from comet_mpc.models.bounds import Weights, activation_bounds, head_bounds, power_of_two_above
 from comet_mpc.models.checkpoint import FITTED, CometConfig
+from comet_mpc.models.fitted.quartics import bent
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
@@ -80,18 +82,20 @@ def curved(coefficients: Reals, scale: Reals, bound: Reals) -> Reals:
 
 
 def score_numbers(tensors: Tensors, layer: int) -> tuple[Reals, Reals]:
-    """b/a and g/(2a)² of every head, as the protocol takes them: ((z + b/a)/2)² + g/(2a)²."""
-    a, b, g = Weights(tensors)[f"layers.{layer}.scores"].T
+    """b/a, (heads,), and g/(2a)² and h/(2a)⁴, (heads, one or two): as the protocol takes ((z + b/a)/2)² + g/(2a)²."""
+    a, b, *offsets = Weights(tensors)[f"layers.{layer}.scores"].T
     if not np.all(a != 0.0):
         raise CheckpointError(f"layers.{layer}.scores has a slope of 0")
-    shift, offset = b / a, g / (2.0 * a) ** 2
-    for name, values, limit in (("b/a", shift, 1.0), ("g/a²", 4.0 * offset, 4.0 * LARGEST_OFFSET)):
+    shift, units = b / a, [(4.0 * a**2) ** (2**i) for i in range(len(offsets))]
+    found = np.stack([offset / unit for offset, unit in zip(offsets, units, strict=True)], axis=1)
+    checked = [("b/a", shift, 1.0), ("g/a²", 4.0 * found[:, 0], 4.0 * LARGEST_OFFSET)]
+    for name, values, limit in (*checked, ("h/(2a)⁴", found[:, -1], LARGEST_OFFSET)):
         if np.max(np.abs(values)) > limit * (1.0 + 1e-6):
             raise CheckpointError(
                 f"layers.{layer}.scores: {name} is {np.max(np.abs(values)):.3g} at head {np.argmax(np.abs(values))}, "
                 f"at most {limit:g} is allowed"
             )
-    return np.clip(shift, -1.0, 1.0), np.clip(offset, -LARGEST_OFFSET, LARGEST_OFFSET)
+    return np.clip(shift, -1.0, 1.0), np.clip(found, -LARGEST_OFFSET, LARGEST_OFFSET)
 
 
 def relative_softness(tensors: Tensors, layer: int, heads: int) -> Reals:
@@ -109,12 +113,15 @@ def largest_weight(tensors: Tensors, layers: int, heads: int) -> float:
     """R of all heads at most, for every input: a power of two."""
     largest = 0.0
     for i in range(layers):
-        shift, offset = score_numbers(tensors, i)
+        shift, offsets = score_numbers(tensors, i)
         score = 1.0 / np.sqrt((1.0 + relative_softness(tensors, i, heads)).prod(axis=1)) * (1.0 + _SCORE_OFF)
         shifts = np.clip(shift + position_biases(tensors, heads), -1.0, 1.0)
         arguments = 0.5 * (score + np.abs(shifts).max(axis=0)) + _ROUNDED
-        middles = np.stack([np.abs(offset), np.abs(arguments**2 + offset)]) + _ROUNDED
-        largest = max(largest, float(np.max(middles)) ** 2)
+        low, high = np.zeros_like(arguments), arguments**2
+        for offset in offsets.T:  # what is squared is between two ends
+            ends = np.stack([low + offset - _ROUNDED, high + offset + _ROUNDED])
+            low, high = np.where(ends[0] * ends[1] < 0.0, 0.0, (ends**2).min(axis=0)), (ends**2).max(axis=0)
+        largest = max(largest, float(np.max(high)))
     return power_of_two_above(largest)
 
 
@@ -126,12 +133,14 @@ def within_limits(config: CometConfig, tensors: Mapping[str, npt.NDArray[np.floa
         if config.activation.kind == FITTED:
             name = f"{layer}.neurons"
             bound = activation_bounds(*weights.pair(f"{layer}.up"), *weights.pair(f"{layer}.attention_norm"))
-            bent = curved(weights[f"{name}.coefficients"], weights[f"{name}.scale"], bound)
-            mended[f"{name}.coefficients"] = bent.astype(np.float32)
+            mend = curved if config.activation.degree == 2 else bent
+            found = mend(weights[f"{name}.coefficients"], weights[f"{name}.scale"], bound)
+            mended[f"{name}.coefficients"] = found.astype(np.float32)
         if config.attention.kind == FITTED:
-            a, b, g = weights[f"{layer}.scores"].T
-            most = 4.0 * LARGEST_OFFSET * a**2
-            scores = np.stack([a, np.clip(b, -np.abs(a), np.abs(a)), np.clip(g, -most, most)], axis=1)
+            a, b, *offsets = weights[f"{layer}.scores"].T
+            most = [LARGEST_OFFSET * (4.0 * a**2) ** (2**i) for i in range(len(offsets))]
+            clipped = [np.clip(g, -limit, limit) for g, limit in zip(offsets, most, strict=True)]
+            scores = np.stack([a, np.clip(b, -np.abs(a), np.abs(a)), *clipped], axis=1)
             bounds = head_norms(tensors, i, config.encoder.heads) ** 2
             soft = np.clip(weights[f"{layer}.softness"], 0.0, LARGEST_SOFTNESS * bounds)
             mended |= {f"{layer}.scores": scores.astype(np.float32), f"{layer}.softness": soft.astype(np.float32)}

@@ -19,22 +19,12 @@ from comet_mpc.engine.parts import Block
 from comet_mpc.engine.share import SERVER, Share, ring_width
 from comet_mpc.functions.layer_norm import SUMMANDS, largest_norm, normalise
 from comet_mpc.functions.rule import InverseRule
-from comet_mpc.models.blocks import Frame, LayerRules, Part, Sizes, Total
+from comet_mpc.models.blocks import Frame, LayerRules, Part, Ready, Sizes, Total
 from comet_mpc.models.heads import ROWS, WEIGHTS
 
 STREAM = ROWS + WEIGHTS
 """Fraction bits of the stream: as many as any product that is added to it."""
 _DEEPEST = 7  # bits: 128 parts may each be off by a little (`Session.matmul`)
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A share that is there already."""
-
-    share: Share
-
-    def result(self) -> Share:
-        return self.share
 
 
 @dataclass(frozen=True)
@@ -67,6 +57,11 @@ class Stream(Total):
         values = None if shift.values is None else shift.values * 2.0**-shift.fraction
         added = frame.session.private(SERVER, shift.shape, STREAM, self.top, values, self.rows.width)
         return Ready((self.rows + added).bounded(self.top))
+
+    def linear(self, frame: Frame, rows: Given, matrix: str, bias: str) -> Ready:
+        """v + M·n + b."""
+        begun = self.skip(frame, rows, "", bias).share
+        return Ready(self.with_product(frame, rows, matrix, begun))
 
     def with_product(self, frame: Frame, rows: Given, weight: str, skip: Share) -> Share:
         precision = SUMMANDS + _DEEPEST

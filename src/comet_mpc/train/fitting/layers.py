@@ -27,6 +27,7 @@ from comet_mpc.functions.attention import LARGEST_SOFTNESS
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.fitted.first import USUAL_SOFTNESS
 from comet_mpc.models.fitted.numbers import curved
+from comet_mpc.models.fitted.quartics import bent
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.batches import Batch
 from comet_mpc.train.fitting.least_squares import Attended, Limits, Polynomials, Regression, first_heads, fit_heads
@@ -37,16 +38,18 @@ _RIDGE = 800.0
 _CLASSIFIER_RIDGE = 100.0
 _LEAST_SOFTNESS = 2.0**-11
 """c over the square of a head's bound."""
-_LEAST_ARGUMENT = 0.16
-"""z + b of a head, usually: its weights (z + b)^4/16 are then within 2^-14 of the largest possible, where the protocol
-divides by their mean accurately."""
+_SOFTNESS = {4: USUAL_SOFTNESS, 8: 4.0}
+"""c over the mean of |q|², at most, by the power of scores."""
+_LEAST_ARGUMENT = {4: 0.16, 8: 0.4}
+"""z + b of a head, usually: its weights ((z + b)/2)^power are then within 2^-14 or 2^-18 of the largest possible, where
+the protocol divides by their mean accurately."""
 _NEURON_ROWS = 16_384
 """Tokens that polynomials are fitted to."""
 _SCORES = 250_000
 """Scores of every head that its numbers are fitted to."""
-_GUARD = 1e-3
-"""How much the value at a neuron's bound counts (`Polynomials.solve`). It costs next to nothing, and keeps what the
-certificate has to allow for small."""
+_GUARD = {2: 1e-3, 4: 1e-5}
+"""How much the value at a neuron's bound counts, by the polynomial's degree (`Polynomials.solve`). It costs next to
+nothing, and keeps what the certificate has to allow for small."""
 
 
 @dataclass
@@ -182,10 +185,11 @@ class Fitting:
     def _fit_heads(self, index: int) -> None:
         layer = self.layers[index]
         batches = [self._attended(index, stream) for stream in self._some_streams()]
-        start = first_heads(batches, USUAL_SOFTNESS, _LEAST_ARGUMENT)
+        power = self.model.config.attention.power
+        start = first_heads(batches, power, _SOFTNESS[power], _LEAST_ARGUMENT[power])
         found = fit_heads(batches, start, Limits.of(start, *(self._softness(index, part) for part in ("query", "key"))))
         ones = torch.ones_like(found.shift)
-        layer.scores.copy_(torch.stack([ones, found.shift, found.offset], dim=1))
+        layer.scores.copy_(torch.cat([torch.stack([ones, found.shift], dim=1), found.offsets], dim=1))
         layer.softness.copy_(torch.stack([found.query_softness, found.key_softness], dim=1))
 
     def _some_streams(self) -> list[_Stream]:
@@ -239,10 +243,9 @@ class Fitting:
             if found.rows >= _NEURON_ROWS:
                 break
         bound = activation_bounds(up.weight, up.bias, norm.weight, norm.bias)
-        coefficients = found.solve(bound, _GUARD)
-        if degree == 2:
-            scale = layer.neurons["scale"].double().numpy()
-            coefficients = torch.from_numpy(curved(coefficients.numpy(), scale, bound.double().numpy()))
+        coefficients = found.solve(bound, _GUARD[degree])
+        mend, scale = (curved if degree == 2 else bent), layer.neurons["scale"].double().numpy()
+        coefficients = torch.from_numpy(mend(coefficients.numpy(), scale, bound.double().numpy()))
         layer.neurons["coefficients"].copy_(coefficients)
 
     # The head -------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Regression   y ≈ W·x + b, W drawn to an old one
 Polynomials  one for every neuron, near a function where the neuron's values are, and tame at its proved bound
-fit_heads    attention weights ((z + b)² + g)² / Σ, z = q·k/sqrt((|q|² + c)·(|k|² + c')), near a softmax's
+fit_heads    attention weights ((z + b)² + g)² / Σ, or the square of that and h, near a softmax's,
+             z = q·k/sqrt((|q|² + c)·(|k|² + c'))
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from comet_mpc.functions.weighing import LARGEST_OFFSET
+
 _ROUNDS = 16
 """Of Gauss and Newton, for the numbers of heads."""
 _NEVER_ZERO = 1e-30
+_LEAST_WEIGHT = 1e-12
 
 
 class Regression:
@@ -92,8 +96,8 @@ class Heads:
 
     shift: Tensor
     """b"""
-    offset: Tensor
-    """g"""
+    offsets: Tensor
+    """(heads, squares): what is added after every square but the last"""
     query_softness: Tensor
     key_softness: Tensor
     usual: Tensor
@@ -101,7 +105,7 @@ class Heads:
 
     def stacked(self) -> Tensor:
         logs = [softness.clamp_min(_NEVER_ZERO).log() for softness in (self.query_softness, self.key_softness)]
-        return torch.stack([self.shift, self.offset, *logs], dim=-1).double()
+        return torch.stack([self.shift, *logs, *self.offsets.unbind(-1)], dim=-1).double()
 
 
 @dataclass(frozen=True)
@@ -120,17 +124,17 @@ class Attended:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is allowed of `Heads.stacked`, (heads, 4) each."""
+    """What is allowed of `Heads.stacked`."""
 
     low: Tensor
     high: Tensor
 
     @staticmethod
     def of(start: Heads, query_softness: tuple[Tensor, Tensor], key_softness: tuple[Tensor, Tensor]) -> Limits:
-        """The lowest and the highest softness; |b| and |g| are at most 1.
+        """The lowest and the highest softness; |b| and what is added to squares are at most 1.
 
-        No softer than the start, and neither b nor g much less: a head's weights would be so small beside the largest
-        possible that the protocol could not divide by their sum (`first_heads`).
+        No softer than the start, and neither b nor what is added much less: a head's weights would be so small beside
+        the largest possible that the protocol could not divide by their sum (`first_heads`).
         """
         q_low, k_low = query_softness[0], key_softness[0]
         ones, room = torch.ones_like(start.shift), 0.25 * start.usual
@@ -138,9 +142,12 @@ class Limits:
             torch.maximum(torch.minimum(high, soft), low)
             for soft, (low, high) in ((start.query_softness, query_softness), (start.key_softness, key_softness))
         )
-        least = [(start.shift - room).clamp(-1.0, 1.0), -start.usual * room, q_low.log(), k_low.log()]
-        low = torch.stack([n.double() for n in least], dim=-1)
-        return Limits(low, torch.stack([n.double() for n in (ones, ones, q_top.log(), k_top.log())], dim=-1))
+        squares = range(start.offsets.shape[-1])
+        most = [LARGEST_OFFSET * 4.0 ** (2**i) * ones for i in squares]
+        least = [-(start.usual ** (2 ** (i + 1) - 1)) * room for i in squares]
+        low = [(start.shift - room).clamp(-1.0, 1.0), q_low.log(), k_low.log(), *least]
+        high = [ones, q_top.log(), k_top.log(), *most]
+        return Limits(*(torch.stack([n.double() for n in each], dim=-1) for each in (low, high)))
 
 
 def fit_heads(batches: Sequence[Attended], start: Heads, limits: Limits) -> Heads:
@@ -159,15 +166,15 @@ def fit_heads(batches: Sequence[Attended], start: Heads, limits: Limits) -> Head
         gram = torch.where(better[:, None, None], found[1], gram)
         slope = torch.where(better[:, None], found[2], slope)
         damping = torch.where(better, damping * 0.3, damping * 5.0)
-    shift, offset, query, key = numbers.float().unbind(-1)
-    return Heads(shift, offset, query.exp(), key.exp(), start.usual)
+    shift, query, key, *offsets = numbers.float().unbind(-1)
+    return Heads(shift, torch.stack(offsets, dim=-1), query.exp(), key.exp(), start.usual)
 
 
 def _linearised(batches: Sequence[Attended], numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of every head: the sum of squares that are left, JᵀJ and Jᵀr, r being what the averages of values are off by."""
-    heads = len(numbers)
-    loss, gram, slope = (torch.zeros(heads, *shape, dtype=torch.double) for shape in ((), (4, 4), (4,)))
-    shift, offset, query, key = (n[:, None, None] for n in numbers.float().unbind(-1))
+    heads, count = numbers.shape
+    loss, gram, slope = (torch.zeros(heads, *shape, dtype=torch.double) for shape in ((), (count, count), (count,)))
+    shift, query, key, *offsets = (n[:, None, None] for n in numbers.float().unbind(-1))
     for batch in batches:
         rows = batch.tokens[:, None, :, None].float()
         q2, k2 = batch.q.square().sum(-1, keepdim=True), batch.k.square().sum(-1, keepdim=True)
@@ -175,12 +182,15 @@ def _linearised(batches: Sequence[Attended], numbers: Tensor) -> tuple[Tensor, T
         unit_q, unit_k = batch.q * torch.rsqrt(q2 + query.exp()), batch.k * torch.rsqrt(k2 + key.exp())
         z = unit_q @ unit_k.transpose(-1, -2)
         u = z + shift if batch.bias is None else z + (batch.bias + shift).clamp(-1.0, 1.0)
-        t = u.square() + offset
         columns = batch.tokens[:, None, None, :].float()
-        total = (t.square() * columns).sum(-1, keepdim=True) + 1e-9
-        weights = t.square() * columns / total
-        steep = 4.0 * u * t * columns / total
-        changes = (steep, 2.0 * t * columns / total, -0.5 * steep * z * q_part, -0.5 * steep * z * k_part)
+        r, changes = u, [torch.ones_like(u)]
+        for offset in offsets:
+            changes = [*(2.0 * r * change for change in changes), torch.ones_like(u)]
+            r = r.square() + offset
+        total = (r.square() * columns).sum(-1, keepdim=True) + _LEAST_WEIGHT
+        weights = r.square() * columns / total
+        steep, *others = (2.0 * r * change * columns / total for change in changes)
+        changes = [steep, -0.5 * steep * z * q_part, -0.5 * steep * z * k_part, *others]
         off = ((weights - batch.wanted) @ batch.v) * rows
         moved = [((c - weights * c.sum(-1, keepdim=True)) @ batch.v) * rows for c in changes]
         jacobian = torch.stack([m.transpose(0, 1).flatten(1) for m in moved], dim=1)
@@ -191,10 +201,10 @@ def _linearised(batches: Sequence[Attended], numbers: Tensor) -> tuple[Tensor, T
     return loss, gram, slope
 
 
-def first_heads(batches: Sequence[Attended], softness: float, least: float) -> Heads:
-    """((z + b)²)² near the softmax of q·k/√d, c being so many times the mean of |q|², and c' of |k|².
+def first_heads(batches: Sequence[Attended], power: int, softness: float, least: float) -> Heads:
+    """(z + b)^power near the softmax of q·k/√d, c being so many times the mean of |q|², and c' of |k|².
 
-    Or fewer times, so that z + b is usually not below `least`: it is 4·√d over the lengths that are divided by.
+    Or fewer times, so that z + b is usually not below `least`: it is power·√d over the lengths that are divided by.
     """
     count = sum(float(batch.tokens.sum()) for batch in batches)
 
@@ -203,7 +213,7 @@ def first_heads(batches: Sequence[Attended], softness: float, least: float) -> H
         return torch.stack(sums).sum(0) / count
 
     query, key = mean_square("q"), mean_square("k")
-    steepest = 4.0 * math.sqrt(batches[0].q.shape[-1]) / torch.sqrt(query * key)
+    steepest = power * math.sqrt(batches[0].q.shape[-1]) / torch.sqrt(query * key)
     soft = (steepest / least - 1.0).clamp(1e-3, softness)
     usual = (steepest / (1.0 + soft)).clamp_min(least)
     length = torch.sqrt(query * key) * (1.0 + soft)
@@ -211,4 +221,5 @@ def first_heads(batches: Sequence[Attended], softness: float, least: float) -> H
     for b in batches:  # where the softmax puts its weight
         scores = (b.q @ b.k.transpose(-1, -2) * b.wanted).sum(-1) * b.tokens[:, None, :]
         centre = centre + scores.sum((0, 2)) / (count * length)
-    return Heads((usual - centre).clamp(-1.0, 1.0), torch.zeros_like(usual), soft * query, soft * key, usual)
+    offsets = torch.zeros(len(query), power.bit_length() - 2)
+    return Heads((usual - centre).clamp(-1.0, 1.0), offsets, soft * query, soft * key, usual)
