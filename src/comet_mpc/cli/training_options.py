@@ -109,7 +109,10 @@ _TRAIN = "Train the fitted model, or do not. Default: if it is less than 95 % ne
 Trained = Annotated[bool | None, Option("--train/--no-train", help=_TRAIN)]
 _FITTED_TOKENS = "Tokens of the training rows that functions and layers are fitted to."
 FittedTokens = Annotated[int, Option("--fit-tokens", min=1, help=_FITTED_TOKENS)]
-_ADOPTED_RULE = f"{_BY_ROOT}: fitted, near, a polynomial root, or minimax. Default: fitted."
+_ADOPTED_RULE = (
+    f"{_BY_ROOT}: fitted, near, a polynomial root, or minimax. Default: fitted, or near if that is less than 98 % "
+    "near the original."
+)
 AdoptedRule = Annotated[FormRuleName | None, Option(help=_ADOPTED_RULE)]
 _ADOPTED_STEPS = "Minimax steps of 1/sqrt in its place."
 AdoptedSteps = Annotated[int | None, Option(min=1, max=16, help=_ADOPTED_STEPS)]

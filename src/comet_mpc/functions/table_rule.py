@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from comet_mpc.engine import Session
 from comet_mpc.engine.share import Share
@@ -28,6 +28,10 @@ class TableRule(InverseRule):
     certified = True
     only_tables = True
     fraction_y = 14
+
+    def __call__(self, t: Any) -> Any:
+        """Below the interval it stays what it is at the low end, as tables do."""
+        return self.gain / t.clip(self.low) ** 0.5
 
     @property
     def of_rows(self) -> bool:

@@ -52,8 +52,6 @@ class Weighing(ABC):
     """Private numbers of a head, beside its threshold."""
     finer = 1
     """Fraction bits that matter of ΣR, beyond those of the numerator."""
-    reciprocal = 22
-    """Fraction bits of what R·V is multiplied by, 1 over the mean of R."""
 
     @property
     @abstractmethod
@@ -64,6 +62,11 @@ class Weighing(ABC):
     @abstractmethod
     def numerator(self) -> int:
         """Fraction bits of what is divided by ΣR."""
+
+    @property
+    def reciprocal(self) -> int:
+        """Fraction bits of what R·V is multiplied by, 1 over the mean of R."""
+        return 22
 
     @property
     @abstractmethod
@@ -209,9 +212,13 @@ class Eighth(Squares):
     least_exponent = 20.0
     by_tables = True
     finer = 5
-    reciprocal = 16
     _bits_below = 24
     _middle_bits = _OPENED
+
+    @property
+    def reciprocal(self) -> int:
+        """1 over a mean is at least 1 over the top, and typical means are far below that."""
+        return max(2, 16 + math.ceil(math.log2(self.top)))
 
 
 SQUARES: dict[int, type[Squares]] = {4: Quartic, 8: Eighth}

@@ -40,8 +40,8 @@ _LEAST_SOFTNESS = 2.0**-11
 """c over the square of a head's bound."""
 _SOFTNESS = {4: USUAL_SOFTNESS, 8: 4.0}
 """c over the mean of |q|², at most, by the power of scores."""
-_LEAST_ARGUMENT = {4: 0.16, 8: 0.4}
-"""z + b of a head, usually: its weights ((z + b)/2)^power are then within 2^-14 or 2^-18 of the largest possible, where
+_LEAST_ARGUMENT = {4: 0.16, 8: 0.45}
+"""z + b of a head, usually: its weights ((z + b)/2)^power are then within 2^-14 or 2^-17 of the largest possible, where
 the protocol divides by their mean accurately."""
 _NEURON_ROWS = 16_384
 """Tokens that polynomials are fitted to."""
