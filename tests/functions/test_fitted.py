@@ -69,10 +69,12 @@ def test_a_quartic_is_that_of_its_twin(rows: int, columns: int, seed: int, sourc
 
 def test_a_quartic_needs_its_constant_within_its_bound() -> None:
     for constants in (None, Constants((2,), 2.0 * LARGEST_MIDDLE)):
+
+        def program(session: Session, own: Constants | None = constants) -> Share:
+            return Quartics().on_shares(session, Share((2, 2), 32, 1.0, 54), own, width=40)
+
         with pytest.raises(RangeError, match="quartics need constants"):
-            plan_program(
-                lambda session, own=constants: Quartics().on_shares(session, Share((2, 2), 32, 1.0, 54), own, width=40)
-            )
+            plan_program(program)
     with pytest.raises(RuleError, match="constants"):
         Quartics()(np.zeros(3))
 

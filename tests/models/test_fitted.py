@@ -147,7 +147,9 @@ def climbed(d: int, m: int, seed: int, bent: float, degree: int = 2) -> tuple[fl
         best = max(best, row(best + rng.normal(size=d) * 0.8 * 0.97**step), key=variance)
     top = polynomial_norm_top(up, down, gamma, beta, c, activation_error=np.zeros(m))
     if degree == 2:
-        assert top == pytest.approx(quadratic_norm_top(up, down, gamma, beta, c[:3], activation_error=np.zeros(m)))
+        assert top == pytest.approx(
+            quadratic_norm_top(up, down, gamma, beta, (c[0], c[1], c[2]), activation_error=np.zeros(m))
+        )
     return top, variance(best)
 
 
