@@ -18,8 +18,8 @@ from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.attention import LARGEST_SOFTNESS, attention, fitted_form, plain_attention
 from comet_mpc.functions.constants import Constants
+from comet_mpc.functions.inverse_rule import WideRule
 from comet_mpc.functions.neurons import LARGEST_MIDDLE, Quartics, Square
-from comet_mpc.functions.table_rule import TableRule
 from comet_mpc.functions.weighing import LARGEST_OFFSET, Quartic
 from support.two_parties import Program, run_two_parties, together, twin_value
 
@@ -81,12 +81,12 @@ def test_a_quartic_needs_its_constant_within_its_bound() -> None:
 
 def test_a_wide_interval_is_read_from_tables_or_refused() -> None:
     """Below it the value stays, as that of a table does."""
-    rule = TableRule(2.0**-20, 1.0)
+    rule = WideRule(2.0**-20, 1.0)
     rule.check()
     np.testing.assert_allclose(rule(np.array([2.0**-30, 2.0**-20, 0.25])), [1024.0, 1024.0, 2.0])
     with pytest.raises(RuleError, match="tables"):
         plan_program(lambda session: rule.inverse_of(session, Share((2, 2), 32, 1.0, 54)))
-    for wrong in (TableRule(0.0, 1.0), TableRule(1.0, 0.5), TableRule(2.0**-40, 1.0)):
+    for wrong in (WideRule(0.0, 1.0), WideRule(1.0, 0.5), WideRule(2.0**-40, 1.0)):
         with pytest.raises(RuleError, match="no table"):
             wrong.check()
 

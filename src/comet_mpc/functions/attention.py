@@ -26,7 +26,7 @@ from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import smu_rule
 from comet_mpc.functions.constants import Constants
-from comet_mpc.functions.inverse_rule import MinimaxRule
+from comet_mpc.functions.inverse_rule import MinimaxRule, WideRule
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.row_table import Allowed, Factor, open_row
@@ -39,7 +39,6 @@ from comet_mpc.functions.rule import (
     inverse_sqrt,
     plain_inverse_sqrt,
 )
-from comet_mpc.functions.table_rule import TableRule
 from comet_mpc.functions.weighing import SCORE, SQUARES, SmuWeighing, Weighing
 
 N, Y = variables("n y")
@@ -120,7 +119,7 @@ def fitted_denominator_rule(largest_weight: float, power: int, steps: int | None
     """For the mean of a row's R, at most `largest_weight`."""
     low = largest_weight * 2.0 ** -SQUARES[power].least_exponent
     if SQUARES[power].by_tables:
-        return TableRule(low, largest_weight)
+        return WideRule(low, largest_weight)
     return denominator_rule(largest_weight, steps, low=low)
 
 

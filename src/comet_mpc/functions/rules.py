@@ -2,7 +2,7 @@
 
     minimax                      steps of 1/sqrt with public coefficients fitted to an interval (`minimax`)
     linear, …, quintic           the root by one polynomial (`root_rule`)
-                                 1/t of wide intervals by tables alone (`table_rule`), which nobody chooses by name
+                                 1/t of wide intervals by tables alone (`WideRule`), which nobody chooses by name
 
 Other packages register theirs by the same call.
 """
@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from comet_mpc.errors import RuleError
-from comet_mpc.functions.inverse_rule import MinimaxRule
+from comet_mpc.functions.inverse_rule import MinimaxRule, WideRule
 from comet_mpc.functions.minimax import make_minimax
 from comet_mpc.functions.root_rule import DEGREES, RootRule, make_root
 from comet_mpc.functions.rule import PRECISION, Rule, Wanted
-from comet_mpc.functions.table_rule import TableRule
 
 Maker = Callable[[Wanted], Rule]
 
@@ -39,7 +38,7 @@ def register(rule: type[Rule], makers: Mapping[str, Maker]) -> None:
 
 
 register(MinimaxRule, {"minimax": make_minimax})
-register(TableRule, {})
+register(WideRule, {})
 register(RootRule, {name: partial(make_root, degree) for name, degree in DEGREES.items()})
 
 
