@@ -169,3 +169,14 @@ def test_scales_that_prove_nothing_are_refused(tmp_path: Path) -> None:
     layers[1] = FittedLayer(layers[1].neurons, layers[1].scores, (0.5 * layers[1].scales[0], layers[1].scales[1]))
     with pytest.raises(CheckpointError, match="layer 1: a query"):
         Folding(shape, tensors, layers, Seen((2.0**-6,) * 5))
+
+
+@pytest.mark.parametrize("number", [0.13, -0.13, np.nan])
+@pytest.mark.parametrize("which", [0, 1])
+def test_numbers_of_heads_that_prove_nothing_are_refused(tmp_path: Path, which: int, number: float) -> None:
+    """Before anything is served: |u| and |v| are proved for small b and c."""
+    shape, tensors = read_decoder(write(tmp_path / "model", LLAMA, llama_tensors()))
+    layers = _by_hand(shape, tensors)
+    layers[1].scores[which, -1] = number
+    with pytest.raises(CheckpointError, match="layer 1: a head's numbers"):
+        Folding(shape, tensors, layers, Seen((2.0**-6,) * 5))

@@ -139,6 +139,12 @@ class Folding:
         for matrix, off, scale, what in ((q, q_off, own.scales[0], "query"), (k, k_off, own.scales[1], "key")):
             if np.any(head_tops(matrix, gamma, size, off) > _FULL * 1.02 * scale):
                 raise CheckpointError(f"layer {index}: a {what} may be longer than what its head is scaled by")
+        limits = np.array([[CausalForm.shift], [CausalForm.inner]])
+        if not np.all(np.abs(own.scores) <= limits):
+            raise CheckpointError(
+                f"layer {index}: a head's numbers are beyond {CausalForm.shift:g} and {CausalForm.inner:g}, "
+                "for which its scores are proved"
+            )
         q, q_off = (x / _spread(own.scales[0], size, x.ndim) for x in (q, q_off))
         k, k_off = (x / _spread(own.scales[1], size, x.ndim) for x in (k, k_off))
         tops = head_tops(v, gamma, size)
