@@ -128,7 +128,7 @@ class PreparedWriter:
         with watcher.stage("comparing with the original: texts") as tick:
             scores = compared(fitting, fitted, judge, tick)
         with watcher.stage("proving the ranges, and planning what a token costs"):
-            self._save(out, fitted, scores)
+            self._save(out, fitting.tensors, fitted, scores)
             model = load_decoder(out)
             costs = token_costs(model, PAIR)
         shutil.rmtree(out / _TEXTS, ignore_errors=True)
@@ -170,13 +170,13 @@ class PreparedWriter:
         held = min(recipe.held_out, max(1, len(ids) // 2))
         return ids[held:], ids[:held]
 
-    def _save(self, out: Path, fitted: Fitted, scores: dict[str, float]) -> None:
+    def _save(self, out: Path, tensors: dict[str, Reals], fitted: Fitted, scores: dict[str, float]) -> None:
         tied = "head" not in self.tensors
         config = DecoderConfig(
             decoder=self.shape, tied=tied, epsilon=float(self.tensors["epsilon"]), ends=self.ends,
             seen=fitted.seen.least, scores=scores,
         )  # fmt: skip
-        save_decoder(out, config, self.tensors, fitted.layers, tokenizer=self.tokenizer)
+        save_decoder(out, config, tensors, fitted.layers, tokenizer=self.tokenizer)
 
 
 @torch.no_grad()

@@ -3,12 +3,12 @@
     p(g) = c0 + c1·g + c2·g²                    for every neuron's SiLU or GELU
     R    = (u² + c)⁴, u = 2^e·(q̂·k̂ + b)         for a head's exp, q̂ and k̂ guarded (`models.streams.causal`)
 
-All of it is differentiable, so what least squares found can be trained further (`distillation`).
+All of it is differentiable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,11 +85,14 @@ class Student(Original):
             x = self.served(index, x)
         return self.normal(x, "last_norm")
 
-    def scaled(self, index: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """What queries and keys are divided by: what is proved of them, or what brings usual ones below the guard."""
+    def scaled(self, index: int, longest: Tensor) -> tuple[Tensor, Tensor]:
+        """What queries and keys are divided by: what is proved of them, or what brings usual ones below the guard.
+
+        longest: of what occurs, of all heads' queries and then of all keys
+        """
         found = []
-        for name, rows in (("query", q), ("key", k)):
-            most = rows.norm(dim=-1).amax((0, 2)).double().numpy() / self.form.guard.seen
+        for name, rows in (("query", longest[: self.shape.heads]), ("key", longest[self.shape.heads :])):
+            most = rows.double().numpy() / self.form.guard.seen
             found.append(torch.tensor(np.maximum(self.tops(index, name), most), dtype=torch.float32)[:, None, None])
         return found[0], found[1]
 
@@ -103,6 +106,13 @@ class Student(Original):
         off = off if beta is None else off + matrix @ beta
         whole = [x.detach().double().numpy() for x in (matrix, gamma, off)]
         return head_tops(whole[0], whole[1], self.shape.size, whole[2]) / _ROOM
+
+    def place(self, layers: Sequence[FittedLayer]) -> None:
+        """Takes functions that were fitted."""
+        for index, own in enumerate(layers):
+            self.neurons[index] = torch.tensor(own.neurons, dtype=torch.float32)
+            parts = (*own.scores, *own.scales)
+            self.scores[index] = Heads(*(torch.tensor(x, dtype=torch.float32)[:, None, None] for x in parts))
 
     def layers(self) -> list[FittedLayer]:
         """As they are folded."""
