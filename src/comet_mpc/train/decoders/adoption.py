@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import torch
 
+from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError, ConfigurationError, UnsafeTokenizer
 from comet_mpc.files import atomic_write
 from comet_mpc.models.stored.reading import read_json
