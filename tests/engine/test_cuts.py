@@ -22,8 +22,8 @@ from comet_mpc.errors import RangeError, ScaleError, ShapeError
 from support.protocols import X, secret, seeds, shapes, uniform, units_of
 from support.two_parties import run_two_parties, together, twin_value
 
-T33, T37, T50, T63 = (Ring(modulus.bit_length(), modulus) for modulus in ODD_MODULI)
-ANY_RING = [T33, T37, T50, T63, *(Ring(width) for width in range(20, 65))]
+T33, T37, T41, T50, T59, T63 = (Ring(modulus.bit_length(), modulus) for modulus in ODD_MODULI)
+ANY_RING = [T33, T37, T41, T50, T59, T63, *(Ring(width) for width in range(20, 65))]
 
 
 def elements(numbers: list[int], ring: Ring) -> Words:

@@ -54,11 +54,11 @@ def points(low: float, high: float, count: int) -> Reals:
     return np.concatenate([np.geomspace(low, high, count - count // 4), np.linspace(0.9 * high, high, count // 4)])
 
 
-ODD_33, ODD_37, ODD_50, ODD_63 = (Ring(modulus.bit_length(), modulus) for modulus in ODD_MODULI)
+ODD_33, ODD_37, _, ODD_50, ODD_59, ODD_63 = (Ring(modulus.bit_length(), modulus) for modulus in ODD_MODULI)
 RINGS: dict[str, tuple[float, Ring, Ring]] = {
     "variances": (34.3125, ODD_50, ODD_50),
     "norms": (28.75, ODD_33, ODD_33),
-    "denominators": (39, Ring(47), ODD_63),
+    "denominators": (39, Ring(47), ODD_59),
     "pooler": (22.5, ODD_37, ODD_50),
 }
 """Of two parties alone: fraction bits of t, its ring, and that of y."""

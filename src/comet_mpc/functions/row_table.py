@@ -223,10 +223,12 @@ def _fitted(curve: Curve, cells: _Cells, fraction: int, fraction_t: float, start
     t = low + (high - low) * _POINTS[:, None, None]
     weight = t**curve.power / curve.gain
     levels = curve(low)
+    # as little above the curve as is allowed, whatever the rounding of t does
+    above = 0.97 * curve.above - _moved(cells, slopes * grain, fraction_t) * high**curve.power / curve.gain
     for _ in range(4):
         off = curve.relative(t, levels, slopes * grain)
         largest, least = off.max(axis=0), off.min(axis=0)
-        rise = np.maximum(0.5 * (largest + least), largest - 0.97 * curve.above)
+        rise = np.maximum(0.5 * (largest + least), largest - above)
         levels = levels - rise / weight[1]
     levels = np.floor(levels / unit)
     unused = end <= start * (1.0 + 1e-12) if start else np.zeros_like(wide)
@@ -245,7 +247,7 @@ def _certified(
     top = np.minimum(end, curve.high)
     used = ~unused & (begin < curve.high)
     p, q = levels * 2.0**-fraction, slopes * 2.0 ** (fraction_t - fraction)
-    moved = np.abs(q) * max(1.0, cells.off) * 2.0**-fraction_t * (1.0 + 1e-6)
+    moved = _moved(cells, q, fraction_t)
     with np.errstate(divide="ignore", invalid="ignore"):
         peak = np.where(q == 0.0, top, -p * curve.power / (q * (curve.power + 1.0)))
 
@@ -269,6 +271,11 @@ def _certified(
         float(errors.max(initial=0.0)),
         float(values[:, used].max(initial=0.0)),
     )
+
+
+def _moved(cells: _Cells, slopes: Reals, fraction_t: float) -> Reals:
+    """By how much lines are off at most since t is rounded to its fraction bits."""
+    return np.asarray(np.abs(slopes) * max(1.0, cells.off) * 2.0**-fraction_t * (1.0 + 1e-6))
 
 
 def _best(curve: Curve, bits: int, fraction: int, own: AnyArgument, start: float = 0.0) -> _Fit | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Done = TypeVar("Done")
 
 FRAME_HEADER = 8
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 GREETING_LIMIT = 4096
 DEFAULT_TIMEOUT = 60.0
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

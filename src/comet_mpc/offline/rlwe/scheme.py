@@ -14,8 +14,8 @@ The product is shared, not decrypted. Of the product's ciphertext the server kee
 
 unless C0·T/q is so near the middle between two integers that e tips it over. C0 is uniform to everybody but the server,
 so that happens with probability E|e|·T/q. For an *exact* product q is chosen such that this, and the same for the
-rounding of C1 to `response_bits`, is below 2^-69 each for every coefficient: less than once in 2^40 queries of 2^28
-coefficients.
+rounding of C1 to `response_bits`, is below 2^-68 together for every coefficient: less than once in 2^40 queries of 2^28
+coefficients. Where q is larger than that takes, low bits of uploads are not sent (`shortened`): they count to e.
 
 *Products that are cut.* Where the product is truncated by `cut` = d bits later, it need not be exact. It is off by at
 most half a unit of what is left, 2^(d-1), of which 1 is for the shares' roundings, 2^(d-3) for the rounding of C1 to
@@ -43,7 +43,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -70,7 +70,7 @@ MAX_LOG_Q = 214
 
 ERROR_VARIANCE = 21 / 2
 FAILURE_BITS = 69
-"""Each of the two ways in which an output can be wrong has a probability below 2^-69."""
+"""The two ways in which an output can be wrong have a probability below 2^-69 each, in the mean."""
 SPREAD = 10.0
 """Deviations that an error of a product that is cut exceeds with a probability below 2·exp(-50) < 2^-71."""
 LEAST_CUT = 4
@@ -82,6 +82,8 @@ _LEAST_REST = 26
 """log2(q/T) at least, so that uploads are rarely drawn again (`defined`)."""
 _MEAN = math.sqrt(2 / math.pi)
 """Of the size of a normal variable of deviation 1."""
+_ROUNDED = math.sqrt(DEGREE * (2 / 3) / 12)
+"""Deviation of what the rounding of C1 makes of C1·s: the client multiplies it by s, N terms of ±1 or 0."""
 
 LANES = 8
 """Elements of a row, as native/rlwe/transform.hpp has it."""
@@ -116,17 +118,28 @@ class Scheme:
 
     @property
     def response_bits(self) -> int:
-        """Bits that are sent of a coefficient of C1. The client multiplies what is cut off by s, N terms of ±1 or 0."""
-        deviation = math.sqrt(DEGREE * (2 / 3) / 12)
+        """Bits that are sent of a coefficient of C1."""
         if self.cut:
-            return math.ceil(self.plain_bits - self.cut + 3 + math.log2(SPREAD * deviation))
-        return math.ceil(self.plain_bits + FAILURE_BITS + math.log2(_MEAN * deviation))
+            return math.ceil(self.plain_bits - self.cut + 3 + math.log2(SPREAD * _ROUNDED))
+        return math.ceil(self.plain_bits + FAILURE_BITS + math.log2(_MEAN * _ROUNDED))
 
     @property
     def room(self) -> float:
         """The largest deviation that the noise e of a product may have."""
         step = float(2.0 ** (self.log_q - self.plain_bits))
-        return step * (0.375 * 2.0**self.cut - 1.0) / SPREAD if self.cut else step / (2.0**FAILURE_BITS * _MEAN)
+        if self.cut:
+            return step * (0.375 * 2.0**self.cut - 1.0) / SPREAD
+        by_rounding = _MEAN * _ROUNDED * float(2.0 ** (self.plain_bits - self.response_bits))
+        return step * (float(2.0 ** (1 - FAILURE_BITS)) - by_rounding) / _MEAN
+
+    def shortened(self, noise: float, scale: float, room: float | None = None) -> Scheme:
+        """The same without the low bits of rests for whose loss there is room. They are as if they were random.
+
+        noise: the variance of e without that; scale: by how much the product makes what is lost longer; room: for the
+        deviation of both, if it is not this scheme's
+        """
+        spare = 12 * ((self.room if room is None else room) ** 2 - noise) / scale**2  # the variance is 4^dropped/12
+        return replace(self, dropped=min(math.floor(math.log2(max(spare, 1.0)) / 2), self.rest_bits - 2))
 
     @property
     def hides(self) -> bool:

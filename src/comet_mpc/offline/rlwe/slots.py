@@ -38,6 +38,7 @@ from comet_mpc.offline.rlwe.scheme import (
     Scheme,
     basis,
     choose_scheme,
+    noise_variance,
     read_uploads,
 )
 from comet_mpc.offline.rlwe.tiling import Integers
@@ -61,7 +62,8 @@ class PrimeModulus:
     @cached_property
     def scheme(self) -> Scheme:
         value = math.prod(self.primes)
-        return choose_scheme(math.log2(value), math.sqrt(DEGREE * self.terms) * value / 2)
+        norm = math.sqrt(DEGREE * self.terms) * value / 2
+        return choose_scheme(math.log2(value), norm).shortened(noise_variance(norm), norm)
 
     def encode(self, residues: Residues) -> Residues:
         """The polynomial whose slots hold these residues, [prime][8192]."""

@@ -353,9 +353,7 @@ def _shortened(tiling: Tiling, norm: float, variance: float = 0.0) -> Tiling:
         return tiling
     scale = 2.0 ** (packed.log_q - scheme.log_q)
     noise = noise_variance(scale * norm, scale**2 * variance + packing_noise(packed.limbs, tiling.levels))
-    spare = 12 * (packed.room**2 - noise) / (scale * norm) ** 2  # what is lost has the variance 4^dropped/12
-    dropped = min(math.floor(math.log2(max(spare, 1.0)) / 2), scheme.rest_bits - 2)
-    return replace(tiling, scheme=replace(scheme, dropped=dropped))
+    return replace(tiling, scheme=scheme.shortened(noise, scale * norm, packed.room))
 
 
 def centred(words: Words, width: int) -> Integers:
