@@ -15,6 +15,7 @@ from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS, Ways
 from comet_mpc.engine.share import Share
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.demo import demo_model
+from comet_mpc.functions.row_table import WAY as ROWS_FROM_TABLES
 from comet_mpc.models.checkpoint import FITTED
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.public import PublicModel
@@ -87,6 +88,7 @@ def test_the_wire_is_as_planned_and_the_twin_agrees(
 def test_every_fork_alone_is_as_planned_and_leaves_the_value_as_it_is(
     model: ServedModel, query: Query, fused: bool
 ) -> None:
+    """Rows from tables or from steps have errors of their own: there, at most a unit of the answer."""
     program = model.program(1, query.bucket, query)
     usual = twin_value(program, model.weights(), fused=fused)
     forks = run_two_parties(program, model.weights(), fused=fused).plan.forks
@@ -94,7 +96,8 @@ def test_every_fork_alone_is_as_planned_and_leaves_the_value_as_it_is(
     for fork in forks:
         ways = frozenset({fork})
         run = run_two_parties(program, model.weights(), fused=fused, ways=ways)
-        assert np.array_equal(twin_value(program, model.weights(), fused=fused, ways=ways), usual), fork
+        off = np.abs(twin_value(program, model.weights(), fused=fused, ways=ways) - usual).max()
+        assert off <= (2.0**-8 if ROWS_FROM_TABLES in fork else 0.0), fork
         assert np.abs(together(run) - usual).max() < 0.02 + 2 * 2.0**-8, fork
 
 
