@@ -14,8 +14,8 @@ from comet_mpc.engine.plan import Plan, plan_program
 from comet_mpc.engine.session import IN_ONE_ROUND, USUAL_WAYS, Ways
 from comet_mpc.engine.share import Share
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.local.demo import demo_model
 from comet_mpc.functions.row_table import WAY as ROWS_FROM_TABLES
+from comet_mpc.local.demo import demo_model
 from comet_mpc.models.checkpoint import FITTED
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.public import PublicModel
