@@ -2,10 +2,12 @@
 # Every record that `comet-lab report` shows, the most important first. Durations are those of two free cores: let nothing
 # else run. Records that are there are kept, and a run that broke off goes on; --again makes the named ones anew.
 #
-#   research/benchmarks/records.sh [--again] [SECTION …]      all but accuracy and secure, if no section is named
+#   research/benchmarks/records.sh [--again] [SECTION …]      all but slow, accuracy and secure, if no section is named
 #
-#   models   20 min   whole encoders: against their length, with a dealer and without, over slower networks
-#   plans     1 min   the same by rule and by length, without running them
+#   models    8 min   whole encoders: against their length, with a dealer and without
+#   networks 10 min   BERT-base over slower networks
+#   slow     20 min   the same over the slowest, and the longest text without a dealer; only if it is named
+#   plans     3 min   the same by rule and by length, without running them
 #   peers     9 min   one BERT-base layer and single operations, beside CrypTen and SPU (to install them: 5 min more)
 #   paper    11 min   tables 3 and 4, and the appendix
 #   ops       3 min   single operations by every method
@@ -19,7 +21,8 @@
 #   accuracy  hours   every row of the tables of accuracy         (ENCODER, GLUE and WORK; says first how long)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-results="$root/benchmarks/results"
+here="$root/research/benchmarks"
+results="$here/results"
 comet="$root/.venv/bin/comet" lab="$root/.venv/bin/comet-lab"
 again=
 if [ "${1:-}" = --again ]; then
@@ -45,18 +48,41 @@ goes_on() {
     "$@" --json "$file"
 }
 
+# model NAME TOKENS RULE SOURCE [NETWORK]: a whole encoder
+model() {
+    local name="model/$1-$2-$3" words=(--shape "$1" --tokens "$2" --rule "$3" --source "$4")
+    if [ "$4" = pair ]; then name=$name-pair; fi
+    if [ -n "${5:-}" ]; then
+        name=$name-${5/\//-}
+        words+=(--network "$5")
+    fi
+    keep "$name" "$lab" bench model "${words[@]}"
+}
+
 models() {
-    local bert=(bench model --shape bert-base --rule quadratic) tokens
-    for tokens in 128 32 64 256; do
-        keep "model/bert-base-$tokens-quadratic-pair" "$lab" "${bert[@]}" --tokens "$tokens" --source pair
+    local source tokens rule
+    for source in dealer pair; do
+        for rule in fitted quadratic; do model bert-base 128 "$rule" "$source"; done
+        for tokens in 32 128; do model minilm "$tokens" fitted "$source"; done
     done
-    for tokens in 32 64 128 256 512; do
-        keep "model/bert-base-$tokens-quadratic" "$lab" "${bert[@]}" --tokens "$tokens"
+    for tokens in 32 64 256; do
+        for source in dealer pair; do model bert-base "$tokens" fitted "$source"; done
     done
-    keep model/bert-base-128-quadratic-200mbit "$lab" "${bert[@]}" --network 200mbit/10ms
-    keep model/minilm-128-quadratic "$lab" bench model --shape minilm --tokens 128 --rule quadratic
-    keep model/bert-base-128-quadratic-pair-1gbit "$lab" "${bert[@]}" --source pair --network 1gbit/1ms
-    keep model/bert-base-128-quadratic-pair-200mbit "$lab" "${bert[@]}" --source pair --network 200mbit/10ms
+    model bert-base 512 fitted dealer
+}
+
+networks() {
+    local network
+    model bert-base 128 fitted dealer 1gbit/50ms
+    model bert-base 128 fitted pair 200mbit/10ms
+    for network in 1gbit/1ms 200mbit/10ms 100mbit/100ms; do model bert-base 128 fitted dealer "$network"; done
+    for network in 1gbit/1ms 1gbit/50ms 100mbit/100ms; do model bert-base 128 fitted pair "$network"; done
+}
+
+slow() {
+    model bert-base 128 fitted pair 20mbit/150ms
+    model bert-base 512 fitted pair
+    model bert-base 128 fitted dealer 20mbit/150ms
 }
 
 plans() {
@@ -68,13 +94,15 @@ plans() {
         done
     done
     for source in pair dealer; do
-        for tokens in 32 64 256 512; do
-            keep "plan/bert-base-$tokens-quadratic-$source" "$comet" plan --shape bert-base --tokens "$tokens" \
-                --rule quadratic --source "$source" >/dev/null
+        for tokens in 32 64 128 256 512; do
+            for rule in fitted quadratic; do
+                keep "plan/bert-base-$tokens-$rule-$source" "$comet" plan --shape bert-base --tokens "$tokens" \
+                    --rule "$rule" --source "$source" >/dev/null
+            done
         done
-        for network in 50mbit/1ms 200mbit/10ms 1gbit/1ms 100mbit/100ms 1gbit/50ms; do
-            keep "plan/bert-base-128-quadratic-$source-${network/\//-}" "$comet" plan --shape bert-base \
-                --rule quadratic --source "$source" --network "$network" >/dev/null
+        for network in 50mbit/1ms 200mbit/10ms 1gbit/1ms 100mbit/100ms 1gbit/50ms 20mbit/150ms; do
+            keep "plan/bert-base-128-fitted-$source-${network/\//-}" "$comet" plan --shape bert-base \
+                --rule fitted --source "$source" --network "$network" >/dev/null
         done
     done
 }
@@ -95,7 +123,7 @@ paper() {
 
 ops() { keep ops "$lab" bench ops; }
 rules() { keep rules "$lab" bench rules; }
-kernels() { keep kernels "$root/.venv/bin/python" "$root/benchmarks/kernels.py"; }
+kernels() { keep kernels "$root/.venv/bin/python" "$here/kernels.py"; }
 truncation() { keep truncation "$lab" bench truncation; }
 trials() { goes_on trials "$lab" bench trials; }
 
@@ -123,12 +151,12 @@ secure() {
 accuracy() {
     local table
     for table in 1 2 5; do
-        "$root/.venv/bin/python" "$root/benchmarks/accuracy.py" table "$table" "${ENCODER:?a checkpoint}" \
+        "$root/.venv/bin/python" "$here/accuracy.py" table "$table" "${ENCODER:?a checkpoint}" \
             "${GLUE:?GLUE data}" "${WORK:?for checkpoints}" --seed 1 --seed 2
     done
 }
 
-for section in "${@:-models plans peers paper ops rules profile kernels demo truncation trials}"; do
+for section in "${@:-models networks plans peers paper ops rules profile kernels demo truncation trials}"; do
     for name in $section; do
         echo "== $name: $(sed -n "s/^#   $name  *\([0-9a-z]* *[a-z]*\)  .*/\1/p" "$0")"
         "$name"

@@ -69,13 +69,15 @@ def _tokens(record: Record) -> str:
 
 def network_grid(results: Results) -> Grid:
     """Whole models over slower networks."""
-    columns = ["model, layers", "network", "tokens", "rule", "online", "rounds", "time", "offline", "offline time"]
-    grid = Grid("Whole models over a slower network", columns, left=2)
+    columns = ["model, layers", "network", "randomness from", "tokens", "rule"]
+    columns += ["online", "rounds", "time", "offline", "offline time"]
+    grid = Grid("Whole models over a slower network", columns, left=3)
     measured = sorted((record for record in results.of("model") if record.get("network")), key=_model_order)
     for record in measured:
         online = [human_bytes(record["online_bytes"]), str(record["rounds"]), human_seconds(record["seconds"])]
         offline = [human_bytes(record["offline_bytes"]), human_seconds(record["offline_seconds"])]
-        grid.rows.append([_what(record), record["network"], _tokens(record), record.rule, *online, *offline])
+        where = [record["network"], f"the {record['source']}"]
+        grid.rows.append([_what(record), *where, _tokens(record), record.rule, *online, *offline])
     grid.sources = sources_of(measured)
     return grid
 
