@@ -26,6 +26,7 @@ from comet_mpc.cli.options import (
     find_shape,
     option,
 )
+from comet_mpc.cli.plan_writer import Prompt, plan_writer
 from comet_mpc.cli.tables import origin, report, table
 from comet_mpc.engine.costs import (
     Cost,
@@ -42,7 +43,9 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import chosen_rule
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.streams.decoder import DECODERS
 from comet_mpc.models.transformer import encoder_weights
+from comet_mpc.models.writing.stored import is_decoder
 from comet_mpc.net.channel import Traffic
 from comet_mpc.offline.cheapest import USUAL_NETWORK, offline_seconds
 from comet_mpc.offline.source import Source
@@ -55,6 +58,7 @@ def plan(
     model: Annotated[Path | None, typer.Argument(help="A Comet checkpoint. Or use --shape.")] = None,
     shape: ShapeName = None,
     tokens: Annotated[int, option("Tokens per text, padding included.", min=1, max=4096)] = 128,
+    prompt: Prompt = 16,
     batch: Batch = 1,
     rule: ShapeRule = None,
     steps: Steps = None,
@@ -68,7 +72,12 @@ def plan(
 
     Bytes, rounds, memory and an estimate of the time, by operation and by layer. Bytes and rounds are exact. With
     --rounds, also every round: the part and the operation it is for, its tensors, their rings in bits and their bytes.
+
+    Of a model that writes (a checkpoint, or --shape stories15m, smollm2 or gpt2): what the prompt and each token cost.
     """
+    if (model is not None and is_decoder(model)) or (model is None and shape in DECODERS):
+        plan_writer(model, shape, prompt, tokens, find_source(source), json)
+        return
     kind, (by, count) = find_source(source), chosen_rule(rule, steps)
     link = Network.parse(network) if network else None
     planned_on: Callable[[Network], Plan]

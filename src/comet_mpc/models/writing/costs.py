@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
+from comet_mpc.engine import Session
 from comet_mpc.engine.costs import compute_seconds
-from comet_mpc.engine.windows import WindowPlan
+from comet_mpc.engine.windows import Window, WindowPlan
 from comet_mpc.errors import ConfigurationError
-from comet_mpc.models.writing.model import WritingModel
+from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
+from comet_mpc.models.streams.decoder import (
+    DecoderLayerRules,
+    DecoderRules,
+    DecoderShape,
+    decode,
+    input_rows,
+    public_weights,
+    tell,
+    top_of,
+)
+from comet_mpc.models.streams.folding import LEAST_MEAN
+from comet_mpc.models.streams.wide_rows import WIDEST, TableRule
+from comet_mpc.models.writing.model import WritingModel, told
 from comet_mpc.offline.source import Source
+
+_TOP = 2.0**20
+"""Mean square of the longest row of a stream, about what is proved of models with some layers."""
 
 
 class TokenCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,3 +88,21 @@ def token_costs(model: WritingModel, source: Source, prompt: int = 16, tokens: i
     tokens = min(tokens, model.longest + 1 - prompt)
     conversation = model.conversation(model.fitting(prompt + tokens - 1), source)
     return conversation_costs(conversation, source, prompt, tokens)
+
+
+def shape_conversation(shape: DecoderShape, positions: int, source: Source) -> WindowPlan:
+    """The program of a decoder that is not there yet, with norms whose ranges are as wide as tables reach.
+
+    A real one's ranges follow from its weights: narrower ones cost a little less.
+    """
+    shape = replace(shape, positions=positions)
+    norm = TableRule(_TOP / WIDEST * 1.001, _TOP, 1.0)
+    form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(positions))
+    rules = DecoderRules((DecoderLayerRules((norm, norm), form),) * shape.layers, norm)
+    weights, top = public_weights(shape), top_of(shape, rules)
+
+    def run(session: Session, window: Window) -> None:
+        states = decode(session, input_rows(session, None, window, shape, top), window, shape, rules, weights)
+        tell(session, states, told(window))
+
+    return WindowPlan(run, positions, abilities=source.abilities)
