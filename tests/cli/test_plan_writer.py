@@ -29,6 +29,17 @@ def test_a_plan_is_the_sum_of_its_runs(tmp_path: Path, source: str) -> None:
     assert "each token after it" in shown.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+def test_a_shape_is_planned_before_there_is_a_model(source: str) -> None:
+    """A token of 6 layers of 288."""
+    command = ["plan", "--shape", "stories15m", "--tokens", "4", "--source", source, "--json", "-"]
+    told = json.loads(CliRunner().invoke(app, command).stdout)
+    assert told["token_rounds"] <= {"dealer": 170, "pair": 210}[source]
+    assert told["token_bytes"] <= 600_000
+    assert told["positions"] == 19
+
+
 def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:
     write_small(tmp_path)
     run = CliRunner()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -10,6 +11,7 @@ from comet_mpc.engine import Session
 from comet_mpc.engine.costs import compute_seconds
 from comet_mpc.engine.windows import Window, WindowPlan
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions.layer_norm import shrink_factor
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import (
     DecoderLayerRules,
@@ -96,7 +98,9 @@ def shape_conversation(shape: DecoderShape, positions: int, source: Source) -> W
     A real one's ranges follow from its weights: narrower ones cost a little less.
     """
     shape = replace(shape, positions=positions)
-    norm = TableRule(_TOP / WIDEST * 1.001, _TOP, 1.0)
+    shrink = shrink_factor(shape.hidden)
+    high = _TOP * shrink**3
+    norm = TableRule(high / WIDEST * 1.001, high, math.sqrt(shrink))
     form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(positions))
     rules = DecoderRules((DecoderLayerRules((norm, norm), form),) * shape.layers, norm)
     weights, top = public_weights(shape), top_of(shape, rules)
