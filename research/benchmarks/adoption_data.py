@@ -40,7 +40,8 @@ def pairs(questions: list[tuple[str, str]], directory: Path, chance: random.Rand
     chance.shuffle(own)
     own = own[:PAIRS]
     strange = chance.sample([passage for _, passage in own], len(own))
-    return [(query, passage if chance.random() < 0.5 else other) for (query, passage), other in zip(own, strange)]
+    found = zip(own, strange, strict=True)
+    return [(query, passage if chance.random() < 0.5 else other) for (query, passage), other in found]
 
 
 def write_csv(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -60,8 +61,9 @@ def main() -> None:
     write_csv(given.out / "questions.csv", ("text",), [(text,) for text in texts])
     write_csv(given.out / "pairs.csv", ("query", "passage"), pairs(questions, given.glue, chance))
     sentences = [s for task in ("CoLA", "MRPC") for row in glue(given.glue, task) for s in row]
-    everything = texts + [s for task in ("MRPC", "RTE", "STS-B", "SST-2") for row in glue(given.glue, task) for s in row]
-    for name, lines, count in (("sentences", sentences, SENTENCES), ("texts", everything, TEXTS)):
+    all_tasks = ("MRPC", "RTE", "STS-B", "SST-2")
+    texts += [s for task in all_tasks for row in glue(given.glue, task) for s in row]
+    for name, lines, count in (("sentences", sentences, SENTENCES), ("texts", texts, TEXTS)):
         different = list(dict.fromkeys(" ".join(line.split()) for line in lines))
         taken = chance.sample(different, count)
         (given.out / f"{name}.txt").write_text("".join(f"{line}\n" for line in taken))

@@ -19,6 +19,7 @@ from comet_mpc.models.own_data import own_task, read_split
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_mpc.offline.sources import PAIR
+from support.toy_model import toy_tokenizer
 from support.training import KINDS, original, write_rows
 
 pytestmark = pytest.mark.train
@@ -109,3 +110,19 @@ def test_rows_may_be_taken_from_all_over_a_file(tmp_path: Path) -> None:
     assert "this takes " in comet(*command)
     with pytest.raises(TaskDataError, match=r"row 2\d: the label is not one of"):
         comet(*command, "--spread")
+
+
+def test_an_encoder_without_a_head_gives_embeddings(tmp_path: Path) -> None:
+    """Nothing beside its weights says what it is for: so one is asked, and told how to answer."""
+    transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
+    model, data, tokenizer = tmp_path / "model", write_rows(tmp_path / "mine.csv", "embedding"), toy_tokenizer()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=64, **sizes)
+    transformers.BertModel(config).save_pretrained(model)
+    tokenizer.save(str(model / "tokenizer.json"))
+    command = ["adopt", str(model), str(tmp_path / "out"), "--data", str(data), "--no-train", "--plain"]
+    refused = CliRunner().invoke(app, ["--debug", *command])
+    assert refused.exit_code
+    assert "--head embedding" in str(refused.exception)
+    comet(*command, "--head", "embedding")
+    assert load_checkpoint(tmp_path / "out")[0].head.kind == "embedding"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ LOGITS = 0.02
 """Two parties against the twin: roundings of the toy model's two layers, with a wide margin."""
 REAL = 0.01
 """The twin against the same rules in real arithmetic."""
+LOADED = 2.25
+"""Memory for a model that is loaded, in sizes of its file: itself, and in double precision one of eight layers, which
+is what folding it takes. With a second copy of the weights it is 2.9."""
 UNIT = 2.0**-8
 """The last digit of an answer. The parties are off by less than 1.5 of it in the end, the twin by at most half."""
 
@@ -349,3 +353,31 @@ def test_a_few_very_large_weights_can_be_served_without_a_dealer(directory: Path
     query = model.encode(some_texts(2))
     program = model.program(query.batch, query.bucket, query)
     assert np.abs(twin_value(program, model.weights()) - model.plain_logits(query)).max() < REAL + UNIT
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def _most_while_loading(directory: Path, *, plain: bool) -> int:
+    """Bytes that Python and numpy hold at once, at most: the same every time."""
+    tracemalloc.start()
+    try:
+        ServedModel.load(directory, plain=plain)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_a_server_loads_a_model_without_a_second_copy_of_it(tmp_path: Path) -> None:
+    """Of two models with the same layers and rules, one larger: by the difference, so what both need does not count."""
+    sizes, most, whole = [], [], []
+    for hidden in (64, 192):
+        shape = {"hidden": hidden, "intermediate": 4 * hidden, "layers": 8, "positions": 16, "heads": hidden // 32}
+        directory = make_checkpoint(tmp_path / str(hidden), **shape)
+        sizes.append((directory / "model.safetensors").stat().st_size)
+        most.append(_most_while_loading(directory, plain=False))
+        whole.append(_most_while_loading(directory, plain=True))
+    grown = (most[1] - most[0]) / (sizes[1] - sizes[0])
+    assert grown < LOADED, f"{grown:.2f} times the file"
+    assert (whole[1] - whole[0]) / (sizes[1] - sizes[0]) > LOADED + 1.0, "the measure finds a second copy"

@@ -32,6 +32,7 @@ def adopt(
     label: of.LabelColumn = None,
     plain: of.Plain = False,
     labels: of.LabelNames = None,
+    head: of.AdoptedHead = None,
     task: TaskName = None,
     epochs: of.Passes = 0.0,
     rate: of.Rate = 2e-5,
@@ -63,8 +64,8 @@ def adopt(
     directory = train.find_model(source, watcher)
     if train.writes(directory):
         others = {
-            "--label": label, "--plain": plain, "--labels": labels, "--task": task, "--epochs": epochs, "--rule": rule,
-            "--steps": steps, "--limit": limit, "--spread": spread, "--train": trained,
+            "--label": label, "--plain": plain, "--labels": labels, "--task": task, "--epochs": epochs, "--head": head,
+            "--rule": rule, "--steps": steps, "--limit": limit, "--spread": spread, "--train": trained,
         }  # fmt: skip
         wrong = [name for name, value in others.items() if value not in (None, False, 0.0)]
         if wrong:
@@ -80,7 +81,7 @@ def adopt(
     trained = True if trained is None and epochs else trained
     names = tuple(labels.split(",")) if labels is not None else ()
     prepared = train.prepare_adoption(
-        directory, rows, lessons, labels=names, rule=rule, steps=steps, trained=trained, watcher=watcher
+        directory, rows, lessons, labels=names, head=head, rule=rule, steps=steps, trained=trained, watcher=watcher
     )
     _adopt(prepared, out, json, _show, watcher, estimate=estimate)
 

@@ -103,6 +103,8 @@ TextColumns = Annotated[list[str] | None, Option(metavar="NAME", help=_TEXTS)]
 LabelColumn = Annotated[str | None, Option(metavar="NAME", help="The column with the labels or scores.")]
 Plain = Annotated[bool, Option("--plain", help="Use no labels, also where there are some.")]
 LabelNames = Annotated[str | None, Option(metavar="A,B,…", help="Names for the model's labels, in its own order.")]
+_OTHER_HEAD = f"{_HEAD} Default: what it was made for. An encoder without a head gives embeddings."
+AdoptedHead = Annotated[Kind | None, Option(help=_OTHER_HEAD)]
 _PASSES = "Train for so many passes over the rows. 0: only if needed, and as many as a set of this size needs."
 Passes = Annotated[float, Option(min=0.0, help=_PASSES)]
 _TRAIN = "Train the fitted model, or do not. Default: if it is less than 95 % near the original."

@@ -50,11 +50,12 @@ _SCORES = 64.0
 
 
 def fold(
-    config: CometConfig, tensors: Tensors, taken: Callable[[dict[str, Reals]], None] | None = None
+    config: CometConfig, tensors: Tensors, taken: Callable[[dict[str, Reals], int], None] | None = None
 ) -> tuple[dict[str, Reals], tuple[float, ...], float]:
     """Folded weights, and public bounds of attention's values and of the answers.
 
-    taken: is given the weights, layer by layer, and then nothing of them is kept here
+    taken: is given the weights, layer by layer, and then nothing of them is kept here; nor is a matrix of that layer
+    read again. The head's are of the layer after the last
     """
     e, get, shrink = config.encoder, Weights(tensors).pair, shrink_factor(config.encoder.hidden)
     skips = not e.stream
@@ -87,12 +88,12 @@ def fold(
         folded |= _feed_forward(config, tensors, i, gamma, beta)
         gamma, beta = get(source + "output_norm")
         if taken is not None:
-            taken(folded)
+            taken(folded, i)
             folded = {}
     head, bound = _folded_head(config, tensors, gamma, beta)
     folded |= head
     if taken is not None:
-        taken(folded)
+        taken(folded, e.layers)
         folded = {}
     return folded, tuple(value_bounds), power_of_two_above(1.1 * bound)
 

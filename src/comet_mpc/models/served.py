@@ -58,15 +58,17 @@ class ServedModel(PublicModel):
         """
         config, tensors = load_checkpoint(directory)
         check_ranges(config, tensors, told)
-        encoded, folded = dict[str, Weight](), dict[str, Reals]()
+        encoded, folded, stated = dict[str, Weight](), dict[str, Reals](), tensors_digest(tensors)
 
-        def take(part: dict[str, Reals]) -> None:
+        def take(part: dict[str, Reals], layer: int = -1) -> None:
             encoded.update({name: encode_weight(name, value) for name, value in part.items()})
             if plain:
                 folded.update(part)
+            for name in [name for name in tensors if name.startswith(f"layers.{layer}.") and tensors[name].ndim == 2]:
+                del tensors[name]  # so that there is never more than one copy of a large model
 
         _, value_bounds, logit_bound = fold(config, tensors, take)
-        public = public_part(directory, config, tensors, value_bounds, logit_bound)
+        public = public_part(directory, config, tensors, value_bounds, logit_bound, stated)
         public = replace(public, private_embeddings=private_embeddings, answer_bits=answer_bits, network=network)
         if config.encoder.image is not None:
             take(fold_image(tensors["embeddings.patches"], tensors["embeddings.positions"]))
@@ -108,14 +110,18 @@ def public_part(
     tensors: Tensors,
     value_bounds: tuple[float, ...],
     logit_bound: float,
+    stated: str = "",
 ) -> PublicModel:
-    """What of a checkpoint's directory a client is given; tables in half precision, as they travel."""
+    """What of a checkpoint's directory a client is given; tables in half precision, as they travel.
+
+    stated: the digest of all tensors, if they are not all there any more
+    """
     tokenizer = None
     if config.encoder.image is None:
         tokenizer = TextTokenizer.load(read_tokenizer(directory), Path(directory) / "tokenizer.json")
         tokenizer.check_fits(config.encoder.vocabulary)
     return PublicModel(
-        stated=tensors_digest(tensors),
+        stated=stated or tensors_digest(tensors),
         config=_without_data(config),
         value_bounds=tuple(map(_rounded_up, value_bounds)),
         logit_bound=_rounded_up(logit_bound),

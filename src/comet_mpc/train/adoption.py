@@ -214,6 +214,7 @@ def adopt(
     recipe: Recipe = USUAL_RECIPE,
     *,
     labels: Sequence[str] = (),
+    head: Kind | None = None,
     rule: FormRuleName | None = None,
     steps: int | None = None,
     trained: bool | None = None,
@@ -227,13 +228,14 @@ def adopt(
 
     model    a directory with a Hugging Face model, or its name on the hub
     labels   better names for the model's labels, in its own order
+    head     what to make of a text, if not what the model was made for: an encoder without a head gives embeddings
     rule     form of activations and scores, if not the first that is near enough
     steps    steps of 1/sqrt in its place
     trained  train it in any case, or in no case
     """
     watcher = watcher or Watcher()
     prepared = prepare_adoption(
-        model, data, recipe, labels=labels, rule=rule, steps=steps, trained=trained, watcher=watcher
+        model, data, recipe, labels=labels, head=head, rule=rule, steps=steps, trained=trained, watcher=watcher
     )
     watcher.say(prepared.summary)
     return prepared.run(Path(out), watcher)
@@ -245,6 +247,7 @@ def prepare_adoption(
     recipe: Recipe = USUAL_RECIPE,
     *,
     labels: Sequence[str] = (),
+    head: Kind | None = None,
     rule: FormRuleName | None = None,
     steps: int | None = None,
     trained: bool | None = None,
@@ -252,7 +255,7 @@ def prepare_adoption(
 ) -> PreparedAdoption:
     """All of `adopt` before its work, with an estimate of how long that takes. Arguments are those of `adopt`."""
     watcher, data = watcher or Watcher(), Data.of(data)
-    found = _original(model, tuple(labels), watcher)
+    found = _original(model, tuple(labels), head, watcher)
     tokenizer = servable_tokenizer(found.directory, found.config.encoder.vocabulary)
     task = data.task_for(found.config)
     rows = data.both(found, task, watcher)
@@ -272,17 +275,17 @@ def prepare_adoption(
     return PreparedAdoption(found, tokenizer, search, teacher, lesson, recipe, trained, seconds)
 
 
-def _original(source: Path | str, labels: tuple[str, ...], watcher: Watcher) -> Model:
+def _original(source: Path | str, labels: tuple[str, ...], head: Kind | None, watcher: Watcher) -> Model:
     """A model that was trained already, in its own form, perhaps with better names for its labels."""
-    found = read_model(source, watcher)
+    found = read_model(source, watcher, head)
     config, directory = found.config, found.directory
     if config.activation.kind != "gelu" or config.attention.kind != "softmax":
         raise ConfigurationError(f"{directory} does not have GeLU and softmax any more: serve it, or fine-tune it")
     if found.headless:
         raise ConfigurationError(
-            f"{directory} is an encoder without a head, so it has learnt no task yet: train one in the clear first "
-            "(`comet unify --form unmodified --labels A,B` and `comet finetune`), or take it for embeddings "
-            "(`comet unify --form unmodified --head embedding`)"
+            f"{directory} is an encoder without a head: for embeddings, add `--head embedding` (from Python: "
+            "head='embedding'); for labels, train a head in the clear first (`comet unify --form unmodified "
+            "--labels A,B` and `comet finetune`)"
         )
     if not labels:
         return found
