@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 PAIRS, SENTENCES, TEXTS = 8000, 8000, 8000
@@ -44,7 +45,7 @@ def pairs(questions: list[tuple[str, str]], directory: Path, chance: random.Rand
     return [(query, passage if chance.random() < 0.5 else other) for (query, passage), other in found]
 
 
-def write_csv(path: Path, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def write_csv(path: Path, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
 

@@ -35,8 +35,9 @@ import numpy as np
 
 from comet_mpc.local.demo import demo_model
 from comet_mpc.models.certify import certify
-from comet_mpc.models.checkpoint import load_checkpoint, read_tokenizer, save_checkpoint, tensor_shapes
+from comet_mpc.models.checkpoint import tensor_shapes
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.stored.checkpoints import load_checkpoint, read_tokenizer, save_checkpoint
 from comet_mpc.net.authority import make_test_set
 
 WORDS = ("the", "a", "film", "plot", "is", "was", "not", "very", "good", "bad", "dull", "bright", "slow", "and", "but")
@@ -72,7 +73,10 @@ def tiny_model(out: Path) -> Path:
     encoder = msgspec.structs.replace(config.encoder, hidden=32, layers=1, heads=2, intermediate=64)
     config = msgspec.structs.replace(config, encoder=encoder, sites={})
     chance = np.random.default_rng(0)
-    tensors = {name: chance.standard_normal(shape).astype(np.float32) for name, shape in tensor_shapes(config).items()}
+    tensors = {
+        name: (chance.standard_normal(shape) / (32.0**0.5 if len(shape) > 1 else 10.0)).astype(np.float32)
+        for name, shape in tensor_shapes(config).items()
+    }
     tensors |= {name: np.ones_like(value) for name, value in tensors.items() if name.endswith("norm.weight")}
     save_checkpoint(out, certify(config, tensors), tensors, tokenizer=tokenizer)
     return out

@@ -373,8 +373,9 @@ def test_a_server_loads_a_model_without_a_second_copy_of_it(tmp_path: Path) -> N
     """Of two models with the same layers and rules, one larger: by the difference, so what both need does not count."""
     sizes, most, whole = [], [], []
     for hidden in (64, 192):
-        shape = {"hidden": hidden, "intermediate": 4 * hidden, "layers": 8, "positions": 16, "heads": hidden // 32}
-        directory = make_checkpoint(tmp_path / str(hidden), **shape)
+        directory = make_checkpoint(
+            tmp_path / str(hidden), hidden=hidden, intermediate=4 * hidden, layers=8, positions=16, heads=hidden // 32
+        )
         sizes.append((directory / "model.safetensors").stat().st_size)
         most.append(_most_while_loading(directory, plain=False))
         whole.append(_most_while_loading(directory, plain=True))
