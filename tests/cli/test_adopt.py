@@ -114,10 +114,14 @@ def test_rows_may_be_taken_from_all_over_a_file(tmp_path: Path) -> None:
 
 def test_an_encoder_without_a_head_gives_embeddings(tmp_path: Path) -> None:
     """Nothing beside its weights says what it is for: so one is asked, and told how to answer."""
-    transformers = pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)")
+    torch, transformers = (
+        pytest.importorskip("torch"),
+        pytest.importorskip("transformers", reason="the extra [train] is not installed (transformers)"),
+    )
     model, data, tokenizer = tmp_path / "model", write_rows(tmp_path / "mine.csv", "embedding"), toy_tokenizer()
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=64, **sizes)
+    torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(model)
     tokenizer.save(str(model / "tokenizer.json"))
     command = ["adopt", str(model), str(tmp_path / "out"), "--data", str(data), "--no-train", "--plain"]
