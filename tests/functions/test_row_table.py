@@ -54,9 +54,9 @@ def points(low: float, high: float, count: int) -> Reals:
     return np.concatenate([np.geomspace(low, high, count - count // 4), np.linspace(0.9 * high, high, count // 4)])
 
 
-ODD_33, ODD_37, _, ODD_50, ODD_59, ODD_63 = (Ring(modulus.bit_length(), modulus) for modulus in ODD_MODULI)
+ODD_33, ODD_37, ODD_41, ODD_50, ODD_59, ODD_63 = (Ring(modulus.bit_length(), modulus) for modulus in ODD_MODULI)
 RINGS: dict[str, tuple[float, Ring, Ring]] = {
-    "variances": (34.3125, ODD_50, ODD_50),
+    "variances": (32.0, ODD_41, ODD_41),
     "norms": (28.75, ODD_33, ODD_33),
     "denominators": (39, Ring(47), ODD_59),
     "pooler": (22.5, ODD_37, ODD_50),
@@ -66,13 +66,15 @@ RINGS: dict[str, tuple[float, Ring, Ring]] = {
 
 def of_secret(t: Reals, name: str, keep: Reals | None = None) -> Program[Share]:
     def program(session: Session, _: Mapping[str, Weight]) -> Share:
-        rule, allowed, power, own, width, bits, _rows = SITES[name]
+        rule, allowed, power, own, width, bits, rows = SITES[name]
         fraction, argument, ring = float(own), Ring(width), Ring(56 if power == 1.0 else width)
         if not session.fused:
             fraction, argument, ring = RINGS[name]
         share = session.private(CLIENT, t.shape, fraction, rule.high, t, argument)
         kept = None if keep is None else session.private(CLIENT, t.shape, 0, 1.0, keep)
-        found = open_row(session, share, rule, fraction=bits, ring=ring, allowed=allowed, power=power, keep=kept)
+        found = open_row(
+            session, share, rule, fraction=bits, ring=ring, allowed=allowed, power=power, keep=kept, count=rows
+        )
         assert found is not None
         return session.evaluate(found.polynomial, found.opened, fraction=bits, bound=found.opened["y"].bound)
 
