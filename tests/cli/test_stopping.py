@@ -85,7 +85,7 @@ def test_a_command_that_is_stopped_ends_with_130_and_says_how_to_go_on(
     assert "stopped. Run the command again to start over." in found.stderr
     model = make_checkpoint(tmp_path / "model", **TINY)
     arguments = ("serve", str(model), "--untrained", "--keys", str(tmp_path), "--state", str(tmp_path / "state"))
-    found = stopped(*arguments, at="comet_mpc.service.hosting.blueprint.ServedModel.load", monkeypatch=monkeypatch)
+    found = stopped(*arguments, at="comet_mpc.service.hosting.blueprint.load_model", monkeypatch=monkeypatch)
     assert found.exit_code == 130
     assert "run the same command to serve again" in json.loads(found.stderr.splitlines()[-1])["event"]
 

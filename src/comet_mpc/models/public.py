@@ -194,7 +194,7 @@ class PublicModel:
             stream=e.stream,
             buckets=e.buckets,
             constants=SQUARES[config.attention.power].constants if config.attention.kind == FITTED else 0,
-            neurons=_neurons(config).constants,
+            neurons=_neurons(config).constants if config.activation.kind == FITTED else 0,
             head=self.config.head,
             pooler=self.config.pooler,
         )

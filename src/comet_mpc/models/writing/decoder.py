@@ -81,8 +81,8 @@ def rules_as_stored(rules: DecoderRules) -> dict[str, Any]:
     """As plain numbers, rules of 1/sqrt by their kinds."""
 
     def plain(value: Any) -> Any:
-        if isinstance(value, Rule) and value.stored_as:
-            return {"kind": value.stored_as, "numbers": msgspec.to_builtins(value)}
+        if kind := getattr(value, "stored_as", ""):
+            return {"kind": kind, "numbers": msgspec.to_builtins(value)}
         if isinstance(value, tuple):
             return [plain(each) for each in value]
         if is_dataclass(value):
