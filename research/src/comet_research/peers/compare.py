@@ -107,7 +107,7 @@ def _layer_case(tokens: int, source: str, rule: str) -> ModelCase:
     return ModelCase(_SHAPE, shape, tokens, 3, source=source, rule=rule)
 
 
-def _ours(source: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
+def _ours(source: str, rule: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
     def run(task: str, tokens: int, arrays: Path, place: Path) -> dict[str, object]:
         with Crew() as crew:
             if task != "layer":
@@ -118,7 +118,7 @@ def _ours(source: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
                     "max_abs_error": one.max_abs_error,
                     "right": one.max_twin_error is not None and one.max_twin_error < _RIGHT,
                 }
-            whole = measure_model(crew, _layer_case(tokens, source, "quadratic"))
+            whole = measure_model(crew, _layer_case(tokens, source, rule))
             return _common(whole) | {
                 "cpu_seconds": sum(whole.cpu_seconds) + sum(whole.offline_cpu_seconds),
                 "peak_rss": max(whole.peak_rss),
@@ -201,9 +201,17 @@ def _record_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 _FIRST = "party 0 deals, which is not private; its bytes are not counted"
 SYSTEMS: Mapping[str, System] = {
     "comet": System(
-        "certified form, quadratic roots, with a dealer; its offline phase included", "a dealer", _ours("dealer")
+        "certified form, a layer by fitted functions, with a dealer; its offline phase included",
+        "a dealer",
+        _ours("dealer", "fitted"),
     ),
-    "comet-pair": System("certified form, quadratic roots, no third party; offline included", "none", _ours("pair")),
+    "comet-pair": System(
+        "certified form, a layer by fitted functions, no third party; offline included",
+        "none",
+        _ours("pair", "fitted"),
+    ),
+    "comet-quadratic": System("as comet, all by quadratic roots", "a dealer", _ours("dealer", "quadratic")),
+    "comet-quadratic-pair": System("as comet-pair, all by quadratic roots", "none", _ours("pair", "quadratic")),
     "crypten": System(
         "0.4.1, GELU by tanh (its erf leaves its range), else as it comes", _FIRST, _crypten("own"), CRYPTEN
     ),
