@@ -92,7 +92,7 @@ def main() -> None:
     train = original.write(arguments.texts, arguments.tokens, arguments.begin, 1)
     written = time.process_time()
     fitting = Fitting(shape, tensors, CausalForm(mean_rule(LEAST_MEAN), denominator_rule(shape.positions)))
-    found = fitting.run(train, lambda layer: print(f"layer {layer} is fitted", flush=True))
+    found = fitting.run(train, lambda layers: print(f"{layers} layers are fitted", flush=True))
     seconds = time.process_time() - written
     folding = Folding(shape, fitting.tensors, found.layers, found.seen)
     record = {

@@ -5,11 +5,13 @@
     comparing   perplexity, and how many next tokens are the same, on texts that were held out
     proving     the ranges, for every input (`streams.folding`); then the checkpoint is written
 
-Texts are kept while they are written, so a run that was stopped is resumed.
+Texts, fitted layers and what was compared are kept, so a run that was stopped is resumed; a finished one is not run
+again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -36,7 +38,7 @@ from comet_mpc.models.writing.costs import TokenCosts, token_costs
 from comet_mpc.models.writing.decoder import as_it_travels, table_shapes
 from comet_mpc.models.writing.stored import DecoderConfig, load_decoder, save_decoder
 from comet_mpc.offline.sources import PAIR
-from comet_mpc.progress import Watcher
+from comet_mpc.progress import Tick, Watcher
 from comet_mpc.train.decoders.fitting import Fitted, Fitting
 from comet_mpc.train.decoders.texts import own_texts, written
 from comet_mpc.train.reading import find_model
@@ -44,7 +46,7 @@ from comet_mpc.units import about
 
 WRITERS = ("llama", "gpt2")
 """`model_type` of what is read."""
-_PROGRESS, _TEXTS = "fitting.json", "texts"
+_PROGRESS, _TEXTS, _FITTED, _COMPARING = "fitting.json", "texts", "fitted.pt", "comparing.json"
 _USUAL_CONTEXT = 256
 _USUAL_LENGTH = 200
 _COMPARED = 4  # texts at a time
@@ -77,7 +79,7 @@ class WriterAdoption(msgspec.Struct, frozen=True, kw_only=True):
     own_texts: bool
     estimated_seconds: float
     seconds: float
-    """Of writing texts, fitting and comparing."""
+    """Of writing texts, fitting and comparing, since it was resumed last."""
     cpu_seconds: float
     fitted_tokens: int
     held_out: int
@@ -88,6 +90,35 @@ class WriterAdoption(msgspec.Struct, frozen=True, kw_only=True):
     """Next tokens that are the original's, in per cent."""
     fingerprint: str
     costs: TokenCosts
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    """What a directory's run is, and its result once it is finished."""
+
+    settings: dict[str, Any]
+    result: WriterAdoption | None = None
+
+    def save(self, out: Path) -> None:
+        with atomic_write(out / _PROGRESS) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+
+
+class _Compared(msgspec.Struct):
+    """Of the texts so far: the sums of both models' losses, next tokens, and how many are the same."""
+
+    digest: str
+    texts: int = 0
+    losses: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0])
+    same: int = 0
+    count: int = 0
+
+    @staticmethod
+    def of(kept: Path, digest: str) -> _Compared:
+        try:
+            found = msgspec.json.decode(kept.read_bytes(), type=_Compared)
+        except (OSError, msgspec.MsgspecError):
+            return _Compared(digest)  # there is none, or it is damaged
+        return found if found.digest == digest else _Compared(digest)
 
 
 @dataclass(frozen=True)
@@ -119,48 +150,55 @@ class PreparedWriter:
     def run(self, out: Path, watcher: Watcher | None = None) -> WriterAdoption:
         """Fits in `out`, or goes on there."""
         watcher, began, cpu = watcher or Watcher(), time.monotonic(), time.process_time()
-        self._take(out)
-        fit, judge = self._texts(out, watcher)
+        progress = self._take(out)
+        if progress.result is not None:
+            watcher.say(f"{out} holds this run, finished: nothing to do")
+            return progress.result
         form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(self.shape.positions))
         fitting = Fitting(self.shape, self.tensors, form)
+        fit, judge = self._texts(out, fitting, watcher)
         with watcher.stage("fitting: layers") as tick:
-            tick(0, self.shape.layers)
-            fitted = fitting.run(fit, lambda layer: tick(layer + 1, self.shape.layers))
+            fitted = fitting.run(fit, lambda layers: tick(layers, self.shape.layers), out / _FITTED)
         with watcher.stage("comparing with the original: texts") as tick:
-            scores = compared(fitting, fitted, judge, tick)
+            scores = compared(fitting, fitted, judge, tick, out / _COMPARING)
         with watcher.stage("proving the ranges, and planning what a token costs"):
             self._save(out, fitting.tensors, fitted, scores)
             model = load_decoder(out)
             costs = token_costs(model, PAIR)
-        shutil.rmtree(out / _TEXTS, ignore_errors=True)
-        return WriterAdoption(
+        made = WriterAdoption(
             model=self.directory.name, context=self.shape.positions, own_texts=self.data is not None,
-            estimated_seconds=self.seconds, seconds=time.monotonic() - began, cpu_seconds=time.process_time() - cpu,
-            fitted_tokens=fit.numel(), held_out=len(judge), fingerprint=model.fingerprint, costs=costs,
-            original_perplexity=scores["original_perplexity"], perplexity=scores["perplexity"],
-            agreement=scores["agreement"],
+            estimated_seconds=self.seconds, seconds=time.monotonic() - began,
+            cpu_seconds=time.process_time() - cpu, fitted_tokens=fit.numel(), held_out=len(judge),
+            fingerprint=model.fingerprint, costs=costs, original_perplexity=scores["original_perplexity"],
+            perplexity=scores["perplexity"], agreement=scores["agreement"],
         )  # fmt: skip
+        msgspec.structs.replace(progress, result=made).save(out)
+        shutil.rmtree(out / _TEXTS, ignore_errors=True)
+        for name in (_FITTED, _COMPARING):
+            (out / name).unlink(missing_ok=True)
+        return made
 
-    def _take(self, out: Path) -> None:
+    def _take(self, out: Path) -> _Progress:
         """Takes possession of the directory, or finds its own run in it."""
         settings = {"model": str(self.directory.resolve()), "recipe": asdict(self.recipe), "data": str(self.data)}
-        path = out / _PROGRESS
+        own, path = _Progress(settings), out / _PROGRESS
         if not path.exists():
             if (out / "config.json").exists():
                 raise ConfigurationError(f"{out} holds a checkpoint of something else: choose another directory")
-            out.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as file:
-                file.write(json.dumps(settings, indent=1).encode() + b"\n")
-        elif json.loads(path.read_bytes()) != settings:
+            own.save(out)
+            return own
+        found = msgspec.json.decode(path.read_bytes(), type=_Progress)
+        if found.settings != settings:
             raise ConfigurationError(f"{out} belongs to a run with other settings: choose another directory")
+        return found
 
-    def _texts(self, out: Path, watcher: Watcher) -> tuple[torch.Tensor, torch.Tensor]:
+    def _texts(self, out: Path, fitting: Fitting, watcher: Watcher) -> tuple[torch.Tensor, torch.Tensor]:
         """To fit to, and to compare."""
         recipe, count = self.recipe, self.rows + self.recipe.held_out
         if self.data is None:
             with watcher.stage("writing texts to fit to: texts") as tick:
                 ids = written(
-                    self.directory, out / _TEXTS, count, recipe.length, begin=self.begin, seed=recipe.seed, tick=tick
+                    fitting.original, out / _TEXTS, count, recipe.length, begin=self.begin, seed=recipe.seed, tick=tick
                 )
         else:
             tokenizer = TextTokenizer.load(self.tokenizer, self.directory)
@@ -181,23 +219,36 @@ class PreparedWriter:
 
 
 @torch.no_grad()
-def compared(fitting: Fitting, fitted: Fitted, ids: torch.Tensor, tick: Any) -> dict[str, float]:
-    """Perplexity of both, and the agreement of next tokens, over all positions of all texts."""
+def compared(fitting: Fitting, fitted: Fitted, ids: torch.Tensor, tick: Tick, kept: Path) -> dict[str, float]:
+    """Perplexity of both, and the agreement of next tokens, over all positions of all texts.
+
+    kept: a file for what was compared so far
+    """
     head = torch.tensor(np.asarray(fitting.tensors.get("head", fitting.tensors["embeddings"]), np.float32))
-    losses, same, count = [0.0, 0.0], 0, 0
-    for start in range(0, len(ids), _COMPARED):
-        rows = ids[start : start + _COMPARED]
-        picks = []
+    done = _Compared.of(kept, _digest(ids, *fitting.student.tensors.values()))
+    tick(done.texts, len(ids))
+    while done.texts < len(ids):
+        rows, picks = ids[done.texts : done.texts + _COMPARED], []
         for place, layers in enumerate((None, fitted.layers)):
             logits = fitting.states(rows, layers)[:, :-1] @ head.T
-            losses[place] += float(
+            done.losses[place] += float(
                 torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
             )
             picks.append(logits.argmax(-1))
-        same, count = same + int((picks[0] == picks[1]).sum()), count + picks[0].numel()
-        tick(min(len(ids), start + _COMPARED), len(ids))
-    original, adopted = (float(np.exp(loss / count)) for loss in losses)
-    return {"original_perplexity": original, "perplexity": adopted, "agreement": 100.0 * same / count}
+        done.same, done.count = done.same + int((picks[0] == picks[1]).sum()), done.count + picks[0].numel()
+        done.texts += len(rows)
+        with atomic_write(kept) as file:
+            file.write(msgspec.json.encode(done))
+        tick(done.texts, len(ids))
+    original, adopted = (float(np.exp(loss / done.count)) for loss in done.losses)
+    return {"original_perplexity": original, "perplexity": adopted, "agreement": 100.0 * done.same / done.count}
+
+
+def _digest(*tensors: torch.Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def writes(directory: Path) -> bool:

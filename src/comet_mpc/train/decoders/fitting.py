@@ -8,15 +8,19 @@ back what the functions before them, and the layers below, have put in.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from comet_mpc.engine.share import Reals
+from comet_mpc.files import atomic_write
 from comet_mpc.models.streams.causal import CausalForm
 from comet_mpc.models.streams.decoder import DecoderShape
 from comet_mpc.models.streams.folding import FittedLayer, Seen
@@ -56,16 +60,45 @@ class Fitting:
         return self.student.folded()
 
     @torch.no_grad()
-    def run(self, ids: Tensor, told: Callable[[int], None] = lambda layer: None) -> Fitted:
-        """ids: texts to fit to, (texts, tokens)"""
+    def run(self, ids: Tensor, told: Callable[[int], None] = lambda layers: None, kept: Path | None = None) -> Fitted:
+        """ids: texts to fit to, (texts, tokens). told: how many layers are fitted by now
+
+        kept: a file for what was fitted so far, which is not fitted again
+        """
+        texts = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
         mine = self.student.start(ids)
-        theirs = mine.clone()
-        for index in range(self.shape.layers):
+        theirs, begin = mine.clone(), 0
+        if kept is not None and (found := _read(kept, texts)) is not None:
+            mine, theirs, begin = found["mine"], found["theirs"], found["layers"]
+            self._restore(found)
+        for index in range(begin, self.shape.layers):
+            told(index)
             self._attention(index, mine, theirs)
             self._feed_forward(index, mine, theirs)
-            told(index)
+            if kept is not None:
+                with atomic_write(kept) as file:
+                    state = {"texts": texts, "layers": index + 1, "mine": mine, "theirs": theirs}
+                    torch.save(state | self._state(index + 1), file)
+        told(self.shape.layers)
         self._look(mine)
         return Fitted(self.student.layers(), Seen(tuple(self._least)))
+
+    def _state(self, layers: int) -> dict[str, Any]:
+        """What was found of the first layers."""
+        student = self.student
+        matrices = [f"layers.{i}.{name}.weight" for i in range(layers) for name in ("attention_output", "down")]
+        return {
+            "matrices": {name: student.tensors[name] for name in matrices},
+            "neurons": dict(student.neurons),
+            "scores": {index: (own.b, own.c, own.query, own.key) for index, own in student.scores.items()},
+            "least": [*self._least],
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.student.tensors |= state["matrices"]
+        self.student.neurons |= state["neurons"]
+        self.student.scores |= {index: Heads(*parts) for index, parts in state["scores"].items()}
+        self._least = [*state["least"]]
 
     @torch.no_grad()
     def states(self, ids: Tensor, layers: list[FittedLayer] | None) -> Tensor:
@@ -194,3 +227,14 @@ class Fitting:
 def _parts(x: Tensor) -> Iterator[Tensor]:
     """Views of some texts each."""
     return (x[start : start + _AT_ONCE] for start in range(0, len(x), _AT_ONCE))
+
+
+def _read(kept: Path, texts: str) -> dict[str, Any] | None:
+    """What was fitted before, to these very texts."""
+    if not kept.exists():
+        return None
+    try:
+        found = torch.load(kept, weights_only=True)
+    except Exception:  # damaged in any way: all is fitted again
+        return None
+    return dict(found) if found["texts"] == texts else None

@@ -123,7 +123,11 @@ class Original:
     def write(
         self, count: int, length: int, begin: int, seed: int, told: Callable[[int], None] = lambda done: None
     ) -> Tensor:
-        """Texts of the model's own, (count, length): after the token `begin`, drawn as its probabilities say."""
+        """Texts of the model's own, (count, length): after the token `begin`, drawn as its probabilities say. What
+        follows the end of a text is another text, so that every row is full.
+
+        told: how many are written by now
+        """
         generator, texts = torch.Generator().manual_seed(seed), []
         for done in range(0, count, _AT_ONCE):
             size = min(_AT_ONCE, count - done)
@@ -132,8 +136,8 @@ class Original:
                 states = self.states(ids[:, past.length :], past)
                 likely = torch.softmax(self.logits(states[:, -1]), -1)
                 ids = torch.cat([ids, torch.multinomial(likely, 1, generator=generator)], 1)
+                told(done + size * ids.shape[1] // length)
             texts.append(ids)
-            told(done + size)
         return torch.cat(texts)
 
 

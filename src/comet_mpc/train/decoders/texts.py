@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
-from comet_mpc.errors import CheckpointError, TaskDataError
+from comet_mpc.errors import TaskDataError
 from comet_mpc.files import atomic_write
 from comet_mpc.models.own_data import read_texts
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.progress import Tick
+from comet_mpc.train.decoders.original import Original
 
 BATCH = 32
 """Texts that are written together; each batch is kept, for a run that is resumed."""
 
 
-def written(directory: Path, kept: Path, count: int, length: int, *, begin: int, seed: int, tick: Tick) -> torch.Tensor:
-    """Texts that a model writes by itself, (count, length), its own probabilities unchanged.
+def written(
+    original: Original, kept: Path, count: int, length: int, *, begin: int, seed: int, tick: Tick
+) -> torch.Tensor:
+    """Texts of the model's own (`Original.write`), (count, length).
 
     kept: a directory for batches; those that are there are not written again
     """
@@ -31,12 +34,17 @@ def written(directory: Path, kept: Path, count: int, length: int, *, begin: int,
         path = kept / f"texts-{seed}-{number}-{size}x{length}.npy"
         found = _kept(path, size, length)
         if found is None:
-            found = _write(directory, size, length, begin, seed + number, tick, (BATCH * number, count))
+            told = partial(_told, tick, BATCH * number, count)
+            found = original.write(size, length, begin, seed + number, told)
             with atomic_write(path) as file:
                 file.write(_stored(found))
         batches.append(found)
     tick(count, count)
     return torch.cat(batches)
+
+
+def _told(tick: Tick, before: int, count: int, done: int) -> None:
+    tick(before + done, count)
 
 
 def _sizes(count: int) -> Iterator[int]:
@@ -58,25 +66,6 @@ def _kept(path: Path, size: int, length: int) -> torch.Tensor | None:
     except (OSError, ValueError):
         return None  # damaged: it is written again
     return torch.tensor(found, dtype=torch.long) if found.shape == (size, length) else None
-
-
-@torch.no_grad()
-def _write(
-    directory: Path, size: int, length: int, begin: int, seed: int, tick: Tick, done: tuple[int, int]
-) -> torch.Tensor:
-    """One batch. What follows the end of a text is another text, so that every row is full."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(directory), local_files_only=True).float()
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{directory} cannot be run by transformers: {error}") from error
-    torch.manual_seed(seed)
-    ids, cache = torch.full((size, 1), begin), None
-    for place in range(length - 1):
-        out = model(ids[:, -1:], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        ids = torch.cat([ids, torch.multinomial(torch.softmax(out.logits[:, -1].float(), -1), 1)], 1)
-        tick(done[0] + size * (place + 1) // length, done[1])
-    return ids
 
 
 def own_texts(path: Path, columns: Sequence[str], tokenizer: TextTokenizer, length: int, most: int) -> torch.Tensor:
