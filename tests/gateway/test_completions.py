@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ import pytest
 
 from comet_mpc.gateway.app import make_app
 from comet_mpc.local.service import local_service
+from comet_mpc.models.writing.decoder import Decoder
+from comet_mpc.models.writing.stored import load_decoder
+from comet_mpc.models.writing.twin import written_by_twin
 from comet_mpc.offline.sources import DEALER
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.deployment import ServiceLimits
+from support.gateways import Gateway, gateway_process
+from support.processes import ServerProcess, server_process
+from support.small_writers import LLAMA, write_small
 from support.toy_writer import ToyWriter
 from support.waiting import PATIENCE
 
@@ -91,3 +98,81 @@ def test_a_text_comes_whole_or_as_a_stream_or_not_at_all(place: tuple[str, Path,
         assert len(found) == 30 - COUNT - COUNT - 4
 
     asked(place, work)
+
+
+def test_a_whole_text_that_an_error_ends_has_what_was_written(tmp_path: Path) -> None:
+    limits = ServiceLimits(stall_seconds=PATIENCE, idle_seconds=PATIENCE, dealer_seconds=PATIENCE, tokens_per_day=4)
+
+    async def work(client: Any) -> None:
+        with pytest.raises(openai.RateLimitError, match="tokens a day") as caught:
+            await client.completions.create(**GREEDY)
+        assert caught.value.response.json()["text"] == TEXT[:4]
+
+    with local_service(MODEL, DEALER, limits=limits) as found:
+        asked(found, work)
+
+
+# As people run it: a gateway in front of a server, both processes of their own ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Desk:
+    model: Decoder
+    server: ServerProcess
+    gateway: Gateway
+
+    @property
+    def client(self) -> Any:
+        token = self.gateway.header["authorization"].removeprefix("Bearer ")
+        url = f"{self.gateway.url.rstrip('/')}/v1"
+        return openai.OpenAI(base_url=url, api_key=token, timeout=PATIENCE, max_retries=0)
+
+    def said(self, ids: Sequence[int]) -> str:
+        return b"".join(self.model.tokenizer.spelling[token] for token in ids).decode()
+
+
+@pytest.fixture
+def desk(tmp_path: Path, keys: Path, shared_dealer: int) -> Iterator[Desk]:
+    checkpoint = write_small(tmp_path / "writer", LLAMA, tied=False, seed=1)
+    with (
+        server_process(keys, checkpoint, shared_dealer, tmp_path / "state", workers=2) as server,
+        gateway_process(server.address, keys, tmp_path / "cache") as gateway,
+    ):
+        yield Desk(load_decoder(checkpoint), server, gateway)
+
+
+def test_openai_writes_over_a_real_socket_and_keeps_what_was_written(desk: Desk) -> None:
+    text = desk.said([*written_by_twin(desk.model, PROMPT, COUNT)])
+    with desk.client as client:
+        (one,) = client.models.list().data
+        assert one.id == desk.model.fingerprint
+        whole = client.completions.create(**GREEDY)
+        assert (whole.choices[0].text, whole.choices[0].finish_reason) == (text, "length")
+        plan = desk.model.conversation(16, DEALER)
+        runs = [plan.window(0, 6), *(plan.window(at, at + 1) for at in range(6, 5 + COUNT))]
+        assert whole.cost["online_bytes"] == sum(run.online_bytes for run in runs)
+        assert whole.cost["rounds"] == sum(run.rounds for run in runs)
+
+        with client.completions.create(**GREEDY, stream=True, stream_options={"include_usage": True}) as stream:
+            pieces = list(stream)
+        assert "".join(piece.choices[0].text for piece in pieces[:-1]) == text
+        assert pieces[-1].usage.completion_tokens == COUNT
+
+        with client.completions.create(**GREEDY, stream=True) as stream:
+            assert next(iter(stream)).choices[0].text == text[:1]  # whoever leaves frees what it held
+        assert client.completions.create(**GREEDY).choices[0].text == text
+
+        wrong: dict[str, Any]
+        for wrong in ({"prompt": ""}, {"prompt": []}, {"prompt": [270]}, {"prompt": "a" * 49}, {"max_tokens": 44}):
+            with pytest.raises(openai.BadRequestError):
+                client.completions.create(**GREEDY | wrong)
+        with pytest.raises(openai.BadRequestError, match=r"supports generate\(\)"):
+            client.embeddings.create(model="private", input=["abc"])
+
+        with client.completions.create(**GREEDY, stream=True) as stream:
+            found = [next(stream).choices[0].text for _ in range(3)]
+            desk.server.process.kill()
+            with pytest.raises(openai.APIError, match="What was written is kept") as caught:
+                found += [piece.choices[0].text for piece in stream]
+        assert caught.value.body["type"] == "WritingStopped"
+        assert text.startswith("".join(found))

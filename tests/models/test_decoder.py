@@ -16,6 +16,7 @@ from comet_mpc.engine.share import decode as decode_words
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.engine.windows import Window, WindowPlan
 from comet_mpc.errors import RangeError, ShapeError
+from comet_mpc.models.streams import causal
 from comet_mpc.models.streams.causal import Guard
 from comet_mpc.models.streams.decoder import (
     DecoderShape,
@@ -27,6 +28,7 @@ from comet_mpc.models.streams.decoder import (
     tell,
     top_of,
 )
+from comet_mpc.offline.sources import PAIR
 from comet_mpc.testing import Weights, run_windows
 from support.small_decoders import GATED, PLAIN, small_rows, small_rules, small_weights
 
@@ -186,3 +188,19 @@ def test_places_that_do_not_fit_are_refused() -> None:
     for wrong in ([0], [0, 1, 2], [0, -1], [0, GATED.positions]):
         with pytest.raises(ShapeError, match="expected places"):
             decode(session, rows, window, GATED, rules, weights, wrong)
+
+
+def test_a_product_that_is_less_exact_than_what_is_cut_from_it_is_refused_while_planning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pair's products are near. What attention adds up is cut to as many digits as it has, and to none besides."""
+    weights = public_weights(GATED)
+
+    def plan() -> WindowPlan:
+        program = _program(GATED, np.zeros(0))
+        return WindowPlan(lambda session, window: program(session, weights, window), TOTAL, abilities=PAIR.abilities)
+
+    plan()
+    monkeypatch.setattr(causal, "_NEAR", causal._NEAR - 1)
+    with pytest.raises(RangeError, match="near"):
+        plan()

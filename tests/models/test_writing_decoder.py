@@ -65,7 +65,7 @@ def test_operators_choose_the_digits_that_are_told(tmp_path: Path) -> None:
     assert found[0].fingerprint != found[1].fingerprint == found[2].fingerprint
     with pytest.raises(CheckpointError, match="digits"):
         load_decoder(tmp_path, answer_bits=40)
-    with pytest.raises(ConfigurationError, match="cannot stay private"):
+    with pytest.raises(ConfigurationError, match="is its head as well"):
         load_decoder(tmp_path, private_embeddings=True)
 
 

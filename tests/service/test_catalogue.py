@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, ProtocolMismatch
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.writing.stored import load_decoder
+from comet_mpc.models.writing.twin import written_by_twin
 from comet_mpc.service.catalogue import check_name
 from comet_mpc.service.client import Client
 from support.clients import after_rounds
 from support.operated import Running, put, serving
 from support.processes import TWIN_BOUND
+from support.small_writers import LLAMA, write_small
 from support.toy_model import TINY, make_checkpoint, twin_logits
 from support.waiting import PATIENCE, eventually
 
@@ -66,6 +71,37 @@ def test_models_are_asked_for_by_name_or_fingerprint(
 def ask_of(server: Running, common: dict[str, Any], model: str) -> tuple[float, ...]:
     with Client(server.address, **common, model=model) as client:
         return ask(client)
+
+
+@pytest.mark.service
+def test_models_that_answer_and_that_write_are_side_by_side(
+    tmp_path: Path, keys: Path, shared_dealer: int, versions: list[Path]
+) -> None:
+    writer = write_small(tmp_path / "writer", LLAMA, tied=False, seed=1)
+    expected = [*written_by_twin(load_decoder(writer), "abc hi", 4)]
+    models = f"mood={versions[0]}", f"stories={writer}"
+    with serving(keys, tmp_path / "state", *models, dealer=shared_dealer) as server:
+        common: dict[str, Any] = {"keys": keys, "cache": tmp_path / "cache", "ready": 0, "timeout": PATIENCE}
+        with (
+            Client(server.address, **common, model="mood") as asking,
+            Client(server.address, **common, model="stories") as writing,
+        ):
+            tokens = writing.generate("abc hi", tokens=4)
+            found = [next(tokens).id, next(tokens).id]
+            assert right(ask(asking), versions[0])  # between two tokens
+            assert [*found, *(token.id for token in tokens)] == expected
+        for command, message in {
+            ("generate", "abc", "--model", "mood"): "does not write: ask it with classify",
+            ("query", "abc", "--model", "stories"): "comet generate",
+            ("generate", "", "--model", "stories"): "the prompt is empty",
+            ("generate", "a" * 49, "--model", "stories"): "the prompt has 49 tokens, and this model takes 48",
+            ("generate", "abc hi", "--model", "stories", "--tokens", "44"): "there is room for 43",
+        }.items():
+            where = ["--keys", str(keys), "--cache", str(tmp_path / "cache")]
+            shown = CliRunner().invoke(app, [command[0], server.address, *command[1:], *where])
+            assert shown.exit_code == 1, shown.output
+            assert message in " ".join(shown.stderr.split())
+            assert not shown.stdout
 
 
 @pytest.mark.service

@@ -18,7 +18,14 @@ from typer.testing import CliRunner
 
 from comet_mpc.cli.asking.generate import printable
 from comet_mpc.cli.main import app
-from comet_mpc.errors import ConfigurationError, ContextFull, QuotaExceeded, RandomnessSpent, WritingStopped
+from comet_mpc.errors import (
+    ConfigurationError,
+    ContextFull,
+    PeerClosed,
+    QuotaExceeded,
+    RandomnessSpent,
+    WritingStopped,
+)
 from comet_mpc.local.service import local_service
 from comet_mpc.models.writing.model import DROPPED, Places
 from comet_mpc.models.writing.sampling import Sampling
@@ -28,6 +35,7 @@ from comet_mpc.service.client import Client
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.deployment import ServiceLimits
 from comet_mpc.service.messages import Begin, Ready, Run, Step
+from comet_mpc.service.writing import client as writing
 from comet_mpc.service.writing.client import Token
 from support.toy_writer import ToyWriter
 from support.waiting import PATIENCE, eventually
@@ -205,6 +213,29 @@ def test_the_command_shows_the_text_and_its_cost(dealt: Place) -> None:
     assert "this model takes 48" in refused.stderr
 
 
+@pytest.mark.service
+def test_the_command_shows_what_was_written_before_the_server_stopped(
+    dealt: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, run = [], writing._Conversation.run
+
+    def stopped(self: Any, ids: Sequence[int], kept: int) -> Any:
+        runs.append(len(ids))
+        if len(runs) == 4:
+            self._channel.close()
+            raise PeerClosed("the connection ended")
+        return run(self, ids, kept)
+
+    monkeypatch.setattr(writing._Conversation, "run", stopped)
+    where = ["--keys", str(dealt.keys), "--cache", str(dealt.cache), "--timeout", str(PATIENCE)]
+    shown = CliRunner().invoke(app, ["generate", dealt.address, PROMPT, "--tokens", str(COUNT), *where])
+    text = b"".join(MODEL.tokenizer.spelling[token] for token in EXPECTED[:3]).decode()
+    assert shown.exit_code == 1
+    assert shown.stdout == PROMPT + text + "\n"
+    assert "What was written is kept" in " ".join(shown.stderr.split())
+    assert "3 tokens after 6 tokens" in shown.stderr
+
+
 def test_what_could_steer_a_terminal_is_not_printed() -> None:
     assert printable("a\x1b[2Jb\nc\td\x07é") == "a\ufffd[2Jb\nc\td\ufffdé"
 
@@ -218,7 +249,7 @@ def test_what_cannot_be_written_is_refused_before_randomness_is_used(dealt: Plac
         client.prepare(1, bucket=16, warm=False)
         before = client.prepared(1, 16)
         prompt: Any
-        for prompt in ("", []):
+        for prompt in ("", " \n", []):
             with pytest.raises(ConfigurationError, match="the prompt is empty"):
                 client.generate(prompt)
         for prompt in ([3, 270], [-1], [True], [1.5]):

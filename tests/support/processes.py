@@ -61,7 +61,7 @@ import json, sys
 from comet_mpc.net import live
 from comet_mpc.net.reception import ReceptionLimits
 from pathlib import Path
-from comet_mpc.models.served import ServedModel
+from comet_mpc.models.writing.any_model import load_model
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.offline.sources import DealerSource, PairSource
 from comet_mpc.service.deployment import ServiceLimits
@@ -74,7 +74,7 @@ dealer = options.pop("dealer")
 handshakes = ReceptionLimits(**options.pop("handshakes", {}))
 log_as_json()
 server = Server(
-    ServedModel.load(Path(options.pop("model"))), ("127.0.0.1", options.pop("port")),
+    load_model(Path(options.pop("model"))), ("127.0.0.1", options.pop("port")),
     PairSource() if dealer is None else DealerSource(("127.0.0.1", dealer)),
     TlsIdentity.find(options.pop("keys"), "server"), Path(options.pop("state")),
     metrics=("127.0.0.1", 0), limits=limits, handshakes=handshakes, **options,

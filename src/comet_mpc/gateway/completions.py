@@ -3,7 +3,8 @@
 https://platform.openai.com/docs/api-reference/completions
 
 Where it differs: one prompt and one text a request; what a private model cannot give (log probabilities, several
-texts, a suffix) and penalties of other kinds are refused; and `usage` counts this model's tokens.
+texts, a suffix) and penalties of other kinds are refused; `usage` counts this model's tokens; and beside it `cost` says
+what they cost. If the text ends early by an error, what was written so far comes along with it, as `text`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi.responses import StreamingResponse
@@ -22,12 +23,16 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from comet_mpc.errors import CometError, ConfigurationError
+from comet_mpc.gateway import problems
 from comet_mpc.models.writing.sampling import Sampling
 from comet_mpc.service.clients.asynchronous import AsyncClient
 from comet_mpc.service.writing.client import Token
 
 OneText = Annotated[str, Field(max_length=100_000)]
 Clients = Callable[[], AbstractAsyncContextManager[AsyncClient]]
+
+_COST = ("online_bytes", "rounds", "seconds", "offline_bytes", "offline_seconds")
+"""Of `Token`."""
 
 
 @dataclass
@@ -99,6 +104,8 @@ class _Answer:
     created: int
     prompt: int = 0
     count: int = 0
+    text: str = ""
+    cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COST, 0))
 
     def piece(self, text: str, token: Token | None) -> dict[str, Any]:
         finish = None if token is None or token.finish is None else "length" if token.finish == "length" else "stop"
@@ -110,13 +117,22 @@ class _Answer:
 
     def add(self, token: Token) -> None:
         self.prompt, self.count = self.prompt + token.prompt_tokens, self.count + 1
+        self.text += token.text
+        self.cost = {name: self.cost[name] + getattr(token, name) for name in _COST}
 
     def _said(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         known = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
         return known | {"choices": choices}
 
     def end(self) -> dict[str, Any]:
-        return self._said([]) | {"usage": self.usage()}
+        return self._said([]) | self.spent()
+
+    def spent(self) -> dict[str, Any]:
+        return {"usage": self.usage(), "cost": self.cost}
+
+    def broken(self, error: CometError) -> dict[str, Any]:
+        """Why it ended early, and what was written."""
+        return {"error": {"type": type(error).__name__, "message": str(error)}, "text": self.text}
 
 
 async def complete(asked: Asked, clients: Clients) -> Response:
@@ -129,12 +145,14 @@ async def complete(asked: Asked, clients: Clients) -> Response:
     first = await anext(pieces)  # an error up to here has its own status
     if asked.stream:
         return StreamingResponse(_events(asked, first, pieces), media_type="text/event-stream")
-    text, answer, last = "", first[0], None
+    answer, last = first
     async with contextlib.aclosing(pieces):
-        text, last = first[1].text, first[1]
-        async for _, token in pieces:
-            text, last = text + token.text, token
-    return JSONResponse(answer.piece(text, last) | {"usage": answer.usage()})
+        try:
+            async for _, token in pieces:
+                last = token
+        except CometError as error:
+            return JSONResponse(answer.broken(error), problems.status_of(error))
+    return JSONResponse(answer.piece(answer.text, last) | answer.spent())
 
 
 async def _pieces(asked: Asked, clients: Clients) -> AsyncGenerator[tuple[_Answer, Token]]:
@@ -157,7 +175,7 @@ async def _events(
             async for _, token in pieces:
                 yield _event(answer.piece(token.text, token))
         except CometError as error:
-            yield _event({"error": {"type": type(error).__name__, "message": str(error)}})
+            yield _event(answer.broken(error))
             return
     if asked.stream_options is not None and asked.stream_options.include_usage:
         yield _event(answer.end())

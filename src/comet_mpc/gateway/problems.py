@@ -60,6 +60,10 @@ def answer(status: int, error: str, message: str, headers: dict[str, str] | None
     return JSONResponse(asdict(Problem(Reason(error, message))), status, headers)
 
 
+def status_of(error: CometError) -> int:
+    return next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+
+
 def add_to(app: FastAPI) -> None:
     """Every error of the application is told in this shape."""
     app.add_exception_handler(CometError, _of_comet)
@@ -69,7 +73,8 @@ def add_to(app: FastAPI) -> None:
 
 
 async def _of_comet(_: Request, error: Exception) -> Response:
-    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    assert isinstance(error, CometError)
+    status = status_of(error)
     return answer(status, type(error).__name__, str(error), {"Retry-After": "5"} if status == 503 else None)
 
 

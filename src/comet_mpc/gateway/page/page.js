@@ -35,7 +35,7 @@ if (given !== null) {
   history.replaceState(null, "", location.pathname);
 }
 
-async function ask(path, body) {
+async function send(path, body) {
   const headers = {};
   const token = sessionStorage.getItem("token");
   if (token) headers.Authorization = `Bearer ${token}`;
@@ -49,9 +49,22 @@ async function ask(path, body) {
   }
   place("unlock").hidden = reply.status !== 401;
   if (reply.status === 401) throw new Error("The gateway asks for its token.");
-  const found = await reply.json();
-  if (!reply.ok) throw new Error(found.error.message);
-  return found;
+  if (!reply.ok) throw new Error((await reply.json()).error.message);
+  return reply;
+}
+
+const ask = async (path, body) => (await send(path, body)).json();
+
+async function* events(reply) {
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let left = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (left + value).split("\n\n");
+    left = lines.pop();
+    for (const line of lines) if (line !== "data: [DONE]") yield JSON.parse(line.slice("data: ".length));
+  }
 }
 
 function rows(target, lines) {
@@ -103,6 +116,7 @@ let kind = "label";
 
 function show(found) {
   const { answers: [answer], server_saw: [run], text_itself: text } = found;
+  place("label").className = "label";
   place("label").textContent = KINDS[kind][1](found);
   const shares = KINDS[kind][2](found).sort((a, b) => b[1] - a[1]);
   place("probabilities").replaceChildren(...shares.map(([name, share]) => bar(name, share)));
@@ -120,6 +134,39 @@ function show(found) {
   for (const id of ["answer", "seen", "cost"]) place(id).hidden = false;
 }
 
+// A text, token by token as they come: after an error in the middle, what was written stays.
+async function write() {
+  const prompt = place("text").value;
+  for (const id of ["answer", "seen", "cost", "cut"]) place(id).hidden = true;
+  const reply = await send("/v1/completions", {
+    prompt, max_tokens: Number(place("most").value), temperature: 0, stream: true,
+    stream_options: { include_usage: true },
+  });
+  place("label").className = "written";
+  place("label").textContent = prompt;
+  place("probabilities").replaceChildren();
+  place("answer").hidden = false;
+  say("Writing …");
+  for await (const { choices, usage, cost, error } of events(reply)) {
+    if (error) throw new Error(error.message);
+    if (!usage) {
+      place("label").textContent += choices[0].text;
+      continue;
+    }
+    const count = usage.completion_tokens;
+    const rounds = (value) => String(Math.round(value));
+    rows("costs", [
+      ["now", bytes(cost.online_bytes), seconds(cost.seconds), rounds(cost.rounds)],
+      ["a token", bytes(cost.online_bytes / count), seconds(cost.seconds / count), rounds(cost.rounds / count)],
+      ["before", bytes(cost.offline_bytes), seconds(cost.offline_seconds), ""],
+    ]);
+    place("cost").hidden = false;
+    place("cut").hidden = false;
+    place("cut").textContent =
+      `The server learned that your text has ${usage.prompt_tokens} tokens, that ${count} were written, and when.`;
+  }
+}
+
 place("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   const button = place("send");
@@ -127,7 +174,8 @@ place("ask").addEventListener("submit", async (event) => {
   say("Computing. The first query also prepares randomness, which takes a while …");
   const started = performance.now();
   try {
-    show(await ask(KINDS[kind][0], { texts: [place("text").value] }));
+    if (kind === "text") await write();
+    else show(await ask(KINDS[kind][0], { texts: [place("text").value] }));
     say(`Answered after ${seconds((performance.now() - started) / 1000)}.`);
   } catch (error) {
     say(error.message, true);
@@ -140,9 +188,17 @@ function describe() {
   ask("/v1/model").then((model) => {
     kind = model.kind;
     say("");
+    if (kind === "text") {
+      if (place("text").value === place("text").defaultValue) place("text").value = "Once upon a time";
+      place("asked").textContent = "The beginning of a text";
+      place("send").textContent = "Write privately";
+      place("most").max = model.longest;
+      place("wanted").hidden = false;
+    }
+    const gives = { embedding: "embeddings", text: `texts of up to ${model.longest} tokens` };
     place("model").textContent =
       `Server ${model.server}, model ${model.fingerprint.slice(0, 16)}, ` +
-      `${model.kind === "embedding" ? "embeddings" : `labels ${model.labels.join(", ")}`}. ${model.promise}`;
+      `${gives[kind] ?? `labels ${model.labels.join(", ")}`}. ${model.promise}`;
   }).catch((error) => say(error.message, true));
 }
 

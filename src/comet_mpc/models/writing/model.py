@@ -152,7 +152,7 @@ class WritingModel(ABC):
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt, or those that somebody has made of it, which must be known."""
         if isinstance(prompt, str):
-            if not prompt:
+            if not prompt.strip():
                 raise ConfigurationError("the prompt is empty: begin the text with a word or two")
             tokens = self.tokenizer.encode(prompt, self.longest)
             if tokens.truncated:

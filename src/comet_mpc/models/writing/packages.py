@@ -28,14 +28,16 @@ _CARD = "card"
 def answering(model: Model) -> PublicModel:
     """A model that answers texts. Raises if this one writes."""
     if not isinstance(model, PublicModel):
-        raise ConfigurationError("this model supports generate(): it writes, and gives no answers about texts")
+        raise ConfigurationError(
+            "this model supports generate() (comet generate): it writes, and gives no answers about texts"
+        )
     return model
 
 
 def writing(model: Model) -> WritingModel:
     """A model that writes. Raises if this one answers."""
     if isinstance(model, PublicModel):
-        raise ConfigurationError("this model does not write: ask it with classify(), embed() or tag()")
+        raise ConfigurationError("this model does not write: ask it with classify(), embed() or tag() (comet query)")
     return model
 
 

@@ -180,9 +180,12 @@ def load_decoder(
     told(0, 1)
     config, tensors = read_stored(directory)
     if private_embeddings:
-        raise ConfigurationError(
-            f"{directory} writes, and its clients make logits with its head: the embedding table cannot stay private"
+        why = (
+            "its embedding table is its head as well, with which clients make logits"
+            if config.tied
+            else "its clients embed tokens by themselves: a private table of a model that writes is not built"
         )
+        raise ConfigurationError(f"{directory} writes, and {why}. Leave out --private-embeddings")
     tokenizer = TextTokenizer.load(read_tokenizer(directory), Path(directory) / TOKENIZER)
     try:
         folding = fold_decoder(config, tensors)
