@@ -111,7 +111,7 @@ def _show_writer(made: WriterAdoption, out: Path) -> None:
         f"{human_bytes(costs.offline_bytes_a_token)}; prompts and texts of {made.context} tokens together\n"
         f"fitted to {made.fitted_tokens} tokens, in {human_seconds(made.seconds)} with everything; all of this is in "
         f"{out / REPORT}\n"
-        f"next: comet serve {out}",
+        f'next: comet demo --model {out} "Once upon a time", or comet serve {out}',
         highlight=False, soft_wrap=True,
     )  # fmt: skip
 

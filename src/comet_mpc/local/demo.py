@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from comet_mpc.engine.costs import Network
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.service import local_service
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.writing.model import WritingModel
 from comet_mpc.models.writing.packages import answering
 from comet_mpc.offline.cheapest import USUAL_NETWORK
 from comet_mpc.offline.source import Progress, Source
@@ -64,6 +66,16 @@ def demo_model(directory: Path | None = None, network: Network = USUAL_NETWORK) 
         return ServedModel.load(directory, network=network)
     with as_file(files("comet_mpc") / "data" / "demo_model") as bundled:
         return ServedModel.load(bundled, network=network)
+
+
+@contextlib.contextmanager
+def demo_writer(model: WritingModel, source: Source, progress: Progress | None = None) -> Iterator[Client]:
+    """A client of a model that writes, whose server is another process on this machine."""
+    with (
+        local_service(model, source) as (address, keys, directory),
+        Client(address, keys=keys, cache=directory / "cache", ready=0, progress=progress) as client,
+    ):
+        yield client
 
 
 def _prepare(client: Client, bucket: int, count: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -27,9 +28,9 @@ from comet_mpc.cli.options import (
 from comet_mpc.cli.tables import write_json
 from comet_mpc.models.writing.sampling import Sampling
 from comet_mpc.net.identity import TlsIdentity
-from comet_mpc.progress import bar
+from comet_mpc.progress import Tick, bar
 from comet_mpc.service.client import Client
-from comet_mpc.service.writing.client import Token
+from comet_mpc.service.writing.client import Token, Wanted
 from comet_mpc.units import counted, human_bytes
 
 _SAMPLING, _RANDOMNESS = "How tokens are picked", "Randomness"
@@ -82,19 +83,36 @@ def generate(
         temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
     )
     called, fingerprint = wanted_model(model)
+
+    def connected(progress: Tick) -> Client:
+        return Client(
+            server, identity=TlsIdentity.find(keys.absolute(), name), timeout=timeout, ready=0,
+            cache=cache.absolute() if cache is not None else None, source=source, dealer=dealer,
+            model=called, fingerprint=fingerprint, accept_model=accept_model, progress=progress,
+        )  # fmt: skip
+
+    wanted: Wanted = {"tokens": tokens, "sampling": sampling, "stop": stop or (), "drafts": drafts}
+    show_text(f"preparing with {server}", connected, prompt, wanted, json)
+
+
+def show_text(
+    what: str,
+    connected: Callable[[Tick], contextlib.AbstractContextManager[Client]],
+    prompt: str,
+    wanted: Wanted,
+    json: Path | None,
+) -> None:
+    """Writes a text, shows it as it comes, and what it cost.
+
+    what: is done before. connected: gives the client, which tells how far its preparation is
+    """
     written: list[Token] = []
     quiet = str(json) == "-"
     with contextlib.ExitStack() as stack:
-        with bar(f"preparing with {server}", shown=human_bytes) as progress:
+        with bar(what, shown=human_bytes) as progress:
             progress(0, 0)
-            client = stack.enter_context(
-                Client(
-                    server, identity=TlsIdentity.find(keys.absolute(), name), timeout=timeout, ready=0,
-                    cache=cache.absolute() if cache is not None else None, source=source, dealer=dealer,
-                    model=called, fingerprint=fingerprint, accept_model=accept_model, progress=progress,
-                )
-            )  # fmt: skip
-            made = client.generate(prompt, tokens=tokens, sampling=sampling, stop=stop or (), drafts=drafts)
+            client = stack.enter_context(connected(progress))
+            made = client.generate(prompt, **wanted)
             stack.enter_context(contextlib.closing(made))
             first = next(made)
         try:
@@ -128,7 +146,7 @@ def _conclude(prompt: str, written: list[Token], source: str, json: Path | None,
     after = sum(one.seconds for one in written[1:]) / max(1, count - 1)
     typer.echo(
         f"{counted(count, 'token')} after {counted(first.prompt_tokens, 'token')}: {after:.2f} s and "
-        f"{human_bytes(round(online / count))} a token, {rounds} rounds\n"
+        f"{human_bytes(online / count)} in {rounds / count:.0f} rounds a token\n"
         f"offline: {human_bytes(first.offline_bytes)}, {first.offline_seconds:.2f} s\n"
         f"source of randomness: {source}",
         err=True,
