@@ -6,20 +6,23 @@ and the steps of a preparation. What the deployment has and the audit has not wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from comet_mpc.engine import ops
+from comet_mpc.engine import Session, Weight, ops
 from comet_mpc.engine.correlations import Correlation
 from comet_mpc.engine.party import PartySession
+from comet_mpc.engine.share import Share
+from comet_mpc.engine.windows import Window
 from comet_mpc.local.audit.online import record
 from comet_mpc.local.audit.preparation import record_preparation
 from comet_mpc.models.planning import plan_shape
 from comet_mpc.models.served import ServedModel
+from comet_mpc.models.streams.decoder import decode, encode_weights, input_rows, top_of
 from comet_mpc.models.transformer import SHAPES
 from comet_mpc.offline import registry
 from comet_mpc.offline.ot import base, extension
@@ -29,6 +32,8 @@ from comet_mpc.offline.rlwe.odd_slots import OddJob
 from comet_mpc.offline.rlwe.products import Homomorphic, MatrixJob
 from comet_mpc.offline.rlwe.tiling import Tiling
 from comet_mpc.offline.sources import PAIR, find_source
+from comet_mpc.testing import run_windows
+from support.small_decoders import GATED, small_rows, small_rules, small_weights
 from support.toy_model import some_texts
 from support.two_parties import run_two_parties
 
@@ -124,6 +129,22 @@ def test_every_kind_of_product_of_a_large_model_is_audited(audited: dict[str, Ki
     sent = {kind for products in matrix_products(program) for kind in of_tiling(products.tiling)} | {"packing keys"}
     assert {"turned response", "upload of defined words"} <= sent
     assert sent <= audited["preparing"], f"not audited: {sorted(sent - audited['preparing'])}"
+
+
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+def test_every_kind_of_message_of_a_text_that_is_written_is_audited(
+    source: Any, audited: dict[str, Kinds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(session: Session, weights: Mapping[str, Weight], window: Window) -> Share:
+        rows = small_rows(GATED, 3)[:, window.first : window.stop]
+        rules = small_rules(GATED)
+        given = input_rows(session, rows, window, GATED, top_of(GATED, rules))
+        return decode(session, given, window, GATED, rules, weights)
+
+    with watched(monkeypatch) as sent:
+        run_windows(write, (2, 1), 3, encode_weights(GATED, small_weights(GATED)), source=source)
+    assert len(sent) > 5
+    assert sent <= audited[source], f"not audited: {sorted(sent - audited[source])}"
 
 
 def test_a_kind_that_is_left_out_would_be_noticed(audited: dict[str, Kinds]) -> None:

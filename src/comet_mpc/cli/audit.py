@@ -17,6 +17,7 @@ from comet_mpc.units import human_bytes
 _TITLES = {
     "dealer": "A query with a dealer, and what the dealer sends",
     "pair": "A query without a dealer",
+    "writing": "A text that is written, with a dealer",
     "preparing": "Preparing without a dealer",
 }
 _EXPLAINED = (
@@ -35,10 +36,11 @@ def audit_command(
 ) -> None:
     """Test whether a party learns anything from what it receives.
 
-    Two parties run a small program with every kind of message, many times, with one of two inputs each. Everything that
-    a party receives is compared with all that it holds itself: its share, its seed, its keys, what it received before.
-    Four statistics look for anything that tells the other party's input: means, joint (counts of both together), pairs
-    (of bits), and guess (a classifier). The same is done with protocols that are broken on purpose.
+    Two parties run a small program with every kind of message, many times, with one of two inputs each, and a small
+    decoder that writes. Everything that a party receives is compared with all that it holds itself: its share, its
+    seed, its keys, what it received before. Four statistics look for anything that tells the other party's input:
+    means, joint (counts of both together), pairs (of bits), and guess (a classifier). The same is done with protocols
+    that are broken on purpose.
 
     Fails if the protocol is above the limit anywhere, or if a broken one is not caught.
     """

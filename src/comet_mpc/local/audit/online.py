@@ -124,11 +124,13 @@ def _unpacked(bits: Packed | Words, count: int) -> Words:
 class Watching(PartySession):
     """Writes down what it receives. Another package extends it for its own requests and kinds."""
 
-    def __init__(self, party: int, channel: Channel, randomness: OpenBundle | OldMasks, *, dealt: bool) -> None:
-        super().__init__(party, channel, randomness)
+    def __init__(
+        self, party: int, channel: Channel, randomness: OpenBundle | OldMasks, *, dealt: bool, **more: Any
+    ) -> None:
+        super().__init__(party, channel, randomness, **more)
         self.messages: list[Message] = []
         self._streams, self._dealt = Streams(randomness.bundle.seed), dealt
-        self._values: dict[tuple[int, int], list[Words]] = {}
+        self._values: dict[tuple[int, int, int], list[Words]] = {}
         self._masks: dict[int, Words] = {}
         self._keys: dict[tuple[int, int], Words] = {}
         self.key = b""
@@ -136,6 +138,11 @@ class Watching(PartySession):
     def _expansion(self, index: int, count: int, array: int = 0) -> Words:
         """Of this party's own seed, at the stream from which the other's words come."""
         return self._streams.words(index << 16 | array if self._dealt else index, count)
+
+    @property
+    def _like(self) -> int:
+        """Messages of the same size are compared with each other if they have the same number."""
+        return 0
 
     def _note(self, kind: str, words: Words, modulus: int, size: int, **held: Words) -> None:
         self.messages.append(Message(kind, self.party, words, modulus, held, size))
@@ -146,7 +153,7 @@ class Watching(PartySession):
         With the receiver's share it is a masked value; the difference of two of them tells if one mask hides both.
         """
         ring = Ring(modulus.bit_length(), modulus) if modulus & 1 else Ring(WORD)
-        before = self._values.setdefault((modulus, words.size), [])
+        before = self._values.setdefault((self._like, modulus, words.size), [])
         earlier = {f"earlier {i}": ring.subtract(other, own) for i, other in enumerate(before[-_EARLIER:])}
         before.append(ring.add(words, own))
         self._note(kind, words, modulus, size, share=own, seed=seed, both=ring.add(own, seed), **earlier)
@@ -285,19 +292,26 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class _Case:
-    """All that both parties of many runs know."""
+class Case:
+    """All that both parties of many runs know. models: the server's, of which it has one"""
 
     source: str
-    program: Program
     plan: Plan
     control: Control
     seeds: Sequence[tuple[bytes, bytes]]
     secret: bytes
+    models: tuple[Mapping[str, Weight], Mapping[str, Weight]] = MODELS
+
+    @staticmethod
+    def of(source: str, plan: Plan, control: Control, runs: int, secret: bytes | None = None, **more: Any) -> Case:
+        """secret: from which all seeds of a dealer are derived; only tests pass one"""
+        secret = secret or new_seed()
+        seeds = [(derive_seed(secret, "client", str(n)), derive_seed(secret, "server", str(n))) for n in range(runs)]
+        return Case(source, plan, control, seeds, secret, **more)
 
     def weights(self, run: int, which: int, party: int) -> tuple[dict[str, Weight], bytes]:
         """What a party has of them, and the key of their masks: it is new in every run."""
-        held = MODELS[which]
+        held = dict(self.models[which])
         secret = self.secret if self.control == "old mask" else derive_seed(self.secret, str(run))
         digest = "the same" if self.control == "old mask" else weights_digest(held)
         key = weight_key(secret, digest)
@@ -339,32 +353,51 @@ def record(
     watching  the session that writes down what a party receives
     secret    from which all seeds of a dealer are derived; only tests pass one
     """
-    secret = secret or new_seed()
-    seeds = [(derive_seed(secret, "client", str(run)), derive_seed(secret, "server", str(run))) for run in range(runs)]
     public = {name: weight.public() for name, weight in MODELS[0].items()}
     plan = plan_program(lambda session: program(session, public, (0, 0)), abilities=find_source(source).abilities)
-    case = _Case(source, program, plan, control, seeds, secret)
 
-    inputs = [run % 2 for run in range(runs)], [run // 2 % 2 for run in range(runs)]
+    def run(held: Held, channel: Channel, secrets: Secrets) -> Watching:
+        broken = {"old mask": OldMasks, "no mask": BareBits}.get(control)
+        session = watching(
+            held.party, channel, broken(held.randomness) if broken else held.randomness, dealt=source != "pair"
+        )
+        session.key = held.key
+        if held.party == CLIENT and source != "pair":
+            for weight in held.weights.values():
+                assert weight.masked is not None
+                words = weight.masked.reshape(-1)
+                session._note("weights", words, 2**64, 8 * words.size, seed=session._expansion(0, words.size))
+        program(session, held.weights, secrets)
+        return session
+
+    return recorded(Case.of(source, plan, control, runs, secret), run, tick)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a party has for one run. key: of the weights' masks"""
+
+    party: int
+    weights: Mapping[str, Weight]
+    key: bytes
+    randomness: OpenBundle
+
+
+def recorded(
+    case: Case, run: Callable[[Held, Channel, Secrets], Watching], tick: Callable[[], None] = lambda: None
+) -> list[Recorded]:
+    """What client and server receive in all runs of a case. run: a party's side of one"""
+    runs = len(case.seeds)
+    inputs = [number % 2 for number in range(runs)], [number // 2 % 2 for number in range(runs)]
 
     def work(channel: Channel, party: int) -> list[list[Message]]:
-        preparer = Preparer(channel, party, plan.correlations, threads=1) if source == "pair" else None
+        preparer = Preparer(channel, party, case.plan.correlations, threads=1) if case.source == "pair" else None
         noted = []
-        for run in range(runs):
-            secrets = inputs[CLIENT][run], inputs[SERVER][run]
-            weights, key = case.weights(run, secrets[SERVER], party)
-            drawn = case.prepared(run, preparer, weights) if preparer else case.dealt(run, party, weights, key)
-            broken = {"old mask": OldMasks, "no mask": BareBits}.get(control)
-            randomness = broken(drawn) if broken else drawn
-            session = watching(party, channel, randomness, dealt=preparer is None)
-            session.key = key
-            if party == CLIENT and preparer is None:
-                for weight in weights.values():
-                    assert weight.masked is not None
-                    words = weight.masked.reshape(-1)
-                    session._note("weights", words, 2**64, 8 * words.size, seed=session._expansion(0, words.size))
-            program(session, weights, secrets)
-            noted.append(session.messages)
+        for number in range(runs):
+            secrets = inputs[CLIENT][number], inputs[SERVER][number]
+            weights, key = case.weights(number, secrets[SERVER], party)
+            drawn = case.prepared(number, preparer, weights) if preparer else case.dealt(number, party, weights, key)
+            noted.append(run(Held(party, weights, key, drawn), channel, secrets).messages)
             if party == CLIENT:
                 tick()
         return noted

@@ -12,14 +12,16 @@ from comet_mpc.local.audit.controls import Control
 from comet_mpc.local.audit.online import Recorded, record
 from comet_mpc.local.audit.preparation import SET_UPS, record_preparation
 from comet_mpc.local.audit.statistics import LIMIT, STATISTICS, judge, pile_up
+from comet_mpc.local.audit.writing import record_writing
 from comet_mpc.offline.dealer.fetch import PARTY_ROLES
 from comet_mpc.progress import Tick, silent
 
 FEWEST = 40
 """Runs with which every control is still caught."""
 
-PHASES = ("dealer", "pair", "preparing")
-"""Messages of a query and of its dealer; of a query that two parties have prepared; of that preparation."""
+PHASES = ("dealer", "pair", "writing", "preparing")
+"""Messages of a query and of its dealer; of a query that two parties have prepared; of a text that is written, with a
+dealer; of the preparation by two parties."""
 
 CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
     "dealer": {
@@ -38,6 +40,7 @@ CAUGHT: dict[str, dict[Control, tuple[str, ...]]] = {
         "old mask": ("Open", "Truncate", "TruncateOpen", "TruncateOpen, bit", "TableLine", "Give", "products, points"),
         "no mask": ("TruncateOpen, bit",),
     },
+    "writing": {"old mask": ("Open", "Truncate", "TruncateOpen", "Give")},
     "preparing": {
         "old mask": (
             "points", "trees", "extension", "answer", "extension, odd", "answer, odd", "words", "flips", "upload",
@@ -118,7 +121,7 @@ def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick = silent) -> lis
     few, controls, done = 4 * max(2, runs // 80), max(FEWEST, runs // 8 * 4), 0
     planned: list[tuple[str, Control, int]] = []
     for phase in phases:
-        real, broken = (runs, controls) if phase == "dealer" else (few, 8)
+        real, broken = {"dealer": (runs, controls), "writing": (controls, FEWEST)}.get(phase, (few, 8))
         planned += [(phase, "", real), *((phase, control, broken) for control in CAUGHT[phase])]
     total = sum(count + (SET_UPS if phase == "preparing" else 0) for phase, _, count in planned)
 
@@ -135,6 +138,8 @@ def audit(runs: int, phases: Sequence[str] = PHASES, tick: Tick = silent) -> lis
         told = step(f"{phase}, {control}" if control else phase)
         if phase == "preparing":
             recorded = record_preparation(count, control, tick=told)
+        elif phase == "writing":
+            recorded = record_writing(count, control, tick=told)
         else:
             recorded = record(phase, count, control, tick=told)
         found += findings(recorded, phase, control)
