@@ -6,7 +6,7 @@ A server (and a dealer) and every run of the command are processes of their own.
 SIGKILL in the middle. At the end every row must be there once, in its order, with the label that the same model has in
 the clear; a row whose two largest logits are closer than what an answer is rounded to may have either label.
 
-Where the server keeps little (--client-queries, --client-gb, --store-gb), what it has on disk is read again and again,
+Where the server keeps little (--client-queries, --client-gb), what it has on disk is read again and again,
 and the most that was found must be within the limit. The time left that the last run said is kept beside the time that
 it really took from there.
 """

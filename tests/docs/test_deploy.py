@@ -20,6 +20,8 @@ import httpx
 import pytest
 import typer
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from comet_mpc.cli.main import _written, app
 from comet_mpc.net.identity import TlsIdentity
@@ -94,6 +96,27 @@ def test_the_dashboard_asks_the_source_and_the_instances_that_were_chosen() -> N
         for target in panel["targets"]:
             assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
             assert target["expr"].count("comet_") == target["expr"].count('instance=~"$instance"'), target["expr"]
+
+
+def lost(written: Any, read: Any, where: str) -> list[str]:
+    """Where Grafana's own types have nothing, or something else, for what is written."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        return [each for name in written for each in lost(written[name], read.get(name), f"{where}.{name}")]
+    if isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        return [each for i, pair in enumerate(zip(written, read, strict=True)) for each in lost(*pair, f"{where}[{i}]")]
+    return [] if written == read else [where]
+
+
+def through_grafana(board: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+
+
+def test_grafanas_own_types_read_every_word_of_the_dashboard() -> None:
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    assert lost(board, through_grafana(board), "board") == []
+    panel = next(one for one in board["panels"] if one["type"] == "timeseries")
+    panel["fieldConfig"]["defaults"]["units"] = panel["fieldConfig"]["defaults"].pop("unit")  # the control
+    assert any(".units" in each for each in lost(board, through_grafana(board), "board"))
 
 
 @pytest.mark.service
