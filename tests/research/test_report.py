@@ -281,7 +281,7 @@ def test_an_aim_is_reached_or_not(tmp_path: Path) -> None:
         write(tmp_path, f"accuracy/mini-mrpc-seed{seed}-unmodified", trained(80.0))
         write(tmp_path, f"accuracy/mini-mrpc-seed{seed}-certified-quadratic", trained(certified, "quadratic"))
     peer = {"record": "peer", "task": "layer", "tokens": 128, "right": True, "offline_bytes": None}
-    sizes = (("crypten", 119), ("comet", 10), ("spu-semi2k", 500))
+    sizes = (("crypten", 349), ("comet", 10), ("spu-semi2k", 500))
     layers = [peer | {"system": name, "online_bytes": size, "right": name != "spu-semi2k"} for name, size in sizes]
     shorter = peer | {"system": "crypten", "online_bytes": 5, "tokens": 32}
     write(tmp_path, "peers/layer", [*layers, shorter])
@@ -289,7 +289,30 @@ def test_an_aim_is_reached_or_not(tmp_path: Path) -> None:
         "mini, certified: points against unmodified": ["-1", "-1.25±1.06 (1 task)", "no"],
         "labels as in real arithmetic (1 model, 200 rows each)": ["99.5 %", "99.0%", "no"],
         "99 % of logits within (2 models, 200 rows each)": ["0.02", "0.0190", "yes"],
-        "fewer online bytes than crypten: a layer": ["12×", "11.9×", "no"],
+        "fewer online bytes than crypten: a layer": ["35×", "34.9×", "no"],
+    }
+
+
+def test_aims_of_whole_encoders_are_those_of_fitted_functions_on_their_network(tmp_path: Path) -> None:
+    usual = {
+        "model": "bert-base", "layers": 12, "tokens": 128, "batch": 1, "steps": 3, "rule": "fitted", "source": "pair",
+        "network": None, "online_bytes": 245_000_001, "offline_bytes": 720_000_000, "rounds": 390, "seconds": 30.0,
+        "offline_seconds": 45.5, "cpu_seconds": [5.0, 5.0], "offline_cpu_seconds": [20.0, 41.0],
+        "peak_rss": [900_000_000, 1_100_000_000], "max_logit_difference": 0.0,
+    }  # fmt: skip
+    write(tmp_path, "model/bert-base-128-fitted-pair", usual)
+    write(tmp_path, "model/bert-base-128-fitted-pair-200mbit-10ms", usual | {"network": "200mbit/10ms"})
+    write(tmp_path, "model/bert-base-128-quadratic-pair", usual | {"rule": "quadratic", "rounds": 500})
+    write(tmp_path, "model/bert-base-64-fitted-pair", usual | {"tokens": 64, "rounds": 1})
+    name = "bert-base, 128 tokens, pair"
+    assert lines(tmp_path, aim_grid) == {
+        f"{name}: rounds": ["430", "390", "yes"],
+        f"{name}: online": ["245 MB", "245 MB", "no"],
+        f"{name}: offline": ["720 MB", "720 MB", "yes"],
+        f"{name}: CPU of both parties, offline included": ["70.0 s", "71.0 s", "no"],
+        f"{name}: memory of the client": ["900 MB", "900 MB", "yes"],
+        f"{name}: memory of the server": ["1.00 GB", "1.10 GB", "no"],
+        f"{name} over 200mbit/10ms: from order to answer": ["75.0 s", "75.5 s", "no"],
     }
 
 
