@@ -99,11 +99,14 @@ def _planned(model: Any, source: Any, found: list[Token], positions: int) -> dic
 
 
 def summary(texts: list[dict[str, Any]]) -> dict[str, Any]:
-    tokens = sum(one["tokens"] for one in texts)
+    """The same tokens are counted while the texts are the same: after another token, another text goes on."""
+    others = [one["first_other"] for one in texts if one["first_other"] is not None]
+    compared = sum(one["tokens"] for one in texts if one["first_other"] is None) + sum(place + 1 for place in others)
     return {
         "texts": len(texts),
-        "tokens": tokens,
-        "same, per cent": round(100.0 * sum(one["same"] for one in texts) / tokens, 2),
+        "texts that are the same": len(texts) - len(others),
+        "tokens": compared,
+        "same, per cent": round(100.0 * (1.0 - len(others) / compared), 2),
         "as planned": all(one.get("as_planned", True) for one in texts),
         "bytes a token": round(median(one["token_bytes"] for one in texts)),
         "rounds a token": round(sum(one["token_rounds"] for one in texts) / len(texts), 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,3 +177,31 @@ def test_openai_writes_over_a_real_socket_and_keeps_what_was_written(desk: Desk)
                 found += [piece.choices[0].text for piece in stream]
         assert caught.value.body["type"] == "WritingStopped"
         assert text.startswith("".join(found))
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
+def test_the_page_writes_on_a_desk_and_on_a_phone(desk: Desk) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    text = desk.said([*written_by_twin(desk.model, PROMPT, COUNT)])
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for width in (1280, 360):
+            page, said = browser.new_page(viewport={"width": width, "height": 800}), list[str]()
+            page.on("console", lambda message, said=said: said.append(message.text))
+            page.on("pageerror", lambda error, said=said: said.append(str(error)))
+            page.goto(f"{desk.gateway.url}#token={desk.gateway.header['authorization'].split()[1]}")
+            page.wait_for_selector("#wanted:not([hidden])", timeout=1000 * PATIENCE)
+            assert page.input_value("#text") == "Once upon a time"
+            page.fill("#text", PROMPT)
+            page.fill("#most", str(COUNT))
+            page.click("#send")
+            page.wait_for_selector("#cost:not([hidden])", timeout=1000 * PATIENCE)
+            assert page.text_content("#label") == PROMPT + text
+            assert "6 tokens" in page.inner_text("#cut")
+            page.fill("#most", "48")
+            page.click("#send")
+            page.wait_for_selector("#status.wrong", timeout=1000 * PATIENCE)
+            assert "there is room for 43" in page.inner_text("#status")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert [line for line in said if "400" not in line] == []  # a browser tells of that refusal by itself
+        browser.close()

@@ -205,6 +205,7 @@ def test_the_command_shows_the_text_and_its_cost(dealt: Place) -> None:
     assert shown.exit_code == 0, shown.output
     assert shown.stdout == PROMPT + text + "\n"
     assert "10 tokens after 6 tokens" in shown.stderr
+    assert "each token after the first: " in shown.stderr
     told = json.loads(CliRunner().invoke(app, [*command, *where, "--json", "-"]).stdout)
     assert (told["text"], told["finish"], told["prompt_tokens"]) == (text, "length", 6)
     assert told["rounds"] == sum(token["rounds"] for token in told["tokens"]) > 0

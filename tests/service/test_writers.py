@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError, ContextFull
 from comet_mpc.local.service import local_service
 from comet_mpc.models.writing.decoder import Decoder
@@ -69,3 +71,18 @@ def test_what_is_asked_of_the_wrong_kind_is_refused(place: Place) -> None:
             client.classify(["abc"])
         with pytest.raises(ContextFull, match="room for 43"):
             client.generate(PROMPT, tokens=44)
+
+
+@pytest.mark.service
+def test_the_demo_writes_and_shows_what_it_cost(tmp_path: Path) -> None:
+    directory = write_small(tmp_path / "writer", LLAMA, tied=False, seed=1)
+    command = ["demo", "--model", str(directory), "--source", "dealer", "--tokens", "3"]
+    model = load_decoder(directory)
+    text = b"".join(model.tokenizer.spelling[token] for token in written_by_twin(model, PROMPT, 3)).decode()
+    shown = CliRunner().invoke(app, [*command, PROMPT])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout == PROMPT + text + "\n"
+    assert "3 tokens after 6 tokens" in shown.stderr
+    refused = CliRunner().invoke(app, [*command, PROMPT, "and more"])
+    assert refused.exit_code == 1
+    assert "one text to begin with" in refused.stderr

@@ -44,7 +44,7 @@ def adopt(
     spread: Spread = False,
     seed: of.RowSeed = 1,
     trained: of.Trained = None,
-    tokens: of.FittedTokens = 20_000,
+    tokens: of.FittedTokens = None,
     context: of.Context = 0,
     estimate: of.Estimate = False,
     json: JsonFile = None,
@@ -70,14 +70,15 @@ def adopt(
         wrong = [name for name, value in others.items() if value not in (None, False, 0.0)]
         if wrong:
             raise ConfigurationError(f"{directory} writes: leave out {', '.join(wrong)}")
-        recipe = train.WriterRecipe(fit_tokens=tokens, context=context, length=length, seed=seed)
+        wanted = {} if tokens is None else {"fit_tokens": tokens}
+        recipe = train.WriterRecipe(context=context, length=length, seed=seed, **wanted)
         written = train.prepare_writer(directory, recipe, data=data, texts=tuple(text or ()), watcher=watcher)
         _adopt(written, out, json, _show_writer, watcher, estimate=estimate)
         return
     if data is None or context:
         raise ConfigurationError("name your rows with --data, and leave out --context: this model answers texts")
     rows = train.Data(data, task, limit, spread, length, texts=tuple(text or ()), answer=label, plain=plain)
-    lessons = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens)
+    lessons = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens or 20_000)
     trained = True if trained is None and epochs else trained
     names = tuple(labels.split(",")) if labels is not None else ()
     prepared = train.prepare_adoption(

@@ -109,8 +109,10 @@ _PASSES = "Train for so many passes over the rows. 0: only if needed, and as man
 Passes = Annotated[float, Option(min=0.0, help=_PASSES)]
 _TRAIN = "Train the fitted model, or do not. Default: if it is less than 95 % near the original."
 Trained = Annotated[bool | None, Option("--train/--no-train", help=_TRAIN)]
-_FITTED_TOKENS = "Tokens of the training rows that functions and layers are fitted to."
-FittedTokens = Annotated[int, Option("--fit-tokens", min=1, help=_FITTED_TOKENS)]
+_FITTED_TOKENS = (
+    "Tokens that functions and layers are fitted to. Default: 20,000 of the rows, or 60,000 for a model that writes."
+)
+FittedTokens = Annotated[int | None, Option("--fit-tokens", min=1, help=_FITTED_TOKENS)]
 _ADOPTED_RULE = (
     f"{_BY_ROOT}: fitted, near, a polynomial root, or minimax. Default: fitted, or near if that is less than 98 % "
     "near the original."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -143,11 +143,22 @@ def _conclude(prompt: str, written: list[Token], source: str, json: Path | None,
     if quiet:
         return
     typer.echo()
-    after = sum(one.seconds for one in written[1:]) / max(1, count - 1)
+    lines = [f"the prompt: {_spent(written[:1])}"]
+    if count > 1:
+        lines.insert(0, f"each token after the first: {_spent(written[1:])}")
     typer.echo(
-        f"{counted(count, 'token')} after {counted(first.prompt_tokens, 'token')}: {after:.2f} s and "
-        f"{human_bytes(online / count)} in {rounds / count:.0f} rounds a token\n"
-        f"offline: {human_bytes(first.offline_bytes)}, {first.offline_seconds:.2f} s\n"
+        f"{counted(count, 'token')} after {counted(first.prompt_tokens, 'token')}\n"
+        + "\n".join(lines)
+        + f"\noffline: {human_bytes(first.offline_bytes)}, {first.offline_seconds:.2f} s\n"
         f"source of randomness: {source}",
         err=True,
     )
+
+
+def _spent(tokens: Sequence[Token]) -> str:
+    """On one of them, on average."""
+    count = len(tokens)
+    online, rounds, seconds = (
+        sum(getattr(one, name) for one in tokens) / count for name in ("online_bytes", "rounds", "seconds")
+    )
+    return f"{seconds:.2f} s, {human_bytes(online)}, {rounds:.0f} rounds"

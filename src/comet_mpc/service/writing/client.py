@@ -206,10 +206,10 @@ class _Text:
 
 
 def _written(link: ServerLink, text: _Text, drafts: int, drafter: Drafter) -> Generator[Token]:
-    start = time.monotonic()
     spare = text.wanted // 2 if drafts else 0  # for guesses that are wrong
     positions = text.model.fitting(min(text.model.longest, text.end - 1 + spare))
     conversation, bundle = _begun(link, positions)
+    start = time.monotonic()
     run, kept, guesses = [*text.ids], 0, list[int]()
     try:
         while True:

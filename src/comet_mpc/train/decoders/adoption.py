@@ -63,7 +63,7 @@ class WriterRecipe:
     seed        for the texts that it writes
     """
 
-    fit_tokens: int = 20_000
+    fit_tokens: int = 60_000
     held_out: int = 100
     context: int = 0
     length: int = 0
