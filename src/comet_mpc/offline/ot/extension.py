@@ -32,8 +32,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from comet_mpc import _native
+from comet_mpc.engine import kernels
 from comet_mpc.engine.kernels import Bytes
-from comet_mpc.engine.share import CLIENT, SERVER, WORD, Words
+from comet_mpc.engine.ring import Ring
+from comet_mpc.engine.share import CLIENT, SERVER, WORD, Words, word_bytes
 from comet_mpc.errors import PeerError, ProtocolMismatch, RandomnessExhausted, ShapeError, WrongSize
 from comet_mpc.net.channel import FRAME_HEADER, Channel, Traffic
 from comet_mpc.offline.ot.base import (
@@ -301,9 +303,13 @@ def bit_products_steps(
     One step. Reveals nothing: every byte received is uniform given what its receiver knows.
     """
     _check_numbers(count, width, chunk)
-    made = _Products(transfers, width, modulus, np.zeros(packed_bytes(count, 1), np.uint8), np.empty(count, np.uint64))
-    yield [_SomeProducts(made, receiver, place) for receiver, place in _received(count, chunk)]
-    return made.bits, made.shares
+    made = _Products(transfers, Ring(width, modulus), np.zeros(packed_bytes(count, 1), np.uint8))
+    parts = [_SomeProducts(made, receiver, place) for receiver, place in _received(count, chunk)]
+    yield parts
+    shares = np.empty(count, np.uint64)
+    for part in parts:
+        shares[part.place] = part.words()
+    return made.bits, shares
 
 
 def bit_products_sizes(
@@ -311,11 +317,12 @@ def bit_products_sizes(
 ) -> list[Sizes]:
     """Of its requests."""
     _check_numbers(count, width, chunk)
-    return [_product_sizes(receiver, _size(place), width, modulus, fold) for receiver, place in _received(count, chunk)]
+    ring = Ring(width, modulus)
+    return [_product_sizes(receiver, _size(place), ring, fold) for receiver, place in _received(count, chunk)]
 
 
-def _product_sizes(receiver: int, size: int, width: int, modulus: int, fold: int) -> Sizes:
-    return Sizes(receiver, extension_bytes(size, fold), packed_bytes(size, _product_bits(width, modulus)))
+def _product_sizes(receiver: int, size: int, ring: Ring, fold: int) -> Sizes:
+    return Sizes(receiver, extension_bytes(size, fold), packed_bytes(size, _product_bits(ring)))
 
 
 @dataclass(frozen=True)
@@ -323,74 +330,82 @@ class _Products:
     """Products of bits as they are made, at one party."""
 
     transfers: Transfers
-    width: int
-    modulus: int
+    ring: Ring
     bits: Bytes = field(repr=False)
-    shares: Words = field(repr=False)
 
     @property
     def halves(self) -> int:
-        return 2 if self.modulus else 1
+        return self.ring.seed_words
 
 
 class _SomeProducts(Request):
-    """Those of which one party receives the transfers, from one place to another."""
+    """Those of which one party receives the transfers, from one place to another.
+
+    Very many wait for their answers at once. So each has its words in as few bytes as they need, and none before.
+    """
 
     def __init__(self, made: _Products, receiver: int, place: slice) -> None:
-        self._made, self._place = made, place
-        self._sizes = _product_sizes(receiver, _size(place), made.width, made.modulus, made.transfers.fold)
-        self._known: tuple[Words, Bytes] | None = None
+        self._made, self.place = made, place
+        self._sizes = _product_sizes(receiver, _size(place), made.ring, made.transfers.fold)
+        self._word_bytes = word_bytes(made.ring.width)
+        self._held = np.empty(0, np.uint8)
 
     @property
     def sizes(self) -> Sizes:
         return self._sizes
 
+    def words(self) -> Words:
+        """This party's shares, in the end; until the receiver has an answer, m_c."""
+        return kernels.unpack_words(self._held, self._word_bytes, _size(self.place))
+
+    def _hold(self, words: Words) -> None:
+        self._held = kernels.pack_words(words, self._word_bytes)
+
     def ask(self) -> list[Bytes]:
         made = self._made
-        message, choices, words = made.transfers.receiver.extend(_size(self._place), halves=made.halves)
-        _store_bits(made.bits, self._place, choices)
-        self._known = words, choices
+        message, choices, words = made.transfers.receiver.extend(_size(self.place), halves=made.halves)
+        _store_bits(made.bits, self.place, choices)
+        self._hold(made.ring.from_seed(words))
         return [message]
 
     def answer(self, question: memoryview) -> list[Bytes]:
-        made, place = self._made, self._place
-        zeros, ones = made.transfers.sender.extend(question, _size(place), halves=made.halves)
-        own, answer = _sent_products(zeros, ones, made.shares[place], made.width, made.modulus)
-        _store_bits(made.bits, place, own)
+        made, shares = self._made, np.empty(_size(self.place), np.uint64)
+        zeros, ones = made.transfers.sender.extend(question, shares.size, halves=made.halves)
+        own, answer = _sent_products(zeros, ones, shares, made.ring)
+        _store_bits(made.bits, self.place, own)
+        self._hold(shares)
         return [answer]
 
     def finish(self, answer: memoryview) -> None:
-        assert self._known is not None
-        made, (words, choices) = self._made, self._known
-        _received_products(words, choices, answer, made.shares[self._place], made.width, made.modulus)
-        self._known = None
+        bits = self._made.bits[self.place.start // 8 : -(-self.place.stop // 8)]
+        self._hold(_received_products(self.words(), bits, answer, self._made.ring))
 
 
-def _product_bits(width: int, modulus: int) -> int:
+def _product_bits(ring: Ring) -> int:
     """Bits that the sender answers with for one product."""
-    return width if modulus else width - 1
+    return ring.width if ring.modulus else ring.width - 1
 
 
-def _received_products(
-    words: Words, choices: Bytes, reply: memoryview, shares: Words, width: int, modulus: int
-) -> None:
-    data = np.frombuffer(reply, np.uint8)
-    if not modulus:
-        _native.products_receiver(words, choices, data, shares, width)
-    elif not _native.odd_products_receiver(words, choices, data, shares, width, modulus):
-        raise PeerError(f"a number that was received is not below the modulus of {width} bits")
+def _received_products(words: Words, choices: Bytes, reply: memoryview, ring: Ring) -> Words:
+    """The receiver's shares, from m_c."""
+    if ring.modulus:
+        chosen = np.unpackbits(choices, count=words.size, bitorder="little").astype(bool)
+        return ring.add(words, np.where(chosen, ring.unpack(reply, words.size), np.uint64(0)))
+    shares = np.empty_like(words)
+    _native.products_receiver(words, choices, np.frombuffer(reply, np.uint8), shares, ring.width)
+    return shares
 
 
-def _sent_products(zeros: Words, ones: Words, shares: Words, width: int, modulus: int) -> tuple[Bytes, Bytes]:
+def _sent_products(zeros: Words, ones: Words, shares: Words, ring: Ring) -> tuple[Bytes, Bytes]:
     """The sender's bits and its answer; fills in its shares."""
     count = shares.size
-    answer = np.empty(packed_bytes(count, _product_bits(width, modulus)), np.uint8)
-    if modulus:
+    answer = np.empty(packed_bytes(count, _product_bits(ring)), np.uint8)
+    if ring.modulus:
         own = _first_bits(np.frombuffer(secrets.token_bytes(packed_bytes(count, 1)), np.uint8), count)
-        _native.odd_products_sender(zeros, ones, own, shares, answer, width, modulus)
+        _native.odd_products_sender(zeros, ones, own, shares, answer, ring.width, ring.modulus)
     else:
         own = np.empty(packed_bytes(count, 1), np.uint8)
-        _native.products_sender(zeros, ones, own, shares, answer, width)
+        _native.products_sender(zeros, ones, own, shares, answer, ring.width)
     return own, answer
 
 

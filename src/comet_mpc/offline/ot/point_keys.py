@@ -65,10 +65,14 @@ class PointKind:
     def shape(self) -> PointShape:
         return PointShape(self.index_bits, _WORDS, self.ring)
 
+    def bits(self, receiver: int) -> int:
+        """Transfers of a row that a party receives first: for every bit of the mask at the client, and of the place at
+        the server."""
+        return self.width if receiver == CLIENT else self.index_bits
+
     def transfers(self, receiver: int, rows: int) -> int:
-        """That a party receives: for every bit of the mask at the client, and of the place at the server, then for
-        the carry at the client, then for the signs of the payload."""
-        return rows * ((self.width + 1 if receiver == CLIENT else self.index_bits) + _WORDS)
+        """All that a party receives: then for the carry at the client, then for the signs of the payload."""
+        return rows * (self.bits(receiver) + (receiver == CLIENT) + _WORDS)
 
     def bit_bytes(self, rows: int) -> int:
         return sum(Ring(self.width - i).wire_bytes(rows) for i in range(self.width))
@@ -99,13 +103,19 @@ def key_steps(made: Making) -> Steps[None]:
 
 @dataclass
 class _Transfer:
-    """Random transfers of one direction, at either end: (transfers, 2) words, and shares of bits times secrets."""
+    """Random transfers of one direction, at either end. There are 16 bytes of everything, so what no later step takes
+    is not kept."""
 
     rows: Words = field(repr=False)
-    choices: Words | None = field(default=None, repr=False)
+    """Shares of bits times secrets, for the levels, from the top at the server and from the bottom at the client."""
+    choices: Bytes | None = field(default=None, repr=False)
     """The receiver's."""
     words: Sequence[Words] = field(default=(), repr=False)
-    """m_c at the receiver, m_0 and m_1 at the sender."""
+    """m_c at the receiver, m_0 and m_1 at the sender: (transfers, 2)."""
+
+    def keep_last(self, count: int) -> None:
+        """Of the words only the last so many, from where places count."""
+        self.words = tuple(words[-count:].copy() for words in self.words)
 
 
 class Making:
@@ -154,8 +164,8 @@ class Making:
         if self.party not in self.directions:
             count = self.kind.transfers(self.party, self.count)
             message, bits, words, rows = self.transfers.receiver.correlated(count)
-            choices = np.unpackbits(bits, count=count, bitorder="little").astype(np.uint64)
-            self.directions[self.party] = _Transfer(rows, choices, (words.reshape(-1, 2),))
+            choices = np.unpackbits(bits, count=count, bitorder="little")
+            self._direct(self.party, _Transfer(rows, choices, (words.reshape(-1, 2),)))
             self.asked = [message]
         return self.asked
 
@@ -163,19 +173,34 @@ class Making:
         """Those of which the other party has sent its message."""
         count = self.kind.transfers(1 - self.party, self.count)
         zeros, ones, rows = self.transfers.sender.correlated(question, count)
-        self.directions[1 - self.party] = _Transfer(rows, words=(zeros.reshape(-1, 2), ones.reshape(-1, 2)))
+        self._direct(1 - self.party, _Transfer(rows, words=(zeros.reshape(-1, 2), ones.reshape(-1, 2))))
 
-    def place(self, receiver: int, level: int) -> slice:
-        """Transfers for a level, in one direction: at the client those of the mask's bits, the lowest first."""
-        at = self.kind.width - 1 - level if receiver == CLIENT else level
-        return slice(at * self.count, (at + 1) * self.count)
+    def _direct(self, receiver: int, transfer: _Transfer) -> None:
+        first = self.kind.bits(receiver) - self.kind.index_bits
+        transfer.rows = transfer.rows[first * self.count : self.kind.bits(receiver) * self.count].copy()
+        if receiver == SERVER:
+            transfer.keep_last(_WORDS * self.count)
+        self.directions[receiver] = transfer
 
-    def signs(self, receiver: int) -> slice:
-        """Those for the signs."""
-        return slice(self.kind.transfers(receiver, self.count) - _WORDS * self.count, None)
+    def choices(self, level: int) -> Words:
+        """This party's own for a level: at the client those of the mask's bits, the lowest first."""
+        choices = self.directions[self.party].choices
+        assert choices is not None
+        at = self.kind.width - 1 - level if self.party == CLIENT else level
+        return choices[at * self.count : (at + 1) * self.count].astype(np.uint64)
+
+    def rows(self, receiver: int, level: int) -> Words:
+        """Of the transfers for a level, in one direction."""
+        at = self.kind.index_bits - 1 - level if receiver == CLIENT else level
+        return self.directions[receiver].rows[at * self.count : (at + 1) * self.count]
+
+    def signs(self) -> slice:
+        """The transfers for the signs, from the end."""
+        return slice(-_WORDS * self.count, None)
 
     def carries(self) -> slice:
-        return slice(self.kind.width * self.count, (self.kind.width + 1) * self.count)
+        """Those for the carries, which only the client receives."""
+        return slice(-(1 + _WORDS) * self.count, -_WORDS * self.count)
 
     # A bit of the receiver's times a word of the sender's, in the payloads' ring --------------------------------
 
@@ -187,7 +212,7 @@ class Making:
         """Receiver: what makes its random choices the bits that it wants."""
         choices = self.directions[self.party].choices
         assert choices is not None
-        return np.packbits((choices[place] ^ bits).astype(np.uint8), bitorder="little")
+        return np.packbits(choices[place] ^ bits.astype(np.uint8), bitorder="little")
 
     def times_word(self, place: slice, flips: memoryview, words: Words) -> tuple[Words, Bytes]:
         """Sender: its shares, and what it sends."""
@@ -212,8 +237,6 @@ class Making:
         """Server: its bits of the masks, and the products with those of the client."""
         kind, rows = self.kind, self.count
         zeros, ones = (words[:, 0] for words in self.directions[CLIENT].words)
-        placed = self.directions[SERVER].choices
-        assert placed is not None
         total, sent = np.zeros(rows, np.uint64), []
         none = np.zeros(packed_bytes(rows, 1), np.uint8)
         for i in range(kind.width):
@@ -221,7 +244,7 @@ class Making:
                 drawn = np.frombuffer(secrets.token_bytes(none.size), np.uint8)
                 bits = np.unpackbits(drawn, count=rows, bitorder="little").astype(np.uint64)
             else:
-                bits = placed[self.place(SERVER, kind.width - 1 - i)]
+                bits = self.choices(kind.width - 1 - i)
             width, at = kind.width - i, slice(i * rows, (i + 1) * rows)
             answer, shares = np.empty(packed_bytes(rows, width), np.uint8), np.empty(rows, np.uint64)
             zero, one = np.ascontiguousarray(zeros[at]), np.ascontiguousarray(ones[at])
@@ -239,15 +262,17 @@ class Making:
         total, start = np.zeros(rows, np.uint64), 0
         for i in range(kind.width):
             width, at = kind.width - i, slice(i * rows, (i + 1) * rows)
-            bits, words = own.choices[at], np.ascontiguousarray(own.words[0][at, 0])
+            bits, words = own.choices[at].astype(np.uint64), np.ascontiguousarray(own.words[0][at, 0])
             stop, shares = start + packed_bytes(rows, width), np.empty(rows, np.uint64)
-            packed = np.packbits(bits.astype(np.uint8), bitorder="little")
+            packed = np.packbits(own.choices[at], bitorder="little")
             _native.correlate_receiver(words, packed, np.frombuffer(answer[start:stop], np.uint8), shares, width)
             total += (bits << np.uint64(i)) - (shares << np.uint64(i + 1))
             start = stop
         self._masked(total)
 
     def _masked(self, total: Words) -> None:
+        """The masks, and that the words of the transfers for their bits are used."""
+        self.directions[CLIENT].keep_last((1 + _WORDS) * self.count)
         width = np.uint64(self.kind.width)
         self.mask = total & np.uint64((1 << self.kind.width) - 1)
         self.carry = (total >> width) & np.uint64(1)
@@ -266,12 +291,9 @@ class Making:
         """This party's part of a level's corrections, (rows, 2): the corrections of those above are known."""
         assert level == self.known
         made = np.concatenate([tree.level_sums(level) for tree in self.trees])
-        mine, theirs = self.directions[self.party], self.directions[1 - self.party]
-        assert mine.choices is not None
-        bits = mine.choices[self.place(self.party, level)] ^ np.uint64(1)
-        made ^= np.where(bits[:, None] == 1, self.root, np.uint64(0))
-        made ^= mine.rows[self.place(self.party, level)]
-        made ^= theirs.rows[self.place(1 - self.party, level)]
+        made ^= np.where(self.choices(level)[:, None] == 0, self.root, np.uint64(0))
+        made ^= self.rows(CLIENT, level)
+        made ^= self.rows(SERVER, level)
         self.sent = made
         return made
 
@@ -396,7 +418,7 @@ class _Signs(_Step):
     def ask(self) -> Sequence[Sendable]:
         made = self.made
         made.grow()
-        return [*made.take_pending(), made.flips(made.signs(CLIENT), made.sign)]
+        return [*made.take_pending(), made.flips(made.signs(), made.sign)]
 
     def answer(self, question: memoryview) -> Sequence[Sendable]:
         made = self.made
@@ -405,14 +427,14 @@ class _Signs(_Step):
             made.learn(question[:block])
             question = question[block:]
         made.grow()
-        made.product, sent = made.times_word(made.signs(CLIENT), question, made.signed)
-        return [made.flips(made.signs(SERVER), made.sign), sent]
+        made.product, sent = made.times_word(made.signs(), question, made.signed)
+        return [made.flips(made.signs(), made.sign), sent]
 
     def finish(self, answer: memoryview) -> None:
         made = self.made
         flips = packed_bytes(made.sign.size, 1)
-        mine = made.times_bit(made.signs(CLIENT), made.sign, answer[flips:])
-        theirs, sent = made.times_word(made.signs(SERVER), answer[:flips], made.signed)
+        mine = made.times_bit(made.signs(), made.sign, answer[flips:])
+        theirs, sent = made.times_word(made.signs(), answer[:flips], made.signed)
         made.pending = [sent, made.ring.pack(made.combine(mine, theirs))]
 
 
@@ -424,7 +446,7 @@ class _Last(_Step):
 
     def answer(self, question: memoryview) -> Sequence[Sendable]:
         made, size = self.made, self.made.ring.wire_bytes(self.made.sign.size)
-        theirs = made.times_bit(made.signs(SERVER), made.sign, question[:size])
+        theirs = made.times_bit(made.signs(), made.sign, question[:size])
         own = made.combine(made.product, theirs)
         made.take_last(question[size:])
         return [made.ring.pack(own)]
