@@ -80,7 +80,6 @@ void bind_ot(nb::module_ &m) {
     m.def("products_sender", &ot::products_sender, Release());
     m.def("products_receiver", &ot::products_receiver, Release());
     m.def("odd_products_sender", &ot::odd_products_sender, Release());
-    m.def("odd_products_receiver", &ot::odd_products_receiver, Release());
     m.def("correlate_sender", &ot::correlate_sender, Release());
     m.def("correlate_receiver", &ot::correlate_receiver, Release());
     m.def("tables_sender", &tables_sender, Release());

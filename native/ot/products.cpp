@@ -49,18 +49,6 @@ void odd_products_sender(span<const u64> zeros, span<const u64> ones, span<const
     sent.finish();
 }
 
-bool odd_products_receiver(span<const u64> words, span<const u8> bits, span<const u8> message, span<u64> shares,
-                           unsigned width, u64 modulus) {
-    BitReader received(message);
-    bool valid = true;
-    for (size_t i = 0; i < shares.size(); ++i) {
-        const u64 difference = received.get(width);
-        valid &= difference < modulus;
-        shares[i] = reduced(spread(words, i, modulus) + (bit(bits, i) != 0 ? difference : 0), modulus);
-    }
-    return valid;
-}
-
 void correlate_sender(span<const u64> zeros, span<const u64> ones, span<const u8> flips, span<const u64> values,
                       span<u64> shares, span<u8> message, unsigned width) {
     const u64 mask = low_mask(width);

@@ -17,11 +17,9 @@ void products_receiver(span<const u64> words, span<const u8> bits, span<const u8
                        unsigned width);
 
 /// The same mod an odd M of `width` bits, from messages of 128 bits. The sender chooses its bit b and sends
-/// m_0 - m_1 + b mod M: `width` bits each. The receiver's result says whether all that was sent is below M.
+/// m_0 - m_1 + b mod M: `width` bits each.
 void odd_products_sender(span<const u64> zeros, span<const u64> ones, span<const u8> bits, span<u64> shares,
                          span<u8> message, unsigned width, u64 modulus);
-bool odd_products_receiver(span<const u64> words, span<const u8> bits, span<const u8> message, span<u64> shares,
-                           unsigned width, u64 modulus);
 
 /// Chosen bit c = choice xor flip times chosen word mod 2^width: the sender's shares and its message, `width` bits
 /// each.

@@ -92,9 +92,6 @@ def products_receiver(words: Words, bits: Bytes, message: Bytes, shares: Words, 
 def odd_products_sender(
     zeros: Words, ones: Words, bits: Bytes, shares: Words, message: Bytes, width: int, modulus: int, /
 ) -> None: ...
-def odd_products_receiver(
-    words: Words, bits: Bytes, message: Bytes, shares: Words, width: int, modulus: int, /
-) -> bool: ...
 def correlate_sender(
     zeros: Words, ones: Words, flips: Bytes, values: Words, shares: Words, message: Bytes, width: int, /
 ) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -21,6 +23,7 @@ from comet_mpc.offline.ot.extension import (
     TransferSender,
     bit_products,
     bit_products_sizes,
+    bit_products_steps,
     bit_times_word,
     extension_bytes,
     set_up_traffic,
@@ -390,6 +393,22 @@ def test_shares_modulo_a_small_odd_number_are_uniform_and_independent(pair: Pair
     told = np.where(np.arange(shares.size) % 16 == 0, product, shares)
     spoilt = (results[0], (bits, told)) if party else ((bits, told), results[1])
     assert cells_modulo(spoilt, party, modulus) > 8
+
+
+@pytest.mark.parametrize("modulus", [0, 8193])
+def test_products_that_wait_for_answers_take_no_more_memory_than_their_bytes(modulus: int) -> None:
+    """Very many wait at once. A receiver holds its bits and two bytes a product of 14 bits, a sender nothing yet."""
+    count, width, pair = 1 << 16, 14, Pair(4)  # of its own: here only one side uses transfers
+    tracemalloc.start()
+    try:
+        steps = bit_products_steps(pair.transfers[CLIENT], count, width, modulus)
+        (asks, answers) = next(steps)
+        assert (asks.sizes.asker, answers.sizes.asker) == (CLIENT, SERVER)
+        asks.ask()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.1 * (count // 8 + count // 2 * 2)
 
 
 def test_wide_shares_are_uniform_in_every_byte(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comet_mpc.engine.correlations import Correlation, PointFunctions
+from comet_mpc.engine.kernels import Bytes
 from comet_mpc.engine.ring import ODD_MODULI
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.engine.tables import PointKeys, PointShape
@@ -95,13 +96,33 @@ def test_masks_are_uniform_at_either_party_and_their_sum_too() -> None:
         assert np.max(np.abs(counts - 3000 / 32)) < 6.0 * np.sqrt(3000 / 32)
 
 
+def test_of_the_transfers_only_what_later_steps_take_is_kept() -> None:
+    """Each has 16 bytes of everything, and all row tables of a program are prepared at once."""
+    entry = described(3, 5, 9, 40)
+
+    def work(channel: Channel, party: int) -> list[tuple[int, int, list[int]]]:
+        transfers = carry_out(channel, party, renewal_steps(set_up_transfers(channel, party)))
+        making = Making(PointKind.of(entry), [(0, entry.count)], transfers)
+        carry_out(channel, party, key_steps(making))
+        return [
+            (receiver, len(found.rows), [len(words) for words in found.words])
+            for receiver, found in sorted(making.directions.items())
+        ]
+
+    levels, carries_and_signs, signs = 5 * 3, 3 * 3, 2 * 3
+    assert as_parties(work) == (
+        [(CLIENT, levels, [carries_and_signs]), (SERVER, levels, [signs] * 2)],
+        [(CLIENT, levels, [carries_and_signs] * 2), (SERVER, levels, [signs])],
+    )
+
+
 @pytest.mark.parametrize("knows", [CLIENT, SERVER])
 def test_no_party_knows_a_bit_of_a_mask(knows: int) -> None:
     """Every bit is that of either party's transfers, added up: one that knows its own choices must miss the other's."""
     entry = described(3000, 3, 4, 40)
     kind = PointKind.of(entry)
 
-    def work(channel: Channel, party: int) -> tuple[Words, Words]:
+    def work(channel: Channel, party: int) -> tuple[Words, Bytes]:
         transfers = carry_out(channel, party, renewal_steps(set_up_transfers(channel, party)))
         making = Making(kind, [(0, entry.count)], transfers)
         carry_out(channel, party, key_steps(making))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.ot.extension import set_up_transfers
 from comet_mpc.offline.pair.matrices import packing_of
 from comet_mpc.offline.rlwe.packing import Packing
-from comet_mpc.offline.rlwe.products import Homomorphic, matrix_products, together
+from comet_mpc.offline.rlwe.products import Homomorphic, check_lengths, matrix_products, together
 from comet_mpc.offline.rlwe.public_key import PublicKey
 from comet_mpc.offline.rlwe.scheme import DEGREE
 from comet_mpc.offline.rlwe.slots import Sum, choose_plan, slot_sums
@@ -149,6 +151,25 @@ def test_a_wide_factor_is_cut_where_that_makes_room_for_keys() -> None:
     low, high = tiling.cut(y)
     assert np.array_equal(low + (high << 28), y)
     assert max(np.abs(low).max(), np.abs(high).max()) <= 2**27 + 1
+
+
+def test_a_weight_is_multiplied_as_it_is_held() -> None:
+    """It has 32 bits a number at the server, and only the blocks that are packed at a time have 64."""
+    y = RNG.integers(-(2**23), 2**23, (768, 3072), np.int32)
+    tiling = choose_tiling(128, 3072, 768, 41, 24, Packing.TURNS, length=2.0**23, cuts=(13,))
+    (part,) = tiling.cut(y)
+    assert part is y
+    right = tiling.pack_right(y, 0, 1)
+    assert right.dtype == np.int64
+    assert right.nbytes < y.nbytes
+    tracemalloc.start()
+    try:
+        with pytest.raises(RangeError, match="longer"):
+            check_lengths(y, 2.0**23)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < y.nbytes / 16
 
 
 def test_packing_pays_for_layers_and_not_for_single_rows() -> None:

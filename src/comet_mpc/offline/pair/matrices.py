@@ -27,7 +27,7 @@ from comet_mpc.offline.pair.workbench import WEIGHT_BITS, WEIGHT_LENGTH, Workben
 from comet_mpc.offline.rlwe.packing import MOST_LIMBS, Packing
 from comet_mpc.offline.rlwe.products import MatrixJob, product_jobs, run_sizes
 from comet_mpc.offline.rlwe.scheme import LEAST_CUT
-from comet_mpc.offline.rlwe.tiling import Integers, Tiling, centred, choose_tiling
+from comet_mpc.offline.rlwe.tiling import Factor, Integers, Tiling, centred, choose_tiling
 from comet_mpc.offline.streaming import Sizes, Steps
 
 
@@ -68,8 +68,8 @@ class Products:
         self,
         bench: Workbench,
         x: Callable[[], Words],
-        y: Callable[[], Integers] | Integers | None,
-        scales: Sequence[Integers] = (),
+        y: Callable[[], Factor] | Factor | None,
+        scales: Sequence[Factor] = (),
     ) -> Steps[list[MatrixJob]]:
         """x: the client's factor, unless its ciphertexts define it; y: the server's."""
         given = {"y": y, "scales": scales} if bench.party == SERVER else {"x": None if self.tiling.defines else x()}
@@ -115,7 +115,7 @@ class _WeightProducts(_Matrices):
 
     def run(self, bench: Workbench) -> Steps[None]:
         (products,), entry, rows = self.uploads, self.entry, self.entry.rows
-        scales: list[Integers] = []
+        scales: list[Factor] = []
         for index in products.scales[0] if bench.party == SERVER else ():
             scaled = bench.program[index]
             assert isinstance(scaled, WeightScale)

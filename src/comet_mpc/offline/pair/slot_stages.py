@@ -188,6 +188,7 @@ class _WeightScales(Stage):
         if bench.party == CLIENT:
             left = np.concatenate([bench.mask(entry.mask).reshape(-1) for _, entry in self.members])
         else:
-            right = np.concatenate([np.tile(bench.weight(e.weight, (e.size,)), e.rows) for _, e in self.members])
+            rows = [np.tile(bench.weight(e.weight, (e.size,)), e.rows) for _, e in self.members]
+            right = np.concatenate(rows).astype(np.int64)
         shares = yield from bench.slot_sums(self.plan, self.count, self.width, [centred(left, self.width)], [[right]])
         bench.hand_out({index: entry.facts.elements for index, entry in self.members}, shares)

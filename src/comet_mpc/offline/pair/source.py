@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import AnyMask, Correlation
 from comet_mpc.engine.plan import Plan
@@ -146,7 +144,7 @@ class _Provider(Provider):
         for name in desk.masked:  # what is multiplied: now, and not in the middle of a preparation
             values = desk.weights[name].values
             if values is not None:
-                check_weight(values.astype(np.int64))
+                check_weight(values)
         self._desk = desk
         self._preparers: WeakKeyDictionary[Channel, Preparer] = WeakKeyDictionary()
 

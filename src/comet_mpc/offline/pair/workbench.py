@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comet_mpc.engine import Weight, kernels
 from comet_mpc.engine.correlations import AnyMask, Correlation
@@ -25,7 +26,7 @@ from comet_mpc.offline.bundle import read_exactly
 from comet_mpc.offline.ot.extension import Transfers
 from comet_mpc.offline.rlwe.products import Homomorphic, check_bits, check_lengths
 from comet_mpc.offline.rlwe.slots import SlotPlan, slot_sum_steps
-from comet_mpc.offline.rlwe.tiling import Integers
+from comet_mpc.offline.rlwe.tiling import Factor, Integers
 from comet_mpc.offline.streaming import Steps
 
 WEIGHT_BITS = 24
@@ -41,7 +42,7 @@ Layout = Callable[[int], list[tuple[int, int]]]
 """The arrays that are stored of the correlation at an index, as `Correlation.layout` has them."""
 
 
-def check_weight(values: Integers) -> None:
+def check_weight(values: Factor) -> None:
     """Refuses a weight of the server's, (outputs, inputs) or a vector, beyond the public bounds."""
     check_bits(values, WEIGHT_BITS)
     if values.ndim > 1:
@@ -184,14 +185,13 @@ class Workbench:
         own = own.reshape(described.shape)
         return own if shape is None else np.broadcast_to(own, shape)
 
-    def weight(self, name: str, shape: tuple[int, ...]) -> Integers:
+    def weight(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
         """A weight of the server's, within the public bounds."""
         weight = self.weights.get(name)
         if weight is None or weight.values is None or weight.shape != shape:
             raise ForeignRandomness(f"the program needs the weight {name} of shape {shape}; the server has it not")
-        values = weight.values.astype(np.int64)
-        check_weight(values)
-        return values
+        check_weight(weight.values)
+        return weight.values
 
     def keep(self, index: int, arrays: Arrays) -> None:
         """This party's words of a correlation, or of a mask that its ciphertexts define."""

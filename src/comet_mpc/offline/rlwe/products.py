@@ -34,7 +34,7 @@ from comet_mpc.offline.rlwe.scheme import (
     read_uploads,
     round_words,
 )
-from comet_mpc.offline.rlwe.tiling import Integers, Tiling, choose_tiling
+from comet_mpc.offline.rlwe.tiling import Factor, Tiling, choose_tiling
 from comet_mpc.offline.streaming import Request, Sizes, Work, converse
 from comet_mpc.processors import cores
 from comet_mpc.threads import Item, Made, in_order
@@ -224,8 +224,8 @@ class MatrixJob(Job):
         width: int,
         *,
         x: Words | None = None,
-        y: Integers | Callable[[], Integers] | None = None,
-        scales: Sequence[Integers] = (),
+        y: Factor | Callable[[], Factor] | None = None,
+        scales: Sequence[Factor] = (),
     ) -> None:
         """y: itself, or what makes it when it is needed: a job may wait for a while, and weights are large"""
         self.tiling, self.width = tiling, width
@@ -271,15 +271,8 @@ class MatrixJob(Job):
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         assert self._y is not None
         right = [self._y() if callable(self._y) else self._y, *(np.diag(scale) for scale in self._scales)]
-        tiling, scheme = self.tiling, self.tiling.scheme
-        row_blocks, input_blocks, _ = tiling.blocks
-        count = row_blocks * input_blocks
-        seed, packed = engine.read_seed(data)
-        if tiling.defines:
-            read = read_defined(scheme, self.width, count, seed, packed)
-        else:
-            read = read_uploads([scheme] * count, seed, packed)
-        left = self._left(engine, read)
+        tiling, scheme, row_blocks = self.tiling, self.tiling.scheme, self.tiling.blocks[0]
+        left = self._left(engine, data)
         parts = [section.cut(y) for section, y in zip(tiling.sections(), right, strict=True)]
         group, made = tiling.group_blocks, tiling.turned_scheme if tiling.turns else scheme
         chunk = group if tiling.levels else _CHUNK
@@ -319,10 +312,15 @@ class MatrixJob(Job):
         self._y = None
         return [response for some_answers in answers for response in some_answers]
 
-    def _left(self, engine: Homomorphic, uploads: list[Residues]) -> Residues:
+    def _left(self, engine: Homomorphic, data: memoryview) -> Residues:
         """Uploads as they are multiplied: (row blocks, limbs, 1024 rows, input blocks, …), or turned ones."""
         tiling = self.tiling
         row_blocks, input_blocks, _ = tiling.blocks
+        count, (seed, packed) = row_blocks * input_blocks, engine.read_seed(data)
+        if tiling.defines:
+            uploads = read_defined(tiling.scheme, self.width, count, seed, packed)
+        else:
+            uploads = read_uploads([tiling.scheme] * count, seed, packed)
         if not tiling.turns:
             return by_rows(np.stack(uploads).reshape(row_blocks, input_blocks, *uploads[0].shape))
         rows = [uploads[r * input_blocks : (r + 1) * input_blocks] for r in range(row_blocks)]
@@ -353,7 +351,7 @@ class MatrixJob(Job):
                 self._add(number, part, r, g, round_words(phases, self.width))
 
 
-def check_bits(y: Integers, bits: int) -> None:
+def check_bits(y: Factor, bits: int) -> None:
     """Refuses factors of the server's for which the modulus was not chosen."""
     if y.size and max(-int(y.min()), int(y.max())) > 2 ** (bits - 1):
         raise RangeError(
@@ -361,9 +359,10 @@ def check_bits(y: Integers, bits: int) -> None:
         )
 
 
-def check_lengths(y: Integers, length: float) -> None:
+def check_lengths(y: Factor, length: float) -> None:
     """The same for rows of which the length is bounded."""
-    if y.size and float(np.sqrt(np.square(y.astype(np.float64)).sum(axis=-1)).max()) > length:
+    squares = np.einsum("...i,...i->...", y, y, dtype=np.float64)  # without a copy of y
+    if y.size and math.sqrt(squares.max()) > length:
         raise RangeError(
             f"a row of a weight of the server's is longer than the public bound of 2^{math.log2(length):.0f}: give the "
             "weight fewer fraction bits"
@@ -378,7 +377,7 @@ def matrix_products(
     *,
     batch: int = 1,
     x: Words | None = None,
-    y: Integers | None = None,
+    y: Factor | None = None,
 ) -> Words:
     """Shares of x·yᵀ mod 2^width, (batch, rows, outputs), for shape = (rows, inputs, outputs).
 
@@ -398,8 +397,8 @@ def run_products(
     *,
     batch: int = 1,
     x: Words | None = None,
-    y: Integers | None = None,
-    scales: Sequence[Integers] = (),
+    y: Factor | None = None,
+    scales: Sequence[Factor] = (),
 ) -> list[MatrixJob]:
     """The jobs of `product_jobs`, done. As many rounds as `Homomorphic.run`. Reveals nothing."""
     jobs = product_jobs(engine.party, tiling, width, batch=batch, x=x, y=y, scales=scales)
@@ -414,8 +413,8 @@ def product_jobs(
     *,
     batch: int = 1,
     x: Words | None = None,
-    y: Integers | Callable[[], Integers] | None = None,
-    scales: Sequence[Integers] = (),
+    y: Factor | Callable[[], Factor] | None = None,
+    scales: Sequence[Factor] = (),
 ) -> list[MatrixJob]:
     """A batch of products as the tiling says. The server's factors are within its public bounds.
 

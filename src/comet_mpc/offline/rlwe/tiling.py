@@ -47,6 +47,8 @@ from comet_mpc.offline.rlwe.packing import (
 from comet_mpc.offline.rlwe.scheme import DEGREE, PRIMES, Residues, Scheme, choose_scheme, noise_variance
 
 Integers = NDArray[np.int64]
+Factor = NDArray[np.int64] | NDArray[np.int32]
+"""The server's. A weight stays as narrow as it is held: only what is packed at a time becomes wider."""
 
 _BYTES_PER_SECOND = 4e6
 """What a second of the server's time is worth on the wire, where block shapes are chosen.
@@ -216,10 +218,11 @@ class Tiling:
         columns = o % self.block_outputs * k + o // self.block_outputs if self.levels else o * k + k - 1
         return (np.arange(rows)[:, None] * self.stride + columns).astype(np.uint32).reshape(-1)
 
-    def cut(self, y: Integers) -> list[Integers]:
+    def cut(self, y: Factor) -> list[Factor]:
         """Parts y_k of a factor, |y_k| <= 2^(part_bits-1): y = Σ y_k·2^(k·part_bits), mod 2^64."""
-        cut = []
+        cut: list[Factor] = []
         for _ in range(self.parts - 1):
+            y = y.astype(np.int64, copy=False)
             low = centred(y.view(np.uint64), self.part_bits)
             cut.append(low)
             y = (y - low) >> np.int64(self.part_bits)
@@ -250,7 +253,7 @@ class Tiling:
         whole = blocks.reshape(row_blocks * self.block_rows, input_blocks * self.block_inputs)
         return np.ascontiguousarray(whole[: self.rows, : self.inputs])
 
-    def pack_right(self, y: Integers, first: int, last: int) -> Integers:
+    def pack_right(self, y: Factor, first: int, last: int) -> Integers:
         """(outputs, inputs) -> short polynomials (output blocks first … last-1, input blocks, stride)."""
         input_blocks, size = self.blocks[1], self.block_outputs
         padded = np.zeros(((last - first) * size, input_blocks * self.block_inputs), np.int64)
