@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from typing import cast
 
 import numpy as np
 import pytest
 
 from comet_mpc.engine.correlations import Correlation, Mask, Monomials, MonomialTerm, SquareSums
 from comet_mpc.engine.ring import Ring, odd_ring
-from comet_mpc.engine.share import CLIENT, Words
+from comet_mpc.engine.seeds import new_seed
+from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.net.channel import Channel
+from comet_mpc.offline.ot.extension import Transfers
 from comet_mpc.offline.pair.costs import preparation_traffic
 from comet_mpc.offline.pair.elements import Flat, Wide
 from comet_mpc.offline.pair.prepare import Preparer
 from comet_mpc.offline.pair.stages import masks_by_ciphertext
 from comet_mpc.offline.pair.units import units
+from comet_mpc.offline.pair.workbench import HeldShares, Workbench
+from comet_mpc.offline.rlwe.products import Homomorphic, Job
 from comet_mpc.offline.rlwe.scheme import DEGREE
 from support.two_parties import as_parties
 
@@ -83,6 +89,31 @@ PROGRAMS: dict[str, list[Correlation]] = {
         monomials(LARGE, (1,), (8,), (1,), (2,)),
     ],
 }
+
+
+class Waiting:
+    """The server's engine, of which no question has come yet."""
+
+    party = SERVER
+
+    def requests(self, jobs: list[Job]) -> list[Job]:
+        return jobs
+
+
+def test_a_stage_that_waits_for_questions_takes_no_memory_for_numbers() -> None:
+    """The server has very many of them waiting at once: masks, sums and shares come with the answers."""
+    program = [mask(SMALL, 1 << 16), monomials(SMALL, (0,), (1 << 16,), (2,), (3,))]
+    (unit,) = units(program)
+    engine, unused = cast("Homomorphic", Waiting()), cast("Transfers", None)
+    bench = Workbench(engine, unused, program, [new_seed()], {}, HeldShares(lambda index: []))
+    tracemalloc.start()
+    try:
+        jobs = next(unit.run(bench))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(jobs) == 8
+    assert held < 1 << 16  # one number of 64 bits for every element would be eight times as much
 
 
 def prepared(program: list[Correlation], threads: int = 1) -> list[dict[int, tuple[Words, ...]]]:

@@ -14,6 +14,7 @@ Two shapes of work, each of which shares its uploads between all that it makes:
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -129,18 +130,12 @@ class Flat(_Odd):
         return [self.plan] * -(-self.count // DEGREE) if self._crossed() else []
 
     def run(self, bench: Workbench) -> Steps[None]:
-        ring = self.ring
-        masks: list[Words | None] = [
-            None
-            if defined and bench.party == CLIENT
-            else np.concatenate([bench.mask(member.masks[i], member.shape).reshape(-1) for member in self.members])
-            for i, defined in enumerate(self.defines)
-        ]
+        ring, masks = self.ring, _FlatMasks(self, bench)
         made = [_FlatJob(self, masks, start) for start in range(0, self.count, DEGREE)] if self.jobs else []
         yield bench.engine.requests(made)
         whole = [
             np.concatenate([job.own[i] for job in made])[: self.count] if mask is None else mask
-            for i, mask in enumerate(masks)
+            for i, mask in enumerate(masks.own())
         ]
         shares = [monomial(ring, whole, term) for term in self.terms]
         places = [i for i, term in enumerate(self.terms) if any(term == each for each, _ in self._crossed())]
@@ -151,7 +146,7 @@ class Flat(_Odd):
         for member in self.members:
             cut = slice(start, start + member.count)
             for i, mask in enumerate(member.masks):
-                if masks[i] is None:
+                if masks.own()[i] is None:
                     bench.keep(mask, (whole[i][cut].copy(),))
             first = 0
             for place, terms in zip(member.places, self.parts, strict=True):
@@ -160,20 +155,48 @@ class Flat(_Odd):
             start = cut.stop
 
 
+class _FlatMasks:
+    """A party's parts of all masks, made when the first job needs them: the server's many stages wait at once."""
+
+    def __init__(self, unit: Flat, bench: Workbench) -> None:
+        self._unit, self._bench = unit, bench
+        self._own: list[Words | None] | None = None
+        self._making = threading.Lock()  # jobs run side by side
+
+    def own(self) -> list[Words | None]:
+        """None: the client's, which are defined."""
+        with self._making:
+            if self._own is None:
+                self._own = [
+                    None if defined and self._bench.party == CLIENT else self._all(i)
+                    for i, defined in enumerate(self._unit.defines)
+                ]
+            return self._own
+
+    def _all(self, i: int) -> Words:
+        members = self._unit.members
+        return np.concatenate([self._bench.mask(member.masks[i], member.shape).reshape(-1) for member in members])
+
+
 class _FlatJob(OddJob):
-    def __init__(self, unit: Flat, masks: Sequence[Words | None], start: int) -> None:
+    def __init__(self, unit: Flat, masks: _FlatMasks, start: int) -> None:
         super().__init__(unit.plan)
-        self._unit = unit
-        self.own = [None if mask is None else _filled(mask[start : start + DEGREE]) for mask in masks]
-        """This party's parts of the masks, slot by slot: also those that were defined, once they are."""
+        self._unit, self._masks, self._place = unit, masks, slice(start, start + DEGREE)
+        self.own: list[Words | None] = []
+        """This party's parts of the masks once they are needed, slot by slot: also those that are defined then."""
+
+    def _take_own(self) -> None:
+        self.own = [None if mask is None else _filled(mask[self._place]) for mask in self._masks.own()]
 
     def chosen(self, defined: list[Words]) -> list[Words]:
+        self._take_own()
         unit = self._unit
         for powers, words in zip(unit.uploads, defined, strict=False):
             self.own[powers.index(1)] = words
         return [monomial(unit.ring, self.own, powers) for powers in unit.uploads[self.plan.defined :]]
 
     def factors(self) -> list[Words]:
+        self._take_own()
         ring = self._unit.ring
         made = []
         for term, client in self._unit.server_factors:

@@ -71,8 +71,8 @@ class OddJob(Job):
     def __init__(self, plan: OddPlan) -> None:
         self.plan = plan
         self.upload_bytes, self.response_bytes = plan.upload_bytes, plan.response_bytes
-        self.sums = np.empty((len(plan.sums), DEGREE), np.uint64)
-        """This party's shares afterwards, slot by slot."""
+        self.sums = np.empty((0, DEGREE), np.uint64)
+        """This party's shares afterwards, slot by slot. Until then they take no memory: many jobs wait at once."""
 
     @abstractmethod
     def chosen(self, defined: list[Words]) -> list[Words]:
@@ -104,6 +104,8 @@ class OddJob(Job):
         uploads = read_slots(plan, *engine.read_seed(data))
         own = engine.parallel(lambda words: modulus.transform(_residues(words, modulus.primes)), self.factors())
 
+        self.sums = np.empty((len(plan.sums), DEGREE), np.uint64)
+
         def one(place: int) -> Bytes:
             left, right = zip(*((uploads[i], own[k]) for i, k in plan.sums[place]), strict=True)
             sent, kept = respond(plan.scheme, modulus.multiply(left, right), engine.public, _ALL, engine.stream)
@@ -114,6 +116,7 @@ class OddJob(Job):
 
     def finish(self, engine: Homomorphic, data: memoryview) -> None:
         responses = np.frombuffer(data, np.uint8).reshape(len(self.plan.sums), -1)
+        self.sums = np.empty((len(responses), DEGREE), np.uint64)
 
         def one(place: int) -> None:
             phases = engine.secret.phase(self.plan.scheme, responses[place], _ALL)
