@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from comet_mpc.engine import Weight
 from comet_mpc.engine.correlations import (
     Mask,
     WeightProduct,
@@ -17,6 +19,7 @@ from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.net.channel import FRAME_HEADER, Channel, memory_pair
 from comet_mpc.offline.ot.extension import set_up_transfers
 from comet_mpc.offline.pair.matrices import packing_of
+from comet_mpc.offline.pair.workbench import HeldShares, Workbench
 from comet_mpc.offline.rlwe.packing import Packing
 from comet_mpc.offline.rlwe.products import Homomorphic, check_lengths, matrix_products, together
 from comet_mpc.offline.rlwe.public_key import PublicKey
@@ -156,6 +159,9 @@ def test_a_wide_factor_is_cut_where_that_makes_room_for_keys() -> None:
 def test_a_weight_is_multiplied_as_it_is_held() -> None:
     """It has 32 bits a number at the server, and only the blocks that are packed at a time have 64."""
     y = RNG.integers(-(2**23), 2**23, (768, 3072), np.int32)
+    weight = Weight("w", y.shape, 14, 2.0**20, y // 2**8)
+    bench = Workbench(*cast("Any", (None, None)), [], [], {"w": weight}, HeldShares(lambda index: []))
+    assert bench.weight("w", y.shape) is weight.values
     tiling = choose_tiling(128, 3072, 768, 41, 24, Packing.TURNS, length=2.0**23, cuts=(13,))
     (part,) = tiling.cut(y)
     assert part is y

@@ -133,9 +133,10 @@ class Flat(_Odd):
         ring, masks = self.ring, _FlatMasks(self, bench)
         made = [_FlatJob(self, masks, start) for start in range(0, self.count, DEGREE)] if self.jobs else []
         yield bench.engine.requests(made)
+        own = masks.own()
         whole = [
-            np.concatenate([job.own[i] for job in made])[: self.count] if mask is None else mask
-            for i, mask in enumerate(masks.own())
+            np.concatenate([job.defined[i] for job in made])[: self.count] if mask is None else mask
+            for i, mask in enumerate(own)
         ]
         shares = [monomial(ring, whole, term) for term in self.terms]
         places = [i for i, term in enumerate(self.terms) if any(term == each for each, _ in self._crossed())]
@@ -146,7 +147,7 @@ class Flat(_Odd):
         for member in self.members:
             cut = slice(start, start + member.count)
             for i, mask in enumerate(member.masks):
-                if masks.own()[i] is None:
+                if own[i] is None:
                     bench.keep(mask, (whole[i][cut].copy(),))
             first = 0
             for place, terms in zip(member.places, self.parts, strict=True):
@@ -156,22 +157,29 @@ class Flat(_Odd):
 
 
 class _FlatMasks:
-    """A party's parts of all masks, made when the first job needs them: the server's many stages wait at once."""
+    """A party's parts of all masks, made when the first job needs them and again in the end: many stages wait at once,
+    first for questions and then for all answers."""
 
     def __init__(self, unit: Flat, bench: Workbench) -> None:
         self._unit, self._bench = unit, bench
         self._own: list[Words | None] | None = None
+        self._due = len(unit.jobs)
         self._making = threading.Lock()  # jobs run side by side
 
     def own(self) -> list[Words | None]:
         """None: the client's, which are defined."""
+        return [
+            None if defined and self._bench.party == CLIENT else self._all(i)
+            for i, defined in enumerate(self._unit.defines)
+        ]
+
+    def part(self, place: slice) -> list[Words | None]:
+        """Those of one job."""
         with self._making:
-            if self._own is None:
-                self._own = [
-                    None if defined and self._bench.party == CLIENT else self._all(i)
-                    for i, defined in enumerate(self._unit.defines)
-                ]
-            return self._own
+            own = self.own() if self._own is None else self._own
+            self._due -= 1
+            self._own = own if self._due > 0 else None
+        return [None if mask is None else _filled(mask[place]) for mask in own]
 
     def _all(self, i: int) -> Words:
         members = self._unit.members
@@ -182,26 +190,21 @@ class _FlatJob(OddJob):
     def __init__(self, unit: Flat, masks: _FlatMasks, start: int) -> None:
         super().__init__(unit.plan)
         self._unit, self._masks, self._place = unit, masks, slice(start, start + DEGREE)
-        self.own: list[Words | None] = []
-        """This party's parts of the masks once they are needed, slot by slot: also those that are defined then."""
-
-    def _take_own(self) -> None:
-        self.own = [None if mask is None else _filled(mask[self._place]) for mask in self._masks.own()]
+        self.defined: dict[int, Words] = {}
+        """At the client: its parts of the masks that its ciphertexts define, by their places, slot by slot."""
 
     def chosen(self, defined: list[Words]) -> list[Words]:
-        self._take_own()
-        unit = self._unit
+        unit, own = self._unit, self._masks.part(self._place)
         for powers, words in zip(unit.uploads, defined, strict=False):
-            self.own[powers.index(1)] = words
-        return [monomial(unit.ring, self.own, powers) for powers in unit.uploads[self.plan.defined :]]
+            self.defined[powers.index(1)] = own[powers.index(1)] = words
+        return [monomial(unit.ring, own, powers) for powers in unit.uploads[self.plan.defined :]]
 
     def factors(self) -> list[Words]:
-        self._take_own()
-        ring = self._unit.ring
+        ring, own = self._unit.ring, self._masks.part(self._place)
         made = []
         for term, client in self._unit.server_factors:
             factor, rest = server_factor(term, client)
-            made.append(ring.times(monomial(ring, self.own, rest), factor))
+            made.append(ring.times(monomial(ring, own, rest), factor))
         return made
 
 
