@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
+from typing import cast
 
 import numpy as np
 
@@ -271,7 +272,7 @@ class MatrixJob(Job):
     def answer(self, engine: Homomorphic, data: memoryview) -> list[Bytes]:
         assert self._y is not None
         right: list[Factor] = [self._y() if callable(self._y) else self._y]
-        right += [np.diag(scale) for scale in self._scales]
+        right += [cast("Factor", np.diag(scale)) for scale in self._scales]
         tiling, scheme, row_blocks = self.tiling, self.tiling.scheme, self.tiling.blocks[0]
         left = self._left(engine, data)
         parts = [section.cut(y) for section, y in zip(tiling.sections(), right, strict=True)]
