@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from comet_mpc.engine.correlations import BitProducts, Mask
-from comet_mpc.net.channel import memory_pair
+from comet_mpc.engine.correlations import Mask, Monomials, MonomialTerm
+from comet_mpc.engine.ring import odd_ring
 from comet_mpc.offline.allocation import give_back
 from comet_mpc.offline.pair import prepare
 from comet_mpc.offline.pair.prepare import prepare_bundle
-from comet_mpc.offline.pair.stages import arranged
+from comet_mpc.offline.rlwe import products
 from support.two_parties import as_parties
 
 
@@ -32,9 +32,13 @@ def test_pages_between_what_stays_are_given_back() -> None:
     assert full - resident() > count * size // 4
 
 
-def test_a_preparation_gives_back_before_every_stage_and_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[None] = []
-    monkeypatch.setattr(prepare, "give_back", lambda: calls.append(None))
-    program = [Mask((4,), 40, 0, 40), BitProducts(8, 20), BitProducts(8, 30)]
-    as_parties(lambda channel, party: prepare_bundle(channel, party, program), memory_pair())
-    assert len(calls) == 2 * (len(arranged(program)) + 1)
+def test_a_preparation_gives_back_after_every_answer_and_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[None] = []
+    ends: list[None] = []
+    monkeypatch.setattr(products, "give_back", lambda: answers.append(None))
+    monkeypatch.setattr(prepare, "give_back", lambda: ends.append(None))
+    ring = odd_ring(2.0**30)
+    square = Monomials((0,), (4,), (MonomialTerm((2,), (0,), ring.width),), ring.modulus)
+    program = [Mask((4,), ring.width, 0, ring.width, ring.modulus), square]
+    as_parties(lambda channel, party: prepare_bundle(channel, party, program))
+    assert (len(answers), len(ends)) == (1, 2)

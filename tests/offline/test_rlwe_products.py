@@ -160,7 +160,8 @@ def test_a_weight_is_multiplied_as_it_is_held() -> None:
     """It has 32 bits a number at the server, and only the blocks that are packed at a time have 64."""
     y = RNG.integers(-(2**23), 2**23, (768, 3072), np.int32)
     weight = Weight("w", y.shape, 14, 2.0**20, y // 2**8)
-    bench = Workbench(*cast("Any", (None, None)), [], [], {"w": weight}, HeldShares(lambda index: []))
+    unused = cast("Any", None)
+    bench = Workbench(unused, unused, [], [], {"w": weight}, HeldShares(lambda index: []))
     assert bench.weight("w", y.shape) is weight.values
     tiling = choose_tiling(128, 3072, 768, 41, 24, Packing.TURNS, length=2.0**23, cuts=(13,))
     (part,) = tiling.cut(y)

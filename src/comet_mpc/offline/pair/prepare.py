@@ -11,7 +11,7 @@ everything is prepared. Reveals nothing: every step says so for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from comet_mpc.engine import Weight
@@ -24,11 +24,11 @@ from comet_mpc.offline.ot.extension import Transfers, set_up_transfers
 from comet_mpc.offline.pair.costs import watcher
 from comet_mpc.offline.pair.matrices import key_limbs, packing_of
 from comet_mpc.offline.pair.shares import PairRandomness, Prepared, layouts
-from comet_mpc.offline.pair.stages import Stage, arranged
+from comet_mpc.offline.pair.stages import arranged
 from comet_mpc.offline.pair.workbench import HeldShares, Scratch, Workbench
 from comet_mpc.offline.rlwe.products import Homomorphic
 from comet_mpc.offline.source import Progress
-from comet_mpc.offline.streaming import Request, Work, converse
+from comet_mpc.offline.streaming import converse
 
 
 class Preparer:
@@ -95,18 +95,13 @@ class Preparer:
         scratch = None if self.scratch is None else Scratch(self.scratch)
         held = HeldShares(lambda index: layout(index % size), scratch)
         bench = Workbench(*self._tools, program, [new_seed() for _ in range(count)], self.weights, held)
-        converse(self.channel, self.party, _works(arranged(self.correlations, count), bench))
+        stages = arranged(self.correlations, count)
+        converse(self.channel, self.party, (stage.work(program, stage.run(bench)) for stage in stages))
         give_back()
         return [
             Prepared(self.party, seed, self.correlations, held.part(copy * size, (copy + 1) * size))
             for copy, seed in enumerate(bench.seeds)
         ]
-
-
-def _works(stages: Iterable[Stage], bench: Workbench) -> Iterator[Work[Request]]:
-    for stage in stages:
-        give_back()  # what stages before it needed for a while
-        yield stage.work(bench.program, stage.run(bench))
 
 
 def prepare_bundle(

@@ -21,6 +21,7 @@ from comet_mpc.engine.seeds import SEED_BYTES, new_seed
 from comet_mpc.engine.share import CLIENT, SERVER, Words
 from comet_mpc.errors import PeerError, RangeError, ShapeError
 from comet_mpc.net.channel import Channel
+from comet_mpc.offline.allocation import give_back
 from comet_mpc.offline.rlwe.defined import define_words, read_defined, until_even
 from comet_mpc.offline.rlwe.packing import MOST_LIMBS, Packing, PackingKeys, multiply_turned, packing_keys
 from comet_mpc.offline.rlwe.public_key import PublicKey, common_seed, make_public_key, respond, upload_seed
@@ -186,7 +187,9 @@ class _Together(Request):
 
     def answer(self, question: memoryview) -> list[Bytes]:
         engine, given = self._engine, self._cut(question, [job.upload_bytes for job in self._jobs])
-        return list(chain.from_iterable(engine.side_by_side(lambda one: one[0].answer(engine, one[1]), given)))
+        answers = engine.side_by_side(lambda one: one[0].answer(engine, one[1]), given)
+        give_back()  # what this took is many times what stays of it
+        return list(chain.from_iterable(answers))
 
     def finish(self, answer: memoryview) -> None:
         engine, given = self._engine, self._cut(answer, [job.response_bytes for job in self._jobs])
