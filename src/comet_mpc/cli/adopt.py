@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +63,10 @@ def adopt(
     watcher = Shown()
     directory = train.find_model(source, watcher)
     if train.writes(directory):
-        others = {
+        _refuse(f"{directory} writes", {
             "--label": label, "--plain": plain, "--labels": labels, "--task": task, "--epochs": epochs, "--head": head,
             "--rule": rule, "--steps": steps, "--limit": limit, "--spread": spread, "--train": trained,
-        }  # fmt: skip
-        wrong = [name for name, value in others.items() if value not in (None, False, 0.0)]
-        if wrong:
-            raise ConfigurationError(f"{directory} writes: leave out {', '.join(wrong)}")
+        })  # fmt: skip
         wanted = {} if tokens is None else {"fit_tokens": tokens}
         recipe = train.WriterRecipe(context=context, length=length, seed=seed, **wanted)
         written = train.prepare_writer(directory, recipe, data=data, texts=tuple(text or ()), watcher=watcher)
@@ -85,6 +82,12 @@ def adopt(
         directory, rows, lessons, labels=names, head=head, rule=rule, steps=steps, trained=trained, watcher=watcher
     )
     _adopt(prepared, out, json, _show, watcher, estimate=estimate)
+
+
+def _refuse(reason: str, options: Mapping[str, object]) -> None:
+    """Options that are given, but are not for this model."""
+    if given := [name for name, value in options.items() if value not in (None, False, 0.0)]:
+        raise ConfigurationError(f"{reason}: leave out {', '.join(given)}")
 
 
 def _adopt(
