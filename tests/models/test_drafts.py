@@ -14,6 +14,7 @@ from comet_mpc.engine.share import Reals
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.writing.drafts import (
     Drafter,
+    KnownTexts,
     RepeatedWords,
     accepted_from_which_it_pays,
     tokens_a_run,
@@ -98,3 +99,12 @@ def test_drafts_pay_from_a_share_of_right_ones_on() -> None:
     assert accepted_from_which_it_pays(1.0, 4.0, 4) is None
     with pytest.raises(ConfigurationError, match="two positions"):
         accepted_from_which_it_pays(1.0, 1.0, 1)
+
+
+def test_other_texts_are_guessed_by_what_follows_most_often() -> None:
+    drafter = KnownTexts([[1, 2, 3, 4], [1, 2, 3, 5], [7, 2, 3, 5], [9, 3, 4, 1]])
+    assert drafter.draft([1, 2, 3], 1) == [4]  # the longest tokens that are known decide
+    assert drafter.draft([8, 2, 3], 2) == [5]  # after 5 nothing is known
+    assert drafter.draft([6, 6, 2], 3) == [3, 5]
+    assert drafter.draft([6], 4) == []
+    assert drafter.draft([2, 2, 2, 2, 1, 2, 3], 1) == drafter.draft([9, 9, 9, 9, 1, 2, 3], 1)  # nothing further back

@@ -60,8 +60,8 @@ def test_what_is_written_is_the_same_for_every_run_of_the_same_positions(tmp_pat
 def test_operators_choose_the_digits_that_are_told(tmp_path: Path) -> None:
     write_small(tmp_path)
     found = [load_decoder(tmp_path, answer_bits=bits) for bits in (None, 4, 4)]
-    assert [one.answer_bits for one in found] == [6, 4, 4]
-    assert [one.rules.hidden_bits for one in found] == [6, 4, 4]
+    assert [one.answer_bits for one in found] == [8, 4, 4]
+    assert [one.rules.hidden_bits for one in found] == [8, 4, 4]
     assert found[0].fingerprint != found[1].fingerprint == found[2].fingerprint
     with pytest.raises(CheckpointError, match="digits"):
         load_decoder(tmp_path, answer_bits=40)

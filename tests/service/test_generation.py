@@ -197,7 +197,7 @@ def test_a_model_that_writes_runs_nothing_else_and_keeps_the_bundle(dealt: Place
 
 
 @pytest.mark.service
-def test_the_command_shows_the_text_and_its_cost(dealt: Place) -> None:
+def test_the_command_shows_the_text_and_its_cost(dealt: Place, tmp_path: Path) -> None:
     command = ["generate", dealt.address, PROMPT, "--tokens", str(COUNT), "--drafts", "2"]
     where = ["--keys", str(dealt.keys), "--cache", str(dealt.cache), "--timeout", str(PATIENCE)]
     text = b"".join(MODEL.tokenizer.spelling[token] for token in EXPECTED).decode()
@@ -209,6 +209,11 @@ def test_the_command_shows_the_text_and_its_cost(dealt: Place) -> None:
     told = json.loads(CliRunner().invoke(app, [*command, *where, "--json", "-"]).stdout)
     assert (told["text"], told["finish"], told["prompt_tokens"]) == (text, "length", 6)
     assert told["rounds"] == sum(token["rounds"] for token in told["tokens"]) > 0
+    known = tmp_path / "known.txt"
+    known.write_text(f"{PROMPT + text}\n\n")
+    guessed = CliRunner().invoke(app, [*command, *where, "--draft-texts", str(known), "--json", "-"])
+    assert json.loads(guessed.stdout)["text"] == text
+    assert json.loads(guessed.stdout)["rounds"] < told["rounds"]  # it knows all of it
     refused = CliRunner().invoke(app, ["generate", dealt.address, "a" * 49, *where])
     assert refused.exit_code == 1
     assert "this model takes 48" in refused.stderr

@@ -26,6 +26,10 @@ from comet_mpc.cli.options import (
     wanted_model,
 )
 from comet_mpc.cli.tables import write_json
+from comet_mpc.errors import ConfigurationError
+from comet_mpc.files import read_utf8
+from comet_mpc.models.writing.drafts import KnownTexts
+from comet_mpc.models.writing.packages import writing
 from comet_mpc.models.writing.sampling import Sampling
 from comet_mpc.net.identity import TlsIdentity
 from comet_mpc.progress import Tick, bar
@@ -52,6 +56,14 @@ Drafts = Annotated[
         max=32,
     ),
 ]
+DraftTexts = Annotated[
+    Path | None,
+    option(
+        "With --drafts: guess by these texts, one on each line, and not by the text so far.",
+        _RANDOMNESS,
+        "--draft-texts FILE",
+    ),
+]
 
 
 def generate(
@@ -65,6 +77,7 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     drafts: Drafts = 0,
+    draft_texts: DraftTexts = None,
     json: JsonFile = None,
     model: WantedModel = "",
     accept_model: AcceptedModel = "",
@@ -83,15 +96,22 @@ def generate(
         temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
     )
     called, fingerprint = wanted_model(model)
+    wanted: Wanted = {"tokens": tokens, "sampling": sampling, "stop": stop or (), "drafts": drafts}
+    if draft_texts is not None and not drafts:
+        raise ConfigurationError("--draft-texts goes with --drafts")
+    known = [] if draft_texts is None else read_utf8(draft_texts).splitlines()
 
     def connected(progress: Tick) -> Client:
-        return Client(
+        client = Client(
             server, identity=TlsIdentity.find(keys.absolute(), name), timeout=timeout, ready=0,
             cache=cache.absolute() if cache is not None else None, source=source, dealer=dealer,
             model=called, fingerprint=fingerprint, accept_model=accept_model, progress=progress,
         )  # fmt: skip
+        if known:
+            tokenizer = writing(client.connect()).tokenizer
+            wanted["drafter"] = KnownTexts(tokenizer.encode(line, 1 << 20).ids.tolist() for line in known if line)
+        return client
 
-    wanted: Wanted = {"tokens": tokens, "sampling": sampling, "stop": stop or (), "drafts": drafts}
     show_text(f"preparing with {server}", connected, prompt, wanted, json)
 
 

@@ -63,7 +63,7 @@ _ADDED = 12  # of the matrices whose products are added to the stream
 _GIVEN = 56  # bits of the ring of normalised rows: what a free cut leaves in Z_2^64
 _ROUNDED = 1.0 + 2.0**-6
 _NO_CLAIM = 2.0**20
-HIDDEN_BITS = 6
+HIDDEN_BITS = 8
 """Fraction bits of the last hidden states as they are told, unless the operator says otherwise."""
 
 

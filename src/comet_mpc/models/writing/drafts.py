@@ -10,7 +10,8 @@ One that cheats chooses what is picked, and so asks what the drafter knows (test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from comet_mpc.engine.share import Reals
@@ -54,6 +55,31 @@ class RepeatedWords:
                     found += found[: most - len(found)]
                 return found
         return ()
+
+
+class KnownTexts:
+    """Guesses what follows the same tokens most often in other texts: public ones of the same kind, or what the model
+    has written before. It looks at the last tokens of the text only, so guesses tell nothing of what is further back.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[int]]) -> None:
+        counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for text in texts:
+            for place in range(1, len(text)):
+                for size in range(1, min(_LONGEST, place) + 1):
+                    counts[tuple(text[place - size : place])][text[place]] += 1
+        self._next = {before: found.most_common(1)[0][0] for before, found in counts.items()}
+
+    def draft(self, text: Sequence[int], most: int) -> Sequence[int]:
+        end, found = list(text[-_LONGEST:]), list[int]()
+        while len(found) < most:
+            known = (self._next.get(tuple(end[-size:])) for size in range(len(end), 0, -1))
+            guess = next((token for token in known if token is not None), None)
+            if guess is None:
+                break
+            found.append(guess)
+            end = [*end, guess][-_LONGEST:]
+        return found
 
 
 def verified(
