@@ -18,7 +18,14 @@ from comet_mpc.engine.plan import plan_program
 from comet_mpc.engine.ring import ODD_MODULI, Ring
 from comet_mpc.engine.share import CLIENT, Share
 from comet_mpc.errors import RangeError
-from comet_mpc.functions.layer_norm import layer_norm_rule, normalise, padding_bits
+from comet_mpc.functions.layer_norm import (
+    largest_norm,
+    layer_norm_rule,
+    normalise,
+    normalised_mean,
+    padding_bits,
+    wide_layer_norm_rule,
+)
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.row_table import (
@@ -263,3 +270,47 @@ def test_two_tables_may_be_put_together_in_the_product(name: str) -> None:
     together_in_product = run_two_parties(of_secret(t, name), seeds=seeds, ways=frozenset({fork}))
     assert np.array_equal(together(usual), together(together_in_product))
     assert usual.plan.rounds - together_in_product.plan.rounds == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+@pytest.mark.parametrize("ratio", [14, 18, 22])
+def test_a_layer_norm_reads_a_wide_interval_from_two_tables(ratio: int, source: Source) -> None:
+    """Rows are never too long, padding stays zero, and near the low end rows are as exact as by one table."""
+    d, tokens, low = 64, 24, 0.25
+    rule = wide_layer_norm_rule(d, low, low * 2.0**ratio)
+    rows = np.random.default_rng(0).normal(size=(1, tokens, d))
+    rows -= rows.mean(axis=-1, keepdims=True)
+    rows *= np.sqrt(np.geomspace(low, 0.98 * rule.high, tokens))[:, None] / rows.std(axis=-1, keepdims=True)
+    bits = np.ones((1, tokens))
+    bits[0, ::5] = 0.0
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        share = session.private(CLIENT, rows.shape, 24, largest_norm(d, rule), rows)
+        mask = session.private(CLIENT, bits.shape, 0, 1.0, bits)
+        return normalise(session, share, rule, keep=padding_bits(session, mask, rule), fraction=14, width=40)
+
+    for value in (together(run_two_parties(program, source=source)), twin_value(program, fused=source == "dealer")):
+        lengths = np.linalg.norm(value[0], axis=-1) / math.sqrt(d)
+        assert np.all(lengths[bits[0] == 0.0] == 0.0)
+        kept = lengths[bits[0] == 1.0]
+        assert np.max(kept) <= 1.0 + 2.0**-8
+        seen = rows[0].var(axis=-1)[bits[0] == 1.0] < low * rule.exact
+        assert np.max(np.abs(kept[seen] - 1.0)) <= 2.0**-7
+        assert np.min(kept) > 0.8
+
+
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+def test_a_mean_of_rows_reads_a_wide_interval_too(source: Source) -> None:
+    d, rule = 64, wide_layer_norm_rule(64, 0.25, 2.0**16)
+    rows = np.random.default_rng(1).normal(size=(1, 8, d))
+    rows -= rows.mean(axis=-1, keepdims=True)
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        share = session.private(CLIENT, rows.shape, 24, largest_norm(d, rule), rows)
+        weights = session.private(CLIENT, (1, 8), 20, 1.0, np.full((1, 8), 0.125))
+        return normalised_mean(session, share, rule, weights, fraction=14, width=40)
+
+    wanted = (rows / rows.std(axis=-1, keepdims=True)).mean(axis=1)
+    for value in (together(run_two_parties(program, source=source)), twin_value(program, fused=source == "dealer")):
+        assert np.max(np.abs(value - wanted)) < 0.02

@@ -6,9 +6,9 @@ import numpy as np
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.functions.layer_norm import shrink_factor
+from comet_mpc.functions.wide_rule import wide_rule
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape, decoder_weights
-from comet_mpc.models.streams.wide_rows import wide_rule
 
 GATED = DecoderShape(2, 24, 2, 1, 12, 32, 50, 32)
 PLAIN = DecoderShape(2, 24, 2, 2, 12, 32, 50, 32, theta=0.0, gated=False, centred=True)

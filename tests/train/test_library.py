@@ -57,7 +57,8 @@ def test_a_model_is_calibrated_once_and_proved_once(tmp_path: Path, monkeypatch:
     heard = Heard()
     made = prepared.run(tmp_path / "out", heard)
     assert sorted(calls) == ["observe", "variance_tops"]
-    assert len(heard.lines) == 1  # how near it is
+    assert ["near the original" in heard.lines[0], heard.lines[1].startswith("taking")] == [True, True]
+    assert len(heard.lines) == 2
     layers = load_checkpoint(model)[0].encoder.layers
     assert heard.told("proving the ranges: layers")[-1] == (layers, layers)
     done, parts = heard.told("fitting fitted functions")[-1]

@@ -300,7 +300,8 @@ def test_a_fitted_model_begins_near_its_teacher(architecture: str, fitted: bool)
         assert near < 0.9 * far  # on other texts than it was fitted to
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     own = {"neurons", "scores", "softness"} if fitted else {"thresholds"}
-    assert {part for name in changed for part in name.split(".")[2:3]} == {"attention_output", "down", *own}
+    matrices = {"query", "key", "value", "attention_output", "up", "down"}
+    assert {part for name in changed for part in name.split(".")[2:3]} == {*matrices, *own}
 
 
 def test_served_bounds_follow_the_weights() -> None:

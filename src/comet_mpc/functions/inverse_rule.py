@@ -9,8 +9,6 @@ A `MinimaxRule` evaluates y ≈ 1/sqrt(t) for t in [low, high] by
 The guess costs no communication (it is a polynomial in t), it is not the constant of plain Newton, and every number
 is public and independent of the data. `minimax` and `row_rule` make such rules. Whatever made one, its errors, its
 rounding and the range in which it is stable are computed here, from the numbers themselves.
-
-A `WideRule` has no steps: its interval is too wide for them, and tables stand for it (`row_table`).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +32,6 @@ from comet_mpc.functions.rule import InverseRule, Reals, polynomial_and_slope, p
 T, Y, K = variables("t y k")
 
 RING_LIMIT = 62  # values in a ring of 64 bits stay below 2^62, where a truncation is exact
-WIDEST_READ = 2.0**22
-"""Of an interval that tables alone can do, two of 2^14 cells: high over low."""
-_READ_ERROR = 2.0**-7
 _PROOF = 20_000  # points on which errors are bounded
 
 
@@ -335,51 +330,3 @@ def units_off(values: Reals, bound: float) -> Reals:
 def _highest(values: Reals) -> float:
     """The largest value of a function with kinks, and half of what it moves from one sample to the next."""
     return float(np.max(values) + 0.5 * np.max(np.abs(np.diff(values))))
-
-
-@dataclass(frozen=True)
-class WideRule(InverseRule):
-    """gain/sqrt(t) for t in [low, high], by tables only (`row_table`): whatever they hold is as exact as `error`."""
-
-    low: float
-    high: float
-    gain: float = 1.0
-
-    stored_as: ClassVar[str] = "wide"
-    certified = True
-    only_tables = True
-    fraction_y = 14
-
-    def __call__(self, t: Any) -> Any:
-        """Below the interval it stays what it is at the low end, as tables do."""
-        return self.gain / t.clip(self.low) ** 0.5
-
-    @property
-    def of_rows(self) -> bool:
-        return True
-
-    @property
-    def error(self) -> float:
-        return _READ_ERROR
-
-    @property
-    def rounding(self) -> float:
-        return 0.0
-
-    @property
-    def overshoot(self) -> float:
-        return 1.0 + _READ_ERROR
-
-    def check(self) -> None:
-        if (
-            not 0.0 < self.low < self.high < math.inf
-            or self.high / self.low > WIDEST_READ
-            or not 0.5 <= self.gain <= 2.0
-        ):
-            raise RuleError(f"there is no table for the interval [{self.low:g}, {self.high:g}]")
-
-    def inverse_of(self, session: Session, t: Share) -> Share:
-        raise RuleError(
-            f"{session.here}: the interval [{self.low:g}, {self.high:g}] is too wide for steps: it needs a source of "
-            "randomness with tables"
-        )

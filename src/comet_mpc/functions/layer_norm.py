@@ -17,11 +17,14 @@ from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Allowed, Factor, may_read, open_row
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
+from comet_mpc.functions.wide_rule import WideRule
 
 V, W, Y = variables("v w y")
 
 _FRACTION_V = 12
 _FRACTION_Y = 14
+_WIDEST = 2.0**22
+"""Of an interval of variances: high over low."""
 SUMMANDS = _FRACTION_V + 1
 """Fraction bits that matter of what is added up and then normalised: v is off by at most twice as much as x."""
 
@@ -48,6 +51,18 @@ def layer_norm_rule(
     if steps is None and name == "minimax":
         return row_rule(low * shrink**3, high * shrink**3, gain=gain)
     return make_rule(name, low * shrink**3, high * shrink**3, steps, gain=gain).inverse()
+
+
+def wide_layer_norm_rule(size: int, low: float, high: float) -> WideRule:
+    """The same for an interval that is too wide for steps, by tables: n is never longer than by a rule of steps.
+
+    Variances up to 2^7 times the low end are expected. Above, n is a few per cent too short, since y has few digits.
+    """
+    shrink = shrink_factor(size)
+    low, high = max(low, high / _WIDEST) * shrink**3, high * shrink**3
+    rule = WideRule(low, high, math.sqrt(shrink), throughout=False, above=ROW_ERROR, exact=2.0**7)
+    rule.check()
+    return rule
 
 
 class Padding(NamedTuple):
@@ -182,10 +197,15 @@ def normalised_mean(
         else:
             deferred = session.defer(Open(column))
         opened, t = sizes.argument(session, v, ring, epsilon)
-        y, w = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y, row_ring), deferred.result()
+        if rule.only_tables:
+            factor, largest = _opened_inverse(session, t, rule, row_ring, None), 1.25 * rule.gain * rule.low**-0.5
+        else:
+            y = session.reopen(inverse_sqrt(session, t, rule), _FRACTION_Y, row_ring)
+            factor, largest = Factor(Y, {"y": y}), y.bound
         weighed = session.evaluate(
-            sizes.constant * W * Y, {"w": w, "y": y}, fraction=whole - _FRACTION_V, bound=y.bound * averages.bound
-        )
+            sizes.constant * W * factor.polynomial, {"w": deferred.result(), **factor.opened},
+            fraction=whole - _FRACTION_V, bound=largest * averages.bound,
+        )  # fmt: skip
         if ring.modulus:
             products = session.product(opened, session.open(weighed), bound=sizes.limit)
             mean = products.sum(axis=-2).bounded(limit)

@@ -44,7 +44,7 @@ _MIDDLE = 14
 """Fraction bits of x² + γ where that is squared."""
 _QUARTIC = 17
 """Fraction bits of the square."""
-LARGEST_MIDDLE = 0.25
+LARGEST_MIDDLE = 1.0
 """|γ| of a quartic."""
 
 
@@ -144,7 +144,7 @@ class Quartics(Neurons):
 
     constants: ClassVar[int] = 1
     rounding: ClassVar[float] = 2.0**-10
-    """By how much it may be off: 2.6 times what x² + γ is off by, a unit of its own and two of x."""
+    """By how much it may be off: 4 times what x² + γ is off by, a unit of its own and two of x."""
 
     @property
     def fraction(self) -> int:

@@ -357,7 +357,7 @@ class RowTable:
     def _request(self, session: Session, which: int, t: Share, keep: Share | None) -> TableLine:
         cells, table = self.fits[which].cells, self.table(which)
         cut = session.truncate(t, t.fraction - cells.fraction, cells.width) if cells.width else t.lift(cells.fraction)
-        if keep is not None:
+        if keep is not None and cells.padded:
             away = session.add_constant(-keep, 1.0).times(cells.padding).times_power(-cut.fraction)
             cut = (cut + away.narrow(cut.width)).bounded(cut.bound + cells.padding * 2.0**-cut.fraction)
         return TableLine(cut, table.shift, table.width, table.modulus, table=table)
@@ -399,7 +399,7 @@ def row_table(curve: Curve, own: AnyArgument, fraction: int, ring: Ring, most: i
     one = _smallest(curve, fraction, own, most)
     if one is not None:
         return RowTable(curve, (one,), fraction, ring)
-    found = [] if own.padded else list(_pairs(curve, fraction, own))
+    found = list(_pairs(curve, fraction, own))
     if found:
         return RowTable(curve, min(found, key=_size), fraction, ring)
     one = _smallest(curve, fraction, own, _MOST_CELLS)
@@ -411,13 +411,16 @@ def _size(fits: tuple[_Fit, ...]) -> int:
 
 
 def _pairs(curve: Curve, fraction: int, own: AnyArgument) -> Iterator[tuple[_Fit, _Fit]]:
-    """Coarse and fine tables for several places where one ends and the other begins."""
+    """Coarse and fine tables for several places where one ends and the other begins.
+
+    A row of padding is moved in the coarse one alone: there it does not choose the fine one.
+    """
     middle = math.log2(curve.high / curve.low) / 2.0
     for power in {math.floor(middle), math.ceil(middle)}:
         split = curve.high * 2.0**-power
         if split > 2.0 * curve.low:
             coarse = _smallest(curve, fraction, own, _MOST_CELLS, start=split)
-            fine = _smallest(curve._replace(high=split), fraction, own, _MOST_CELLS)
+            fine = _smallest(curve._replace(high=split), fraction, own._replace(padded=False), _MOST_CELLS)
             if coarse is not None and fine is not None:
                 yield coarse, fine
 

@@ -209,7 +209,7 @@ class Eighth(Squares):
     """((((s + b)/2)² + g)² + h)²."""
 
     constants = 2
-    least_exponent = 20.0
+    least_exponent = 22.0
     by_tables = True
     finer = 5
     _bits_below = 24

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from comet_mpc.errors import CheckpointError, RuleError
 from comet_mpc.functions.activation import argument_interval, smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_SOFTNESS, denominator_rule, fitted_denominator_rule, norm_rule
-from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor
+from comet_mpc.functions.layer_norm import layer_norm_rule, shrink_factor, wide_layer_norm_rule
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.neurons import Quartics, Square
 from comet_mpc.functions.rule import PRECISION, InverseRule, Rule, Smu
@@ -281,12 +281,14 @@ def certify(
 
 
 def _variance_rule(config: CometConfig, low: float, high: float) -> InverseRule:
-    """In as few steps as there can be, or, where the interval is too wide for that or they are counted, in more."""
+    """In as few steps as there can be, or, where the interval is too wide for that, by tables; or in counted steps."""
     hidden = config.encoder.hidden
     if not config.row_steps:
+        low = 2.0 ** math.floor(math.log2(low))
         with contextlib.suppress(RuleError):
-            return layer_norm_rule(hidden, 2.0 ** math.floor(math.log2(low)), high)
-    steps = (config.row_steps or _ROW_STEPS) + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
+            return layer_norm_rule(hidden, low, high)
+        return wide_layer_norm_rule(hidden, low, high)
+    steps = config.row_steps + max(0, math.ceil(0.5 * math.log2(high * _RATIO / low)))
     rule = layer_norm_rule(hidden, low, high, steps)
     while rule.overshoot - 1.0 > SLACK and low < high / 8:  # a wide interval in few steps is not accurate enough
         low *= 2.0

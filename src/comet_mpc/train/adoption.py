@@ -23,7 +23,8 @@ from comet_mpc.models.stored.checkpoints import checkpoint_digest, save_checkpoi
 from comet_mpc.models.tokenizers.files import servable_tokenizer
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.progress import Watcher
-from comet_mpc.train.batches import Encoded, answered
+from comet_mpc.train.batches import Encoded, answered, first_rows
+from comet_mpc.train.calibration import CALIBRATION_ROWS
 from comet_mpc.train.forms import Form
 from comet_mpc.train.loop import Course, Recipe
 from comet_mpc.train.model import UnifiedModel
@@ -62,7 +63,7 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     fitting_seconds: float
     fitted_tokens: int
     nearness: float
-    """Of the form that was chosen, before any training, on the rows held out."""
+    """Of the form that was chosen, as it is served, before any training, on the rows held out."""
     training_seconds: float
     updates: int
     """0: it was not trained."""
@@ -123,7 +124,7 @@ class _Progress(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PreparedAdoption:
-    """An adoption before any work. seconds: about how long fitting, comparing and proving take here."""
+    """An adoption before any work. each: about how long fitting, proving and comparing take here, form by form."""
 
     model: Model
     tokenizer: bytes
@@ -133,17 +134,26 @@ class PreparedAdoption:
     recipe: Recipe
     trained: bool | None
     """Whether to train; None: if no form is near enough."""
-    seconds: float
+    each: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes at most, without training."""
+        return sum(self.each)
 
     @property
     def summary(self) -> str:
         """What there is to do, and how long it takes."""
         lesson, search = self.lesson, self.search
-        more = f", and about as long again for each dearer form ({len(search.starts) - 1})"
+        names = [form_name(start) for start in search.starts]
+        more = [
+            f", and {about(seconds)} more for {name} functions if the others are not near enough"
+            for name, seconds in zip(names[1:], self.each[1:], strict=True)
+        ]
         return (
             f"{len(lesson.train)} rows, of which {search.tokens} tokens to fit to (no labels needed), "
-            f"{len(lesson.judge)} to compare with the original, {len(lesson.dev)} to evaluate: this takes "
-            f"{about(self.seconds)} on this machine{more if len(search.starts) > 1 else ''}. {RESUMABLE}"
+            f"{len(lesson.judge)} to compare with the original, {len(lesson.dev)} to evaluate: {names[0]} functions "
+            f"take {about(self.each[0])} on this machine{''.join(more)}. {RESUMABLE}"
         )
 
     def run(self, out: Path, watcher: Watcher | None = None) -> Adoption:
@@ -176,12 +186,12 @@ class PreparedAdoption:
         seconds, start, lesson = time.monotonic() - began, fitted.model, self.lesson
         if self.trained or (self.trained is None and fitted.nearness < TRAIN_BELOW):
             recipe = replace(self.recipe, fit=False)
-            estimate = lesson.seconds(start, recipe, self.teacher, watcher)
+            estimate = lesson.seconds(start.but(sites={}), recipe, self.teacher, watcher)
             why = "as you asked" if self.trained else f"less than {TRAIN_BELOW:g} % near"
             watcher.say(
                 f"training ({why}): {recipe.epochs:g} passes take {about(estimate)} on this machine. {RESUMABLE}"
             )
-            made = lesson.learn(start, out, recipe, self.teacher, self.tokenizer, watcher)
+            made = lesson.learn(start.but(sites={}), out, recipe, self.teacher, self.tokenizer, watcher)
         else:
             save_checkpoint(out, start.config, start.tensors, tokenizer=self.tokenizer)
             made = lesson.finished(out, self.recipe, Course(best=fitted.nearness), watcher)
@@ -269,10 +279,11 @@ def prepare_adoption(
     starts = tuple(Model(found.directory, *form) for form in forms)
     assert lesson.judged is not None
     batches = fitting_batches(teacher, lesson.train, recipe.fit_tokens)
-    search = Search(starts, teacher, task, batches, lesson.judge, lesson.judged)
+    looked_at = first_rows(lesson.train, CALIBRATION_ROWS)
+    search = Search(starts, teacher, task, batches, looked_at, lesson.judge, lesson.judged)
     with watcher.stage("measuring how fast this machine is"):
-        seconds = search.seconds(lesson.dev)
-    return PreparedAdoption(found, tokenizer, search, teacher, lesson, recipe, trained, seconds)
+        each = search.seconds(lesson.dev)
+    return PreparedAdoption(found, tokenizer, search, teacher, lesson, recipe, trained, each)
 
 
 def _original(source: Path | str, labels: tuple[str, ...], head: Kind | None, watcher: Watcher) -> Model:

@@ -1,5 +1,5 @@
-"""Which form of a model stays near enough to the original: forms are fitted, from the cheapest on, and compared with it
-on rows that they were not fitted to."""
+"""Which form of a model stays near enough to the original: forms are fitted and certified, from the cheapest on, and
+compared with it as they are served, on rows that they were not fitted to."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 import torch
 
 from comet_mpc.engine.share import Reals
-from comet_mpc.errors import TaskDataError
+from comet_mpc.errors import CheckpointError, RuleError, TaskDataError
 from comet_mpc.files import atomic_write
-from comet_mpc.functions.rule import Rule
-from comet_mpc.models.certify import fitted_attention_rules
-from comet_mpc.models.checkpoint import FITTED
+from comet_mpc.models.checkpoint import CometConfig
 from comet_mpc.models.stored.checkpoints import checkpoint_digest
 from comet_mpc.models.tasks import Task
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Batch, Encoded, answered, predict
+from comet_mpc.train.calibration import MARGIN, calibrate_in_memory
 from comet_mpc.train.estimate import Clock, proof_seconds, tokens_of
 from comet_mpc.train.fitting.layers import Fitting
 from comet_mpc.train.model import UnifiedModel
@@ -38,7 +37,7 @@ _MEASURED = 8
 
 @dataclass(frozen=True)
 class Fitted:
-    """A form that was fitted, and how near it is on the rows held out, in per cent."""
+    """A form that was fitted, with certified ranges, and how near it is on the rows held out, in per cent."""
 
     model: Model
     nearness: float
@@ -82,6 +81,8 @@ class Search:
     teacher: UnifiedModel
     task: Task
     batches: list[Batch]
+    looked_at: Encoded
+    """Rows that low ends of ranges are set from."""
     judge: Encoded
     originals: Reals
     """The original's answers to the rows of `judge`."""
@@ -90,9 +91,16 @@ class Search:
     def tokens(self) -> int:
         return _count(self.batches)
 
-    def seconds(self, dev: Encoded, clock: Clock = time.monotonic) -> float:
-        """About how long it takes to fit one form, to compare it, to prove it and to evaluate it, here."""
-        start = self.starts[0]
+    def seconds(self, dev: Encoded, clock: Clock = time.monotonic) -> tuple[float, ...]:
+        """About how long it takes here to fit every form, to prove it and to compare it; of the first also to evaluate
+        it in the end."""
+        rows = tokens_of(self.looked_at) + tokens_of(self.judge)
+        return tuple(
+            self._form_seconds(start, rows if place else rows + tokens_of(dev), clock)
+            for place, start in enumerate(self.starts)
+        )
+
+    def _form_seconds(self, start: Model, evaluated: int, clock: Clock) -> float:
         net = UnifiedModel.from_tensors(start.config, start.tensors).use("steps")
         few = self.batches[_MEASURED // 2 :: _MEASURED] or self.batches[-1:]
         began = clock()
@@ -104,35 +112,58 @@ class Search:
             for batch in few:
                 net(*batch.inputs)
         forward = (clock() - began) / _count(few)
-        layers = start.config.encoder.layers
-        return (
-            layers * (layer / part + fitting.solving)
-            + forward * (tokens_of(self.judge) + tokens_of(dev))
-            + proof_seconds(start.config, start.tensors, clock)
-        )
+        fitted = start.config.encoder.layers * (layer / part + fitting.solving)
+        return fitted + forward * evaluated + proof_seconds(start.config, start.tensors, clock)
 
     def run(self, out: Path, watcher: Watcher) -> Fitted:
-        """The first form that is near enough, or else the nearest. Goes on where it was stopped."""
-        best: Fitted | None = None
+        """The first form that is near enough, or else the nearest. Goes on where it was stopped.
+
+        A form whose ranges cannot be certified is not served, so it is left out, unless there is no other.
+        """
+        tried: list[Fitted] = []
+        refused: CheckpointError | RuleError | None = None
         for start in self.starts:
             made = _fitted(start, self.teacher, self.batches, out, watcher)
-            with watcher.stage("comparing with the original") as tick:
-                net = UnifiedModel.from_tensors(made.config, made.tensors).use("steps", _rules(made))
-                found = nearness(self.task, predict(net, self.judge, tick=tick), self.originals, self.judge)
+            try:
+                made = made._replace(config=self._certified(made, watcher))
+            except (CheckpointError, RuleError) as error:
+                watcher.say(f"{form_name(made)} functions cannot be certified: {error}")
+                refused = error
+                continue
+            found = self._nearness(made, watcher)
             watcher.say(
                 f"{form_name(made)} functions: {found:.2f} % near the original on {counted(len(self.judge), 'row')}"
             )
-            if best is None or found > best.nearness:
-                best = Fitted(made, found)
+            tried.append(Fitted(made, found))
             if found >= NEAR_ENOUGH:
                 break
-        assert best is not None
+        if not tried:
+            assert refused is not None
+            raise refused
+        best = max(tried, key=lambda each: each.nearness)  # the cheaper one, if two are as near
+        if len(self.starts) > 1:
+            watcher.say(_reason(best, tried))
         return best
 
+    def _certified(self, made: Model, watcher: Watcher) -> CometConfig:
+        return calibrate_in_memory(made.config, made.tensors, self.looked_at, MARGIN, watcher).config
 
-def _rules(model: Model) -> dict[str, Rule]:
-    """Of the sums of weights, which depend on the model."""
-    return fitted_attention_rules(model.config, model.tensors) if model.config.attention.kind == FITTED else {}
+    def _nearness(self, made: Model, watcher: Watcher) -> float:
+        with watcher.stage("comparing with the original") as tick:
+            net = UnifiedModel.from_tensors(made.config, made.tensors).use("served")
+            return nearness(self.task, predict(net, self.judge, tick=tick), self.originals, self.judge)
+
+
+def _reason(best: Fitted, tried: list[Fitted]) -> str:
+    """Which form is taken, and why."""
+    name, others = form_name(best.model), [each for each in tried if each is not best]
+    if best.nearness >= NEAR_ENOUGH:
+        dearer = "no dearer ones are needed" if best is tried[0] else "the cheaper ones were not near enough"
+        return f"taking {name} functions: they are at least {NEAR_ENOUGH:g} % near, and {dearer}"
+    if not others:
+        return f"taking {name} functions: the only ones that can be certified"
+    compared = ", ".join(f"{form_name(each.model)} {each.nearness:.2f} %" for each in others)
+    return f"taking {name} functions: none are {NEAR_ENOUGH:g} % near, and these are the nearest ({compared})"
 
 
 def form_name(model: Model) -> str:

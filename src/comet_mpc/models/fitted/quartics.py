@@ -23,8 +23,10 @@ from comet_mpc.models.bounds import Weights, activation_bounds
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
-_MOST_SHIFTED = 0.125
+MOST_SHIFTED = 0.5
 """|δ|/B of a neuron: beyond it the neuron is too straight to be a quartic in fixed point."""
+_BENT_SHIFT = 0.125
+"""|δ|/B of one that is bent."""
 _LEAST = 2.0**-60  # c₄ of a neuron that is nothing but linear
 
 
@@ -66,7 +68,7 @@ class Depressed:
         first = c1 - 4.0 * leading * shift**3 - 2.0 * second * shift
         reach = activation_bounds(w, b + shift, *norm)
         offset = second / (2.0 * leading * reach**2)
-        for name, value, limit in (("δ/B", shift / bound, _MOST_SHIFTED), ("γ", offset, LARGEST_MIDDLE)):
+        for name, value, limit in (("δ/B", shift / bound, MOST_SHIFTED), ("γ", offset, LARGEST_MIDDLE)):
             off = np.abs(value) > limit * (1.0 + 1e-4)
             if np.any(off):
                 raise CheckpointError(
@@ -107,13 +109,21 @@ def neurons_as_quartics(tensors: Tensors, layer: int) -> Folded:
 
 
 def bent(coefficients: Reals, scale: Reals, bound: Reals) -> Reals:
-    """Coefficients (m, 5) with as much of a fourth power as the protocol needs of neurons with |h| <= bound."""
-    c = coefficients.copy()
-    by_shift = np.abs(c[:, 3]) * scale / (4.0 * _MOST_SHIFTED * bound)
+    """Coefficients (m, 5) with as much of a fourth power as the protocol needs of neurons with |h| <= bound.
+
+    Those that have enough of it stay as they are.
+    """
+    c, reach = coefficients.copy(), bound / scale
+    c4 = np.where(c[:, 4] == 0.0, 1e-300, c[:, 4])
+    shift = np.abs(c[:, 3] / (4.0 * c4))
+    with np.errstate(over="ignore", invalid="ignore"):
+        offset = np.abs(c[:, 2] / c4 - 6.0 * shift**2) / (2.0 * (reach - shift) ** 2)
+        enough = (shift <= MOST_SHIFTED * reach) & (offset <= LARGEST_MIDDLE)
+    by_shift = np.abs(c[:, 3]) / (4.0 * _BENT_SHIFT * reach)
     # the bound of v is at least B - |δ|, so |γ| <= (|c₂/c₄|/2 + 3·δ²)/(B - |δ|)²
-    room = LARGEST_MIDDLE * (1.0 - _MOST_SHIFTED) ** 2 - 3.0 * _MOST_SHIFTED**2
-    by_offset = 0.5 * np.abs(c[:, 2]) * (scale / bound) ** 2 / room
-    least = np.maximum(by_shift, by_offset)
+    room = LARGEST_MIDDLE * (1.0 - _BENT_SHIFT) ** 2 - 3.0 * _BENT_SHIFT**2
+    by_offset = 0.5 * np.abs(c[:, 2]) / reach**2 / room
+    least = np.maximum(np.abs(c[:, 4]), np.maximum(by_shift, by_offset))
     sign = np.where(c[:, 4] < 0.0, -1.0, 1.0)
-    c[:, 4] = np.where(np.abs(c[:, 4]) < least, sign * least, c[:, 4])
+    c[:, 4] = np.where(enough, c[:, 4], sign * least)
     return c

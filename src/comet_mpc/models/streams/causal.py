@@ -37,7 +37,7 @@ from comet_mpc.engine.windows import Window, with_past
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.row_table import Allowed, Factor, open_row
 from comet_mpc.functions.rule import InverseRule, inverse_sqrt, polynomial_value
-from comet_mpc.models.streams.wide_rows import TableRule, wide_rule
+from comet_mpc.functions.wide_rule import WideRule, wide_rule
 
 N, T, U, C, Y, S = variables("n t u c y s")
 
@@ -124,7 +124,7 @@ class CausalForm:
 
 def mean_rule(low: float, shift: float = 0.125, inner: float = 0.125) -> InverseRule:
     """For the mean of u² + |c|, roughly. low: as a part of the largest that it can be"""
-    none = TableRule(0.5, 1.0, 1.0)
+    none = WideRule(0.5, 1.0)
     largest = CausalForm(none, none, shift, inner).bounds[1]
     return wide_rule(low * largest, largest, rough=True)
 

@@ -23,10 +23,10 @@ from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
 from comet_mpc.functions.layer_norm import plain_centred, shrink_factor
 from comet_mpc.functions.rule import InverseRule
+from comet_mpc.functions.wide_rule import ABOVE, WIDEST, wide_rule
 from comet_mpc.models.bounds import power_of_two_above
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape
-from comet_mpc.models.streams.wide_rows import ABOVE, WIDEST, wide_rule
 
 SLACK = 1.0 + ABOVE + 2.0**-7
 """What a row of a norm may be longer than √d, by its rule's error and rounding."""

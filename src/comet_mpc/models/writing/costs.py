@@ -12,6 +12,7 @@ from comet_mpc.engine.costs import compute_seconds
 from comet_mpc.engine.windows import Window, WindowPlan
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.functions.layer_norm import shrink_factor
+from comet_mpc.functions.wide_rule import WIDEST, WideRule
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import (
     DecoderLayerRules,
@@ -24,7 +25,6 @@ from comet_mpc.models.streams.decoder import (
     top_of,
 )
 from comet_mpc.models.streams.folding import LEAST_MEAN
-from comet_mpc.models.streams.wide_rows import WIDEST, TableRule
 from comet_mpc.models.writing.model import WritingModel, told
 from comet_mpc.offline.source import Source
 
@@ -100,7 +100,7 @@ def shape_conversation(shape: DecoderShape, positions: int, source: Source) -> W
     shape = replace(shape, positions=positions)
     shrink = shrink_factor(shape.hidden)
     high = _TOP * shrink**3
-    norm = TableRule(high / WIDEST * 1.001, high, math.sqrt(shrink))
+    norm = WideRule(high / WIDEST * 1.001, high, math.sqrt(shrink), throughout=False)
     form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(positions))
     rules = DecoderRules((DecoderLayerRules((norm, norm), form),) * shape.layers, norm)
     weights, top = public_weights(shape), top_of(shape, rules)

@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from comet_mpc.functions.attention import LARGEST_SOFTNESS
+from comet_mpc.functions.neurons import LARGEST_MIDDLE
 from comet_mpc.models.bounds import activation_bounds, head_bounds
 from comet_mpc.models.fitted.first import USUAL_SOFTNESS
 from comet_mpc.models.fitted.numbers import curved
-from comet_mpc.models.fitted.quartics import bent
+from comet_mpc.models.fitted.quartics import MOST_SHIFTED, bent
 from comet_mpc.progress import Tick, silent
 from comet_mpc.train.batches import Batch
 from comet_mpc.train.fitting.least_squares import Attended, Limits, Polynomials, Regression, first_heads, fit_heads
@@ -38,14 +38,18 @@ _RIDGE = 800.0
 _CLASSIFIER_RIDGE = 100.0
 _LEAST_SOFTNESS = 2.0**-11
 """c over the square of a head's bound."""
-_SOFTNESS = {4: USUAL_SOFTNESS, 8: 4.0}
+_SOFTNESS = {4: USUAL_SOFTNESS, 8: 8.0}
 """c over the mean of |q|², at most, by the power of scores."""
-_LEAST_ARGUMENT = {4: 0.16, 8: 0.45}
+_LEAST_ARGUMENT = {4: 0.16, 8: 0.4}
 """z + b of a head, usually: its weights ((z + b)/2)^power are then within 2^-14 or 2^-17 of the largest possible, where
 the protocol divides by their mean accurately."""
+_MOST_KEPT = 1 << 27
+"""Numbers that are kept from one pass over the tokens to the next."""
+_ROUNDER = 1e-2
+"""Of the mean variance of queries and keys, added in every direction before they are balanced."""
 _NEURON_ROWS = 16_384
 """Tokens that polynomials are fitted to."""
-_SCORES = 250_000
+_SCORES = 100_000
 """Scores of every head that its numbers are fitted to."""
 _GUARD = {2: 1e-3, 4: 1e-5}
 """How much the value at a neuron's bound counts, by the polynomial's degree (`Polynomials.solve`). It costs next to
@@ -137,14 +141,33 @@ class Fitting:
 
     def _fit_layer(self, index: int, step: Callable[[], None]) -> None:
         layer, config = self.layers[index], self.model.config
+        self._fit_inputs(index, ("query", "key", "value"))
         if config.attention.kind == "fitted":
+            self._balance(index)
             self._fit_heads(index)
         elif config.attention.cosine:
             self._centre_thresholds(index)
         self._fit_matrix(index, "attention_output", "attention_norm", _attend, step)
+        self._fit_inputs(index, ("up",))
         if config.activation.kind == "fitted":
             self._fit_neurons(layer)
         self._fit_matrix(index, "down", "output_norm", _activate, step)
+
+    def _fit_inputs(self, index: int, names: tuple[str, ...]) -> None:
+        """Matrices that rows go into: what they give is nearest to what the original's give of its own rows."""
+        own, others = ([getattr(each[index], name) for name in names] for each in (self.layers, self.originals))
+        found = Regression(torch.cat([part.weight for part in own]))
+        for stream in self.streams:
+            wanted = torch.cat([part(stream.theirs[stream.tokens]) for part in others], dim=1)
+            x = stream.mine[stream.tokens]
+            found.add(x, wanted, torch.ones(len(x)))
+        began = self.clock()
+        weight, bias = found.solve(_RIDGE)
+        self.solving += self.clock() - began
+        sizes = [len(part.bias) for part in own]
+        for part, w, b in zip(own, weight.split(sizes), bias.split(sizes), strict=True):
+            part.weight.copy_(w)
+            part.bias.copy_(b)
 
     def _pass(self, index: int, stream: _Stream) -> None:
         """Through a layer that is fitted already."""
@@ -164,23 +187,44 @@ class Fitting:
     def _fit_matrix(self, index: int, matrix: str, norm: str, features: _Features, step: Callable[[], None]) -> None:
         """LayerNorm divides every row by its deviation, so its error counts relative to that."""
         own, other = getattr(self.layers[index], matrix), getattr(self.originals[index], matrix)
-        found = Regression(own.weight)
+        found, seen, room = Regression(own.weight), list[Tensor | None](), _MOST_KEPT
         for stream in self.streams:
-            kept = stream.tokens
-            total = (stream.theirs + other(features(self.teacher, index, stream.theirs, stream)))[kept]
-            x = features(self.model, index, stream.mine, stream)[kept]
-            found.add(x, total - stream.mine[kept], 1.0 / total.var(dim=1))
+            tokens, theirs = stream.tokens, stream.theirs
+            stream.theirs = theirs + other(features(self.teacher, index, theirs, stream))
+            x, total = features(self.model, index, stream.mine, stream), stream.theirs[tokens]
+            found.add(x[tokens], total - stream.mine[tokens], 1.0 / total.var(dim=1))
+            room -= x.numel()
+            seen.append(x if room >= 0 else None)
             step()
         began = self.clock()
         weight, bias = found.solve(_RIDGE)
         self.solving += self.clock() - began
         own.weight.copy_(weight)
         own.bias.copy_(bias)
-        for stream in self.streams:
-            self._normalise(index, matrix, norm, features, stream)
+        name = f"layers.{index}.{norm}"
+        for at, stream in enumerate(self.streams):
+            kept, seen[at] = seen[at], None
+            x = features(self.model, index, stream.mine, stream) if kept is None else kept
+            stream.mine = self.model.normalise(name, getattr(self.layers[index], norm), stream.mine + own(x))
+            stream.theirs = self.teacher.normalise(name, getattr(self.originals[index], norm), stream.theirs)
             step()
 
     # Heads ----------------------------------------------------------------------------------------------------
+
+    def _balance(self, index: int) -> None:
+        """Shorter queries and keys with the same weights: keys without their mean, which a softmax does not feel, and
+        q·k = (S·q)·(S⁻¹·k) with the S for which both vary alike."""
+        layer = self.layers[index]
+        size = layer.query.weight.shape[0] // layer.heads
+        rows = torch.cat([stream.mine[stream.tokens] for stream in self.streams])
+        for h in range(layer.heads):
+            part = slice(h * size, (h + 1) * size)
+            q, k = (m.weight[part].double() for m in (layer.query, layer.key))
+            queries, keys = ((rows @ m.weight[part].T + m.bias[part]).double() for m in (layer.query, layer.key))
+            mean = keys.mean(0)
+            root, inverse = _balanced(queries.T @ queries / len(queries), (keys - mean).T @ (keys - mean) / len(keys))
+            layer.query.weight[part], layer.query.bias[part] = root @ q, root @ layer.query.bias[part].double()
+            layer.key.weight[part], layer.key.bias[part] = inverse @ k, inverse @ (layer.key.bias[part] - mean)
 
     def _fit_heads(self, index: int) -> None:
         layer = self.layers[index]
@@ -193,14 +237,11 @@ class Fitting:
         layer.softness.copy_(torch.stack([found.query_softness, found.key_softness], dim=1))
 
     def _some_streams(self) -> list[_Stream]:
-        """Short and long texts, until there are scores enough."""
-        chosen, scores = [], 0
-        for place in np.random.default_rng(0).permutation(len(self.streams)):
-            stream = self.streams[place]
-            chosen.append(stream)
-            scores += int(stream.mask.sum(1).square().sum())
-            if scores >= _SCORES:
-                break
+        """Some texts of every length, with so many scores in all."""
+        share, chosen = _SCORES / len(self.streams), []
+        for stream in self.streams:
+            texts = max(1, int(share / stream.mask.shape[1] ** 2))
+            chosen.append(_Stream(*(part[:texts] for part in (stream.mine, stream.theirs, stream.mask))))
         return chosen
 
     def _attended(self, index: int, stream: _Stream) -> Attended:
@@ -243,7 +284,10 @@ class Fitting:
             if found.rows >= _NEURON_ROWS:
                 break
         bound = activation_bounds(up.weight, up.bias, norm.weight, norm.bias)
-        coefficients = found.solve(bound, _GUARD[degree])
+        if degree == 4:
+            coefficients = found.within(bound, _GUARD[degree], 0.999 * MOST_SHIFTED, 0.999 * LARGEST_MIDDLE)
+        else:
+            coefficients = found.solve(bound, _GUARD[degree])
         mend, scale = (curved if degree == 2 else bent), layer.neurons["scale"].double().numpy()
         coefficients = torch.from_numpy(mend(coefficients.numpy(), scale, bound.double().numpy()))
         layer.neurons["coefficients"].copy_(coefficients)
@@ -265,6 +309,19 @@ class Fitting:
         weight, bias = found.solve(_CLASSIFIER_RIDGE)
         own.classifier.weight.copy_(weight)
         own.classifier.bias.copy_(bias)
+
+
+def _balanced(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """S and its inverse, symmetric, with S·Q·S = S⁻¹·K·S⁻¹ for Q and K, both made a little rounder."""
+    first, second = (m + _ROUNDER * m.diagonal().mean() * torch.eye(len(m), dtype=m.dtype) for m in (queries, keys))
+    half, back = _power(first, 0.5), _power(first, -0.5)
+    mean = back @ _power(half @ second @ half, 0.5) @ back
+    return _power(mean, 0.5), _power(mean, -0.5)
+
+
+def _power(matrix: Tensor, power: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.T))
+    return (vectors * values.clamp_min(1e-30) ** power) @ vectors.T
 
 
 Clock = Callable[[], float]

@@ -76,6 +76,10 @@ class Polynomials:
         guard: how much a row counts at each end of ±bound, where GeLU is 0 and the bound itself, relative to the
         bound's square
         """
+        return _least(*self._equations(bound, guard))
+
+    def _equations(self, bound: Tensor, guard: float) -> tuple[Tensor, Tensor]:
+        """G and r of G·c = r."""
         moments, products = self.moments / self.rows, self.products / self.rows
         orders = range(self.degree + 1)
         gram = torch.stack([torch.stack([moments[i + j] for j in orders], -1) for i in orders], -2)
@@ -85,9 +89,48 @@ class Polynomials:
             powers = torch.stack([(sign * top) ** k for k in orders], -1)
             gram += weight[:, None, None] * powers[:, :, None] * powers[:, None, :]
             right += (weight * value)[:, None] * powers
-        size = torch.stack([moments[2 * k] for k in orders], -1).clamp_min(_NEVER_ZERO).sqrt()
-        even = gram / size[:, :, None] / size[:, None, :] + 1e-10 * torch.eye(self.degree + 1, dtype=gram.dtype)
-        return torch.linalg.solve(even, (right / size)[..., None])[..., 0] / size
+        return gram, right
+
+    def within(self, bound: Tensor, guard: float, shifted: float, middle: float) -> Tensor:
+        """Quartics of which |δ| <= shifted·bound and |γ| <= middle, as the protocol takes them (`fitted.quartics`).
+
+        For every c₄ of a row of candidates c₃ is held to what is allowed, then c₂, and the others are the nearest.
+        """
+        gram, right = self._equations(bound, guard)
+        free, top = _least(gram, right), bound.double() / self.scale
+        best, loss = free, torch.full((len(free),), torch.inf, dtype=torch.double)
+        size = free[:, 4].abs().clamp_min(1e-12 * top**-3)
+        sign = torch.where(free[:, 4] < 0.0, -1.0, 1.0).double()
+        for times in (1.0, *(s * 2.0**e for s in (1.0, -1.0) for e in range(-5, 10))):
+            c4 = times * sign * size
+            c3 = _nearest(gram, right, {4: c4})[:, 3]
+            limit = 4.0 * shifted * top * c4.abs()
+            c3 = torch.minimum(torch.maximum(c3, -limit), limit)
+            shift = c3 / (4.0 * c4)
+            centre, reach = 6.0 * c4 * shift**2, 2.0 * middle * c4.abs() * (top - shift.abs()) ** 2
+            c2 = _nearest(gram, right, {4: c4, 3: c3})[:, 2]
+            c2 = torch.minimum(torch.maximum(c2, centre - reach), centre + reach)
+            found = _nearest(gram, right, {4: c4, 3: c3, 2: c2})
+            off = torch.einsum("nj,njk,nk->n", found, gram, found) - 2.0 * (found * right).sum(1)
+            best, loss = torch.where((off < loss)[:, None], found, best), torch.minimum(loss, off)
+        return best
+
+
+def _nearest(gram: Tensor, right: Tensor, fixed: dict[int, Tensor]) -> Tensor:
+    """G·c = r for the c that are not fixed."""
+    c = torch.zeros_like(right)
+    for k, value in fixed.items():
+        c[:, k] = value
+    others = [k for k in range(right.shape[1]) if k not in fixed]
+    rest = right - torch.einsum("njk,nk->nj", gram, c)
+    c[:, others] = _least(gram[:, others][:, :, others], rest[:, others])
+    return c
+
+
+def _least(gram: Tensor, right: Tensor) -> Tensor:
+    size = gram.diagonal(dim1=1, dim2=2).clamp_min(_NEVER_ZERO).sqrt()
+    even = gram / size[:, :, None] / size[:, None, :] + 1e-10 * torch.eye(gram.shape[-1], dtype=gram.dtype)
+    return torch.linalg.solve(even, (right / size)[..., None])[..., 0] / size
 
 
 @dataclass(frozen=True)

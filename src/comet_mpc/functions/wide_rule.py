@@ -1,21 +1,20 @@
-"""Rules for row quantities of streams: their intervals are wide, since a stream's top is proved for every input.
+"""1/sqrt(t) on intervals that are too wide for steps: read from public tables alone (`row_table`).
 
-What no rule of few steps reaches is read from public tables (`functions.row_table`), so it needs a source with point
-functions.
+Tops are proved for every input, so they are far above what occurs: a stream's, which grows by what is added to it, and
+those of weights that are high powers of scores. A source of randomness needs point functions to serve such a rule.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 from comet_mpc.engine import Session
 from comet_mpc.engine.share import Share
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.rule import InverseRule
-from comet_mpc.functions.rules import register
 
 _OF_STEPS = 2.0**16
 """Up to this ratio of an interval's ends there is a rule of steps."""
@@ -30,27 +29,34 @@ ABOVE = 2.0**-4
 
 
 @dataclass(frozen=True)
-class TableRule(InverseRule):
+class WideRule(InverseRule):
     """gain/sqrt(t) for t in [low, high], by tables only."""
 
     low: float
     high: float
-    gain: float
+    gain: float = 1.0
     rough: bool = False
     """Whether it errs by a quarter."""
-    throughout: bool = False
+    throughout: bool = True
     """Whether it is exact up to the high end, which takes digits of y."""
+    above: float = ABOVE
+    """What y·sqrt(t) may be above 1 up to the high end."""
 
-    EXACT: ClassVar[float] = 2.0**9
-    """Over the low end: beyond it no row is expected."""
+    exact: float = 2.0**9
+    """Over the low end: beyond it no row is expected, unless it is exact throughout."""
 
-    stored_as = "table"
+    stored_as = "wide"
     certified = True
+    only_tables = True
     fraction_y = 14
+
+    def __call__(self, t: Any) -> Any:
+        """Below the interval it stays what it is at the low end, as tables do."""
+        return self.gain / t.clip(self.low) ** 0.5
 
     @property
     def exact_top(self) -> float:
-        return self.high if self.rough or self.throughout else min(self.high, self.low * self.EXACT)
+        return self.high if self.rough or self.throughout else min(self.high, self.low * self.exact)
 
     @property
     def of_rows(self) -> bool:
@@ -66,32 +72,27 @@ class TableRule(InverseRule):
 
     @property
     def overshoot(self) -> float:
-        return 1.0 + max(self.error, ABOVE)
+        """Up to `above` the table is held to that, else to its error."""
+        return 1.0 + (self.error if self.throughout or self.rough else self.above)
 
     @property
     def table_above(self) -> float | None:
-        return None if self.throughout else ABOVE
-
-    @property
-    def _widest(self) -> float:
-        return _WIDEST_ROUGH if self.rough else WIDEST
+        return None if self.throughout else self.above
 
     def check(self) -> None:
         if (
             not 0.0 < self.low < self.high < math.inf
-            or self.high / self.low > self._widest
+            or self.high / self.low > (_WIDEST_ROUGH if self.rough else WIDEST)
             or not 0.5 <= self.gain <= 2.0
+            or not (2.0**-12 <= self.above <= ABOVE and 1.0 <= self.exact <= WIDEST)
         ):
             raise RuleError(f"there is no table for the interval [{self.low:g}, {self.high:g}]")
 
     def inverse_of(self, session: Session, t: Share) -> Share:
         raise RuleError(
             f"{session.here}: the interval [{self.low:g}, {self.high:g}] is too wide for steps: it needs a source of "
-            "randomness with tables (dealer)"
+            "randomness with tables"
         )
-
-
-register(TableRule, {})
 
 
 def wide_rule(
@@ -109,6 +110,6 @@ def wide_rule(
             return row_rule(low, high, gain=gain, error=_ROUGH / 2.0 if rough else error)
         except RuleError:
             pass
-    rule = TableRule(low, high, gain, rough, throughout)
+    rule = WideRule(low, high, gain, rough, throughout)
     rule.check()
     return rule
