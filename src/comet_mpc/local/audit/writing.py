@@ -17,6 +17,7 @@ from comet_mpc.engine.share import CLIENT, Reals, Words
 from comet_mpc.engine.windows import Window, WindowPlan, WindowSession
 from comet_mpc.engine.windows.window import Shape
 from comet_mpc.functions.layer_norm import shrink_factor
+from comet_mpc.functions.wide_rule import wide_rule
 from comet_mpc.local.audit.controls import Control
 from comet_mpc.local.audit.online import Case, Held, Recorded, Secrets, Watching, recorded
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
@@ -31,7 +32,6 @@ from comet_mpc.models.streams.decoder import (
     tell,
     top_of,
 )
-from comet_mpc.models.streams.wide_rows import wide_rule
 from comet_mpc.net.channel import Channel
 from comet_mpc.offline.sources import DEALER
 
