@@ -110,7 +110,8 @@ def summary(texts: list[dict[str, Any]]) -> dict[str, Any]:
         "as planned": all(one.get("as_planned", True) for one in texts),
         "bytes a token": round(median(one["token_bytes"] for one in texts)),
         "rounds a token": round(sum(one["token_rounds"] for one in texts) / len(texts), 1),
-        "seconds a token": median(one["token_seconds"] for one in texts),
+        "seconds a token": round(median(one["token_seconds"] for one in texts), 4),
+        "seconds a token, fastest text": min(one["token_seconds"] for one in texts),
         "offline bytes a position": round(median(one["offline_bytes"] / one["positions"] for one in texts)),
         "offline CPU seconds a position": round(
             median(one["prepare_cpu_seconds"] / one["positions"] for one in texts), 3
@@ -143,9 +144,10 @@ def main() -> None:
     ):
         for prompt in prompts(given.texts)[len(record["texts"]) :]:
             record["texts"].append(measured(client, model, source, prompt, given.tokens, given.drafts))
-            record["summary"] = summary(record["texts"])
             path.write_text(json.dumps(record, indent=1) + "\n")
             print(json.dumps(record["texts"][-1]), flush=True)
+    record["summary"] = summary(record["texts"])
+    path.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record["summary"], indent=1))
 
 
