@@ -36,7 +36,14 @@ from comet_mpc.engine.share import CLIENT, SERVER, Share, ring_width
 from comet_mpc.errors import ShapeError
 from comet_mpc.functions.activation import smu_rule, tanh_like_rule
 from comet_mpc.functions.attention import LARGEST_SOFTNESS, AttentionForm, certified_form, fitted_form
-from comet_mpc.functions.layer_norm import SUMMANDS, largest_norm, layer_norm_rule, normalise, padding_bits
+from comet_mpc.functions.layer_norm import (
+    SUMMANDS,
+    largest_norm,
+    layer_norm_rule,
+    normalise,
+    padding_bits,
+    wide_layer_norm_rule,
+)
 from comet_mpc.functions.neurons import Neurons, Quartics, SmuNeurons, Square
 from comet_mpc.functions.rule import InverseRule, Smu
 from comet_mpc.models.blocks import SLACK, Attention, FeedForward, Frame, LayerRules, PostNormBlock
@@ -127,6 +134,10 @@ def certified_rules(
     )
 
 
+_BEHIND_QUARTICS = (2.0**-3, 2.0**14)
+"""Variances there, as in MiniLM."""
+
+
 def fitted_rules(
     shape: EncoderShape,
     *,
@@ -135,11 +146,15 @@ def fitted_rules(
     value_bound: float = 32.0,
     pooler_bound: float = 16.0,
 ) -> EncoderRules:
-    """Fitted functions, and the same ranges of row quantities for all layers."""
+    """Fitted functions, and the same ranges of row quantities for all layers.
+
+    Quartics are large at their bounds, so what is proved of the LayerNorm behind them is far above what occurs.
+    """
     variances = layer_norm_rule(shape.hidden, *variance)
+    behind = wide_layer_norm_rule(shape.hidden, *_BEHIND_QUARTICS) if near else variances
     pooler = tanh_like_rule(pooler_bound)
     neurons, form = (Quartics(), fitted_form(power=8)) if near else (Square(), fitted_form())
-    return _rules(shape, neurons, form, (variances, variances), value_bound, pooler)
+    return _rules(shape, neurons, form, (variances, behind), value_bound, pooler)
 
 
 def _rules(
