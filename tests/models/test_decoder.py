@@ -11,13 +11,13 @@ import pytest
 
 from comet_mpc.engine import Session
 from comet_mpc.engine.correlations import AnyMask, MatrixProduct
-from comet_mpc.engine.share import Reals, Share
+from comet_mpc.engine.share import CLIENT, Reals, Share
 from comet_mpc.engine.share import decode as decode_words
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.engine.windows import Window, WindowPlan
 from comet_mpc.errors import RangeError, ShapeError
 from comet_mpc.models.streams import causal
-from comet_mpc.models.streams.causal import Guard
+from comet_mpc.models.streams.causal import CausalForm, Guard, Reading, Scores, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import (
     DecoderShape,
     decode,
@@ -29,7 +29,7 @@ from comet_mpc.models.streams.decoder import (
     top_of,
 )
 from comet_mpc.offline.sources import PAIR
-from comet_mpc.testing import Weights, run_windows
+from comet_mpc.testing import Weights, run_two_parties, run_windows
 from support.small_decoders import GATED, PLAIN, small_rows, small_rules, small_weights
 
 TOTAL = 6
@@ -138,6 +138,24 @@ def test_only_what_is_asked_for_is_told() -> None:
     assert told is not None
     assert told.shape == (1, GATED.hidden)
     np.testing.assert_allclose(told[0], _expected(GATED)[2], atol=0.15)
+
+
+@pytest.mark.parametrize("source", ["dealer", "pair"])
+def test_no_row_of_weights_is_larger_than_proved(source: Source) -> None:
+    """Rows that read one position of 64: means near the low end of their interval, where a table's cells are wide. A
+    party's cells depend on masks, so a twin does not see the worst of them."""
+    heads, form = 400, CausalForm(mean_rule(2.0**-8), denominator_rule(64))
+    z = np.linspace(0.1, form.guard.top**2, heads).reshape(heads, 1, 1)
+    hidden = np.full(heads, form.shift), np.zeros(heads)
+
+    def program(session: Session, _: Weights) -> Share:
+        scores = Scores(hidden, heads)
+        given = session.private(CLIENT, z.shape, 26, form.guard.top**2, z, 62)
+        return causal._weights(session, given, form, scores, Reading(Window(0, 1, 64)))
+
+    weights = run_two_parties(program, source=source).value
+    assert np.max(weights) <= causal.LARGEST
+    assert np.min(weights) >= 0.75**4
 
 
 _PLACES = (0, 1, 2, -1, -1, 3, 4)

@@ -57,11 +57,12 @@ CONTEXT = 15
 _ROUNDED = 1.0 + 2.0**-6
 _RECIPROCAL_ERROR = Allowed(2.0**-7, 2.0**-7)
 _WIDEST_SUMS = 2.0**24
-_ROUGH = Allowed(0.25, 0.25)
+_ROUGH = Allowed(0.125, 0.125)
+"""Of a root, and y is its square."""
 GUARD_AT_ONCE = "rows and their guard in one product"
 """A way of attention: a round less, and monomials of every element's own."""
-LARGEST = (1.25 + 2.0**-6) ** 4
-"""ΣR of every row: y is at most so much too large."""
+LARGEST = (1.0 + _ROUGH.above) ** 8
+"""ΣR of every row: y is at most so much too large, and R is a fourth power."""
 _MOST_DIGITS = WORD - 3  # of R and what is multiplied with it
 
 
