@@ -18,9 +18,9 @@ from comet_mpc.engine.share import CLIENT, SERVER, Share
 from comet_mpc.errors import RangeError, RuleError
 from comet_mpc.functions.attention import LARGEST_SOFTNESS, attention, fitted_form, plain_attention
 from comet_mpc.functions.constants import Constants
+from comet_mpc.functions.inverse_rule import WideRule
 from comet_mpc.functions.neurons import LARGEST_MIDDLE, Quartics, Square
 from comet_mpc.functions.weighing import LARGEST_OFFSET, Quartic
-from comet_mpc.functions.wide_rule import WideRule
 from support.two_parties import Program, run_two_parties, together, twin_value
 
 Reals = npt.NDArray[np.float64]

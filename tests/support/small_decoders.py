@@ -6,7 +6,7 @@ import numpy as np
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.functions.wide_rule import wide_rule
+from comet_mpc.functions.row_rule import wide_rule
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape, decoder_weights
 

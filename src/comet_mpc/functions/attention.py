@@ -26,7 +26,7 @@ from comet_mpc.engine.share import WORD, Share, concatenate, ring_width
 from comet_mpc.errors import RuleError, ScaleError, ShapeError
 from comet_mpc.functions.activation import smu_rule
 from comet_mpc.functions.constants import Constants
-from comet_mpc.functions.inverse_rule import MinimaxRule
+from comet_mpc.functions.inverse_rule import MinimaxRule, WideRule
 from comet_mpc.functions.minimax import minimax_rule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.row_table import Allowed, Factor, open_row
@@ -40,7 +40,6 @@ from comet_mpc.functions.rule import (
     plain_inverse_sqrt,
 )
 from comet_mpc.functions.weighing import SCORE, SQUARES, SmuWeighing, Weighing
-from comet_mpc.functions.wide_rule import WideRule
 
 N, Y = variables("n y")
 

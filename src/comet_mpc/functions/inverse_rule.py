@@ -9,6 +9,8 @@ A `MinimaxRule` evaluates y ≈ 1/sqrt(t) for t in [low, high] by
 The guess costs no communication (it is a polynomial in t), it is not the constant of plain Newton, and every number
 is public and independent of the data. `minimax` and `row_rule` make such rules. Whatever made one, its errors, its
 rounding and the range in which it is stable are computed here, from the numbers themselves.
+
+A `WideRule` has no steps: its interval is too wide for them, and tables stand for it (`row_table`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,14 @@ from comet_mpc.functions.rule import InverseRule, Reals, polynomial_and_slope, p
 T, Y, K = variables("t y k")
 
 RING_LIMIT = 62  # values in a ring of 64 bits stay below 2^62, where a truncation is exact
+WIDEST = 2.0**24
+"""Up to this one there are tables."""
+_WIDEST_ROUGH = 2.0**28
+"""The same of tables that err by a quarter."""
+_ROUGH = 0.25
+_ERROR = 2.0**-7
+ABOVE = 2.0**-4
+"""What y·sqrt(t) may be above 1 where no row is expected: there, y has few digits."""
 _PROOF = 20_000  # points on which errors are bounded
 
 
@@ -330,3 +340,70 @@ def units_off(values: Reals, bound: float) -> Reals:
 def _highest(values: Reals) -> float:
     """The largest value of a function with kinks, and half of what it moves from one sample to the next."""
     return float(np.max(values) + 0.5 * np.max(np.abs(np.diff(values))))
+
+
+@dataclass(frozen=True)
+class WideRule(InverseRule):
+    """gain/sqrt(t) for t in [low, high], by tables only."""
+
+    low: float
+    high: float
+    gain: float = 1.0
+    rough: bool = False
+    """Whether it errs by a quarter."""
+    throughout: bool = True
+    """Whether it is exact up to the high end, which takes digits of y."""
+    above: float = ABOVE
+    """What y·sqrt(t) may be above 1 up to the high end."""
+
+    exact: float = 2.0**9
+    """Over the low end: beyond it no row is expected, unless it is exact throughout."""
+
+    stored_as = "wide"
+    certified = True
+    only_tables = True
+    fraction_y = 14
+
+    def __call__(self, t: Any) -> Any:
+        """Below the interval it stays what it is at the low end, as tables do."""
+        return self.gain / t.clip(self.low) ** 0.5
+
+    @property
+    def exact_top(self) -> float:
+        return self.high if self.rough or self.throughout else min(self.high, self.low * self.exact)
+
+    @property
+    def of_rows(self) -> bool:
+        return True
+
+    @property
+    def error(self) -> float:
+        return _ROUGH if self.rough else _ERROR
+
+    @property
+    def rounding(self) -> float:
+        return 0.0
+
+    @property
+    def overshoot(self) -> float:
+        """Up to `above` the table is held to that, else to its error."""
+        return 1.0 + (self.error if self.throughout or self.rough else self.above)
+
+    @property
+    def table_above(self) -> float | None:
+        return None if self.throughout else self.above
+
+    def check(self) -> None:
+        if (
+            not 0.0 < self.low < self.high < math.inf
+            or self.high / self.low > (_WIDEST_ROUGH if self.rough else WIDEST)
+            or not 0.5 <= self.gain <= 2.0
+            or not (2.0**-12 <= self.above <= ABOVE and 1.0 <= self.exact <= WIDEST)
+        ):
+            raise RuleError(f"there is no table for the interval [{self.low:g}, {self.high:g}]")
+
+    def inverse_of(self, session: Session, t: Share) -> Share:
+        raise RuleError(
+            f"{session.here}: the interval [{self.low:g}, {self.high:g}] is too wide for steps: it needs a source of "
+            "randomness with tables"
+        )

@@ -13,11 +13,11 @@ from comet_mpc.engine import Deferred, Open, Opened, Session, Truncate
 from comet_mpc.engine.polynomial import variables
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import WORD, Share, ring_width
+from comet_mpc.functions.inverse_rule import WideRule
 from comet_mpc.functions.row_rule import ROW_ERROR, row_rule
 from comet_mpc.functions.row_table import PADDING_ROOM, ROW_ALLOWED, Allowed, Factor, may_read, open_row
 from comet_mpc.functions.rule import SPARE, InverseRule, Reals, inverse_sqrt
 from comet_mpc.functions.rules import make_rule
-from comet_mpc.functions.wide_rule import WideRule
 
 V, W, Y = variables("v w y")
 

@@ -24,8 +24,8 @@ import numpy as np
 from comet_mpc.engine.ring import LARGEST_ODD
 from comet_mpc.errors import RuleError
 from comet_mpc.functions.fit import chebyshev_fit, fit_multiples
-from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep, units_off
-from comet_mpc.functions.rule import Reals, polynomial_value
+from comet_mpc.functions.inverse_rule import MinimaxRule, RuleStep, WideRule, units_off
+from comet_mpc.functions.rule import InverseRule, Reals, polynomial_value
 
 ROW_ERROR = 0.9 * 2.0**-8
 """What y·sqrt(t) is off by at most, unless a caller wants another error: a LayerNorm's rows may be 2^-8 too long."""
@@ -337,3 +337,23 @@ def _scaled(stage: _Stage, shift: int, before: float, after: float) -> RuleStep:
         fraction_t=stage.bits_t,
         fraction_y=stage.bits_y,
     )
+
+
+def wide_rule(
+    low: float,
+    high: float,
+    *,
+    gain: float = 1.0,
+    error: float = ROW_ERROR,
+    rough: bool = False,
+    throughout: bool = False,
+) -> InverseRule:
+    """By steps or tables where the interval is narrow enough for steps, else by tables."""
+    if high / low <= _WIDEST:
+        try:
+            return row_rule(low, high, gain=gain, error=0.125 if rough else error)
+        except RuleError:
+            pass
+    rule = WideRule(low, high, gain, rough, throughout)
+    rule.check()
+    return rule

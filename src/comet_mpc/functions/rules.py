@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from comet_mpc.errors import RuleError
-from comet_mpc.functions.inverse_rule import MinimaxRule
+from comet_mpc.functions.inverse_rule import MinimaxRule, WideRule
 from comet_mpc.functions.minimax import make_minimax
 from comet_mpc.functions.root_rule import DEGREES, RootRule, make_root
 from comet_mpc.functions.rule import PRECISION, Rule, Wanted
-from comet_mpc.functions.wide_rule import WideRule
 
 Maker = Callable[[Wanted], Rule]
 

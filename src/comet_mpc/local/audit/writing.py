@@ -17,7 +17,7 @@ from comet_mpc.engine.share import CLIENT, Reals, Words
 from comet_mpc.engine.windows import Window, WindowPlan, WindowSession
 from comet_mpc.engine.windows.window import Shape
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.functions.wide_rule import wide_rule
+from comet_mpc.functions.row_rule import wide_rule
 from comet_mpc.local.audit.controls import Control
 from comet_mpc.local.audit.online import Case, Held, Recorded, Secrets, Watching, recorded
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule

@@ -35,9 +35,10 @@ from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import SERVER, WORD, Reals, Share, concatenate, ring_width
 from comet_mpc.engine.windows import Window, with_past
 from comet_mpc.errors import ShapeError
+from comet_mpc.functions.inverse_rule import WideRule
+from comet_mpc.functions.row_rule import wide_rule
 from comet_mpc.functions.row_table import Allowed, Factor, open_row
 from comet_mpc.functions.rule import InverseRule, inverse_sqrt, polynomial_value
-from comet_mpc.functions.wide_rule import WideRule, wide_rule
 
 N, T, U, C, Y, S = variables("n t u c y s")
 

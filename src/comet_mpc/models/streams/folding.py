@@ -21,9 +21,10 @@ import numpy as np
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
+from comet_mpc.functions.inverse_rule import ABOVE, WIDEST
 from comet_mpc.functions.layer_norm import plain_centred, shrink_factor
+from comet_mpc.functions.row_rule import wide_rule
 from comet_mpc.functions.rule import InverseRule
-from comet_mpc.functions.wide_rule import ABOVE, WIDEST, wide_rule
 from comet_mpc.models.bounds import power_of_two_above
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape

@@ -11,8 +11,8 @@ from comet_mpc.engine import Session
 from comet_mpc.engine.costs import compute_seconds
 from comet_mpc.engine.windows import Window, WindowPlan
 from comet_mpc.errors import ConfigurationError
+from comet_mpc.functions.inverse_rule import WIDEST, WideRule
 from comet_mpc.functions.layer_norm import shrink_factor
-from comet_mpc.functions.wide_rule import WIDEST, WideRule
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import (
     DecoderLayerRules,
