@@ -14,6 +14,7 @@ not stored, framed or sniffed, and the page loads nothing from elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 _TOLD_WITH = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
+_MOST_FORGOTTEN = 4 * LARGEST_BODY
 Refusal = tuple[int, str, str]
 """Status, name and reason."""
 
@@ -76,8 +78,17 @@ class Guard:
                 return
             refused = body
         more = _TOLD_WITH.get(refused[0], {})
+
+        async def lingering(message: Message) -> None:
+            if message["type"] != "http.response.body":
+                await closed(message)
+                return
+            await send({**message, "more_body": True})
+            await self._rest(receive)
+            await send({"type": message["type"]})
+
         # what was not read of the body would be taken for the next request
-        await problems.answer(*refused, {"connection": "close", **more})(scope, receive, closed)
+        await problems.answer(*refused, {"connection": "close", **more})(scope, receive, lingering)
 
     def _stranger(self, path: str, headers: Headers) -> Refusal | None:
         """None lets the request pass."""
@@ -116,6 +127,18 @@ class Guard:
                         return bytes(body)
         except TimeoutError:
             return 408, "TooSlow", f"the body did not come within {self._seconds:g} seconds"
+
+    async def _rest(self, receive: Receive) -> None:
+        """Forgets what else comes, as long as a body may take: an answer can be lost if the connection is closed while
+        its asker still sends."""
+        left = _MOST_FORGOTTEN
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._seconds):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
 
 
 def _named_by(origin: str) -> str | None:
