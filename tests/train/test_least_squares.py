@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch", reason="the extra [train] is not installed 
 
 from torch.nn.functional import gelu  # noqa: E402
 
+from comet_mpc.models.fitted.quartics import bent  # noqa: E402
+from comet_mpc.train.fitting.layers import _balanced  # noqa: E402
 from comet_mpc.train.fitting.least_squares import (  # noqa: E402
     Attended,
     Heads,
@@ -69,6 +71,38 @@ def test_a_polynomial_is_the_nearest_and_a_guard_tames_it_at_the_bound(degree: i
     off = [(at(coefficients, bound[None]) - bound).abs() for coefficients in (tame, free)]
     assert bool((off[0] < off[1]).all())
     assert bool((error(tame) >= error(free) * (1 - 1e-6)).all())
+
+
+def test_a_quartic_within_limits_is_nearer_than_one_that_is_bent_afterwards() -> None:
+    torch.manual_seed(5)
+    h = torch.randn(4000, 40) * torch.linspace(0.3, 3.0, 40) - torch.linspace(0.0, 2.0, 40)
+    scale, bound = h.std(0), 15.0 * h.std(0) + 2.0
+    found = Polynomials(scale, 4)
+    found.add(h, gelu(h))
+    mended = torch.from_numpy(bent(found.solve(bound, 1e-4).numpy(), scale.double().numpy(), bound.double().numpy()))
+    within = found.within(bound, 1e-4, 0.5, 1.0)
+    gram, right = found._equations(bound, 1e-4)
+
+    def off(c: Any) -> Any:
+        return torch.einsum("nj,njk,nk->n", c, gram, c) - 2.0 * (c * right).sum(1)
+
+    tight = found.within(bound, 1e-4, 0.02, 0.05)
+    for c, shifted, most in ((within, 0.5, 1.0), (mended, 0.5, 1.0), (tight, 0.02, 0.05)):
+        shift, reach = (c[:, 3] / (4.0 * c[:, 4])).abs(), bound.double() / scale
+        middle = (c[:, 2] / c[:, 4] - 6.0 * shift**2).abs() / (2.0 * (reach - shift) ** 2)
+        assert bool((shift <= shifted * reach * (1.0 + 1e-9)).all())
+        assert bool((middle <= most + 1e-9).all())
+    assert bool((off(within) <= off(mended) + 1e-9).all())
+
+
+def test_balanced_queries_and_keys_give_the_same_scores_and_vary_alike() -> None:
+    torch.manual_seed(6)
+    q, k = (torch.randn(500, 6).double() @ torch.randn(6, 6).double() for _ in range(2))
+    root, inverse = _balanced(q.T @ q / 500, k.T @ k / 500)
+    torch.testing.assert_close((q @ root.T) @ (k @ inverse.T).T, q @ k.T)
+    lengths = [float((z @ m.T).square().sum()) for z, m in ((q, root), (k, inverse))]
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.2)
+    assert sum(lengths) < 0.8 * float(q.square().sum() + k.square().sum())
 
 
 def _attended(numbers: Heads, bias: Any | None, given: tuple[Any, Any, Any] | None = None) -> Attended:
