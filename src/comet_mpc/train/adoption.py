@@ -152,8 +152,8 @@ class PreparedAdoption:
         ]
         return (
             f"{len(lesson.train)} rows, of which {search.tokens} tokens to fit to (no labels needed), "
-            f"{len(lesson.judge)} to compare with the original, {len(lesson.dev)} to evaluate: {names[0]} functions "
-            f"take {about(self.each[0])} on this machine{''.join(more)}. {RESUMABLE}"
+            f"{len(lesson.judge)} to compare with the original, {len(lesson.dev)} to evaluate: this takes "
+            f"{about(self.each[0])} on this machine{''.join(more)}. {RESUMABLE}"
         )
 
     def run(self, out: Path, watcher: Watcher | None = None) -> Adoption:
