@@ -51,6 +51,7 @@ _VALUE = 12
 _U, _MEAN, _S = 15, 3, 12  # of u, y and s
 _R = 32  # of R as it is opened, if it comes from an odd ring; else all that it has
 _NUMERATOR = 30
+_FINER = 4  # more of them for a round more, where rounds are few: ΣR may be millions of times less than 1
 _NEAR = 29  # of these matter
 _RECIPROCAL = 8
 CONTEXT = 15
@@ -309,7 +310,8 @@ def _averaged(
 ) -> Share:
     """(R·V) / ΣR. While R is opened, 1/ΣR is looked up. cut: fraction bits of R as it is opened, and its ring"""
     rule, ring, (digits, pair) = form.denominators, Ring(WORD), cut
-    shift = digits + _VALUE - _NUMERATOR
+    bits = _NUMERATOR + (_FINER if session.fused else 0)
+    shift = digits + _VALUE - bits
 
     def product(opened: Opened) -> Share:
         return session.matmul(opened, values, causal=window.first, bound=LARGEST * values.bound, precision=_NEAR)
@@ -330,7 +332,7 @@ def _averaged(
         )  # fmt: skip
         if y is None:
             y = Factor(Y**2, {"y": session.reopen(inverse_sqrt(session, total, rule), _RECIPROCAL, ring)})
-        whole = _NUMERATOR + (2 if (("y", 2),) in y.polynomial.terms else 1) * _RECIPROCAL
+        whole = bits + (2 if (("y", 2),) in y.polynomial.terms else 1) * _RECIPROCAL
         found, limit = {"n": numerator.result(), **y.opened}, values.bound * (1.0 + 2.0**-5)
         value = session.evaluate(N * y.polynomial, found, fraction=whole, bound=limit)
         return session.truncate_to(value, CONTEXT, width)
