@@ -120,12 +120,12 @@ class _Stopping(Watcher):
 def test_a_run_that_was_stopped_anywhere_is_resumed_there(original: Path, tmp_path: Path) -> None:
     """Whatever was done is not done again, and the result is that of a run that nobody stopped."""
     recipe = replace(RECIPE, held_out=8)
-    for stage, after in (("writing", 14), ("fitting", 1), ("comparing", 4)):
+    for stage, after in (("writing", 14), ("fitting", 1), ("learning", 15), ("comparing", 4)):
         with pytest.raises(KeyboardInterrupt):
             adopt_writer(original, tmp_path, recipe, watcher=_Stopping(stage, after))
     watcher = _Stopping()
     made = adopt_writer(original, tmp_path, recipe, watcher=watcher)
-    assert watcher.began == {"writing": 28, "fitting": 2, "comparing": 4}
+    assert watcher.began == {"writing": 28, "fitting": 2, "learning": 60, "comparing": 4}
     whole = adopt_writer(original, tmp_path / "whole", recipe)
     assert made.fingerprint == whole.fingerprint
     assert (made.perplexity, made.agreement) == (whole.perplexity, whole.agreement)

@@ -55,8 +55,8 @@ def adopt(
     computes on your texts, by least squares: this needs no labels, and takes minutes. The ranges are certified, and the
     result is compared with the original. If it is not near enough, it is trained to answer as before.
 
-    A model that writes (Llama, GPT-2) is fitted to texts that it writes itself, or to --data, and is not trained. Only
-    --fit-tokens, --length, --context, --seed and --text are for it.
+    A model that writes (Llama, GPT-2) is fitted to texts that it writes itself, or to --data, and then learns from the
+    original's next tokens. Only --fit-tokens, --length, --context, --seed and --text are for it.
     """
     with doing("loading PyTorch"):
         from comet_mpc import train

@@ -2,6 +2,7 @@
 
     texts       that the model writes itself, or one's own
     fitting     layer by layer (`fitting`)
+    learning    from the original's probabilities of next tokens (`learning`)
     comparing   perplexity, and how many next tokens are the same, on texts that were held out
     proving     the ranges, for every input (`streams.folding`); then the checkpoint is written
 
@@ -40,23 +41,26 @@ from comet_mpc.models.writing.stored import DecoderConfig, load_decoder, save_de
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.progress import Tick, Watcher
 from comet_mpc.train.decoders.fitting import Fitted, Fitting
+from comet_mpc.train.decoders.learning import ROWS, learn
 from comet_mpc.train.decoders.texts import own_texts, written
 from comet_mpc.train.reading import find_model
 from comet_mpc.units import about
 
 WRITERS = ("llama", "gpt2")
 """`model_type` of what is read."""
-_PROGRESS, _TEXTS, _FITTED, _COMPARING = "fitting.json", "texts", "fitted.pt", "comparing.json"
+_PROGRESS, _TEXTS, _FITTED, _LEARNT, _COMPARING = "fitting.json", "texts", "fitted.pt", "learnt.pt", "comparing.json"
 _USUAL_CONTEXT = 256
 _USUAL_LENGTH = 200
 _COMPARED = 4  # texts at a time
 _STEPS_A_LAYER = 250
+_LEARNING = 8.0  # what an update takes of a text, in times of reading it
 _RESUMABLE = "Rerun the command to resume."
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriterRecipe:
     """fit_tokens  so many tokens are fitted to, about
+    updates     of the fitted matrices, by what the original says is next
     held_out    texts that are only compared
     context     positions that it is served with: prompt and text together; 0: 256, or as many as the model has
     length      tokens of a text to fit to; 0: 200, or as many as the context has
@@ -64,6 +68,7 @@ class WriterRecipe:
     """
 
     fit_tokens: int = 60_000
+    updates: int = 60
     held_out: int = 100
     context: int = 0
     length: int = 0
@@ -159,6 +164,8 @@ class PreparedWriter:
         fit, judge = self._texts(out, fitting, watcher)
         with watcher.stage("fitting: layers") as tick:
             fitted = fitting.run(fit, lambda layers: tick(layers, self.shape.layers), out / _FITTED)
+        with watcher.stage("learning from the original: updates") as tick:
+            fitted = learn(fitting, fitted, fit, self.recipe.updates, tick, out / _LEARNT)
         with watcher.stage("comparing with the original: texts") as tick:
             scores = compared(fitting, fitted, judge, tick, out / _COMPARING)
         with watcher.stage("proving the ranges, and planning what a token costs"):
@@ -174,7 +181,7 @@ class PreparedWriter:
         )  # fmt: skip
         msgspec.structs.replace(progress, result=made).save(out)
         shutil.rmtree(out / _TEXTS, ignore_errors=True)
-        for name in (_FITTED, _COMPARING):
+        for name in (_FITTED, _LEARNT, _COMPARING):
             (out / name).unlink(missing_ok=True)
         return made
 
@@ -366,4 +373,5 @@ def _seconds(prepared: PreparedWriter) -> float:
     step = time.monotonic() - begin
     rows, held = prepared.rows, recipe.held_out
     write = 0.0 if prepared.data is not None else (rows + held) * 2.0 * text
-    return write + 3.0 * rows * text + 3.0 * held * text + shape.layers * _STEPS_A_LAYER * 1.2 * step
+    learning = recipe.updates * ROWS * _LEARNING * text
+    return write + 3.0 * rows * text + 3.0 * held * text + shape.layers * _STEPS_A_LAYER * 1.2 * step + learning

@@ -112,6 +112,22 @@ class Fitting:
         """What a head averages by, of guarded scores."""
         return self.student.weights(z, Heads(b, c, b, b))
 
+    @torch.no_grad()
+    def looked_at(self, ids: Tensor) -> Seen:
+        """What the norms of the served form see of texts."""
+        least: list[float] = []
+        for part in _parts(ids):
+            self._least = []
+            x = self.student.start(part)
+            for index in range(self.shape.layers):
+                self._look(x)
+                x = self.student.attending(index, x)
+                self._look(x)
+                x = self.student.fed_forward(index, x)
+            self._look(x)
+            least = [min(pair) for pair in zip(least or self._least, self._least, strict=True)]
+        return Seen(tuple(least))
+
     def _look(self, x: Tensor) -> None:
         rows = x - x.mean(-1, keepdim=True) if self.shape.centred else x
         self._least.append(float((rows**2).mean(-1).min()))

@@ -74,15 +74,20 @@ class Student(Original):
         value = c0 + gate * (c1 + gate * c2)
         return value * self.linear(index, "up", rows) if self.shape.gated else value
 
-    def served(self, index: int, x: Tensor) -> Tensor:
-        """A layer in its new form."""
-        x = x + self.linear(index, "attention_output", self.weighted(index, self.normal(x, _norm(index, "attention"))))
+    def attending(self, index: int, x: Tensor) -> Tensor:
+        """The stream after a layer's attention in its new form."""
+        return x + self.linear(
+            index, "attention_output", self.weighted(index, self.normal(x, _norm(index, "attention")))
+        )
+
+    def fed_forward(self, index: int, x: Tensor) -> Tensor:
+        """And after the rest of that layer."""
         return x + self.linear(index, "down", self.quadratic(index, self.normal(x, _norm(index, "mlp"))))
 
     def served_states(self, ids: Tensor) -> Tensor:
         x = self.start(ids)
         for index in range(self.shape.layers):
-            x = self.served(index, x)
+            x = self.fed_forward(index, self.attending(index, x))
         return self.normal(x, "last_norm")
 
     def scaled(self, index: int, longest: Tensor) -> tuple[Tensor, Tensor]:
