@@ -14,6 +14,7 @@ from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_r
 from comet_mpc.models.streams.decoder import DecoderShape, plain_states  # noqa: E402
 from comet_mpc.models.streams.folding import FittedLayer, Folding  # noqa: E402
 from comet_mpc.train.decoders.fitting import Fitting  # noqa: E402
+from comet_mpc.train.decoders.learning import learn  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -59,3 +60,23 @@ def test_least_squares_stay_near_the_original_on_other_texts() -> None:
     np.testing.assert_allclose(served, fitting.states(test[:1], found.layers)[0].numpy(), atol=2e-2)
     others = [FittedLayer(own.neurons + np.array([0.0, 0.2, 0.0]), own.scores, own.scales) for own in found.layers]
     assert _off(fitting, test, others) > 1.5 * error
+
+
+def test_learning_brings_next_tokens_nearer_and_looks_at_the_norms_again() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 40, (16, 12))
+    fitting = Fitting(SHAPE, _tensors(), _form())
+    found = fitting.run(ids)
+
+    def off() -> float:
+        wanted, given = (
+            torch.log_softmax(fitting.original.logits(fitting.states(ids, layers)), -1)
+            for layers in (None, found.layers)
+        )
+        return float((wanted.exp() * (wanted - given)).sum(-1).mean())
+
+    before, seen = off(), fitting.looked_at(ids)
+    np.testing.assert_allclose(seen.least, found.seen.least, rtol=1e-4)  # the same as while it was fitted
+    learnt = learn(fitting, found, ids, 20)
+    assert off() < before
+    assert learnt.seen.least != seen.least

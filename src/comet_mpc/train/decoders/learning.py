@@ -75,7 +75,7 @@ def _resumed(kept: Path | None, run: str, fitting: Fitting, names: list[str], op
         found: dict[str, Any] = torch.load(kept, weights_only=True)
     except Exception:  # damaged in any way: all is learnt again
         return 0
-    if found["run"] != run:
+    if found.get("run") != run:
         return 0
     with torch.no_grad():
         for name in names:
