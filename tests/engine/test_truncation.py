@@ -183,6 +183,29 @@ def test_two_fused_openings_stay_within_what_two_units_can_do(data: st.DataObjec
         assert np.max(np.abs(together(run) - expected), initial=0.0) <= allowed
 
 
+def test_a_fused_opening_does_not_send_what_goes_but_for_three_bits() -> None:
+    session = TwinSession()
+    x = session.private(CLIENT, (80,), 30, 1.0, np.zeros(80), 40)
+    assert [TruncateOpen(x, shift).wire_bytes() for shift in (1, 3, 4, 15)] == [
+        (10 * width, 10 * width) for width in (40, 40, 39, 28)
+    ]
+
+
+@pytest.mark.parametrize("shift", [4, 11, 20])
+def test_a_fused_opening_of_the_largest_values_of_a_ring_is_right(shift: int) -> None:
+    """Rounded for free, some reach a quarter of the narrower ring, on either side."""
+    largest = 2**22 - 1  # a ring of 24 bits holds it
+    units = np.resize([largest, -largest, largest - 1, 0, 1 - largest], 5_000)
+
+    def program(session: Session, _: Mapping[str, Weight]) -> Share:
+        x = uniform(session, secret(session, units, shift).narrow(24))
+        return session.evaluate(X, {"x": session.truncate_open(x, shift)}, bound=2.0 ** (23 - shift))
+
+    for run in both_ways(program):
+        result = whole(run)
+        assert np.all((result == units >> shift) | (result == -(-units >> shift)))
+
+
 def test_a_fused_opening_by_no_bits_is_an_opening() -> None:
     units = units_of(6, (40,), 20)
 

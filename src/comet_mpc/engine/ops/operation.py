@@ -223,11 +223,12 @@ def mask_bits(width: int) -> np.uint64:
     return np.uint64(2**width - 1)
 
 
-def reconstructed(share: Share, own: Words, data: memoryview) -> Words:
-    """This party's words and the other's, added up."""
-    total = share.ring.add(own, share.ring.unpack(data, share.count))
-    if not share.modulus and share.width < WORD:
-        total &= mask_bits(share.width)
+def reconstructed(share: Share, own: Words, data: memoryview, ring: Ring | None = None) -> Words:
+    """This party's words and the other's, added up, in the share's ring unless another is named."""
+    ring = ring or share.ring
+    total = ring.add(own, ring.unpack(data, share.count))
+    if not ring.modulus and ring.width < WORD:
+        total &= mask_bits(ring.width)
     return total.reshape(share.shape)
 
 

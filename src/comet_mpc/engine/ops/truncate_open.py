@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from comet_mpc.engine.correlations import Correlation, Mask, PartyBits
-from comet_mpc.engine.ops.conversion import Conversion, whole
+from comet_mpc.engine.ops.conversion import Conversion, Cut, whole
 from comet_mpc.engine.ops.open import Open
 from comet_mpc.engine.ops.operation import (
     BIT,
@@ -32,6 +32,9 @@ from comet_mpc.engine.share import CLIENT, SERVER, WORD, Words
 from comet_mpc.engine.tensors import Opened
 from comet_mpc.errors import RangeError, ShapeError
 
+_KEPT = 3
+"""Of the bits that an opening in Z_2^w truncates by, those that it opens."""
+
 
 @dataclass(frozen=True, eq=False)
 class TruncateOpen(Shifted[Opened]):
@@ -39,12 +42,29 @@ class TruncateOpen(Shifted[Opened]):
 
     Into an odd ring: each party sends its part of the truncated value under a mask, and the bit of a truncation with
     it; that the bits' product is still missing is a matter of the mask (`ops.evaluate`).
+
+    In Z_2^w each party first cuts its own share for free, as in `Truncate`, by all bits but `_KEPT` of those that go:
+    what is sent is as much narrower. Rounded twice, the result is still one of the two next to z / 2^shift.
     """
 
     @property
     def ring(self) -> Ring:
         """That of what is sent."""
-        return self.target if self.modulus else self.share.ring
+        return self.target if self.modulus else Ring(self.share.width - self.first)
+
+    @property
+    def first(self) -> int:
+        """Bits that are cut for free before anything is sent. Values up to a quarter of the ring stay so, but for one
+        unit below, which an opening takes too."""
+        return 0 if self.modulus else max(0, self.bits - _KEPT)
+
+    def cut(self, party: int) -> Words:
+        """What is left of that party's share, which it holds, to be opened."""
+        share = self.share
+        if not self.first:
+            return share.flat()
+        before = Cut(share.ring, self.first, self.ring, self._off_bound * 2.0**share.fraction)
+        return before.free_part(share.flat(), party == CLIENT)
 
     @cached_property
     def conversion(self) -> Conversion:
@@ -69,7 +89,7 @@ class TruncateOpen(Shifted[Opened]):
     def demand(self) -> tuple[Correlation, ...]:
         shape, width, modulus = self.share.shape, self.width, self.modulus
         if not modulus:
-            return (Mask(shape, self.share.width, self.bits, width),)
+            return (Mask(shape, self.ring.width, self.bits - self.first, width),)
         bits = (PartyBits(shape, width, 0, width, modulus, owner=party) for party in (CLIENT, SERVER))
         return (Mask(shape, width, 0, width, modulus), *bits)
 
@@ -95,19 +115,18 @@ class TruncateOpen(Shifted[Opened]):
     def leg(self, party: int, drawn: Drawn | None) -> Leg[Opened]:
         if self.modulus:
             return self._odd_leg(party == CLIENT, drawn)
-        share = self.share
         (mask,) = expect(drawn, 1)
-        own = share.flat() - mask
+        own, ring = self.cut(party) - mask, self.ring
         if party == CLIENT:
-            own += np.uint64(2 ** (share.width - 2) - 1)
-        return share.ring.pack(own), lambda data: self._finish(drawn, reconstructed(share, own, data))
+            own += np.uint64(2 ** (ring.width - 2) - 1)
+        return ring.pack(own), lambda data: self._finish(drawn, reconstructed(self.share, own, data, ring))
 
     def _finish(self, drawn: Drawn | None, c: Words) -> Opened:
         """c = z' - r is public, z' = z + 2^(w-2) - 1; z' = c* + r* - 2^(w-1)·(c_top xor r_top), * the low w-1 bits.
 
         As in an ordinary truncation, (c* >> d) + (r* >> d) + 1 is off by less than a unit, and unbiased.
         """
-        public, sign = opened_shifted(c, self.share.width, self.bits)
+        public, sign = opened_shifted(c, self.ring.width, self.bits - self.first)
         return replace(self._opened(drawn, public), factors=(sign,))
 
     def _odd_leg(self, leader: bool, drawn: Drawn | None) -> Leg[Opened]:

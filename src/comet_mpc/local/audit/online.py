@@ -72,7 +72,8 @@ def everything(session: Session, weights: Mapping[str, Weight], secrets: Secrets
     left, right = session.open(truncated.reshape(16, 2), second.reshape(16, 2))
     scores = session.truncate(session.matmul(left, right, transposed=True), 12, 32)
     fused = session.truncate_open(product, 20)
-    session.truncate_open(second.lift(32), 20)
+    for share in (first, second):
+        session.truncate_open(share.lift(32), 20)
     session.open(session.evaluate(X**2, {"x": fused}, bound=4.1), session.square_sum(left))
     session.communicate(ops.Truncate(first.lift(36), 24), ops.Truncate(second.lift(36), 24))
     if session.odd:
@@ -187,7 +188,11 @@ class Watching(PartySession):
                 bits, other = _unpacked(data[length:], share.count), index + 2 - self.party  # of the other party's bits
                 seed = self._expansion(other, share.count) & np.uint64(1)
                 self._note_masked(f"{kind}, bit", bits, 2, size - length, self._likely_bit(share), seed)
-            case ((ops.Open() | ops.TruncateOpen() | ops.Give() | ops.TableLine()), Drawn(index=index)):
+            case ops.TruncateOpen(ring=ring), Drawn(index=index):
+                words = ring.unpack(data, share.count)
+                mask = self._mask(index, share.count, ring)
+                self._note_masked(kind, words, ring.size, size, request.cut(self.party), mask)
+            case ((ops.Open() | ops.Give() | ops.TableLine()), Drawn(index=index)):
                 words = share.ring.unpack(data, share.count)
                 self._note_masked(kind, words, modulus, size, share.flat(), self._mask(index, share.count, share.ring))
             case ops.Truncate(), Drawn(arrays=(bits, _)):
