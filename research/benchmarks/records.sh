@@ -8,7 +8,7 @@
 #   networks 10 min   BERT-base over slower networks
 #   slow     20 min   the same over the slowest, and the longest text without a dealer; only if it is named
 #   plans     3 min   the same by rule and by length, without running them
-#   peers     9 min   one BERT-base layer and single operations, beside CrypTen and SPU (to install them: 5 min more)
+#   peers    14 min   one BERT-base layer, two, and single operations, beside CrypTen and SPU (to install them: 5 min more)
 #   paper    11 min   tables 3 and 4, and the appendix
 #   ops       3 min   single operations by every method
 #   rules     1 min   errors and costs of every rule for 1/sqrt
@@ -109,6 +109,7 @@ plans() {
 
 peers() {
     goes_on peers/layer "$lab" bench peers --task layer
+    goes_on peers/two_layers "$lab" bench peers --task two_layers --system crypten --system spu-semi2k --system spu-cheetah
     goes_on peers/operations "$lab" bench peers --task activation --task attention --task layer_norm \
         --task inverse_sqrt --system comet --system comet-pair --system crypten --system crypten-comet \
         --system crypten-paper --system spu-semi2k

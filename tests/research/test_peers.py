@@ -17,7 +17,7 @@ from comet_research.crypten import Ranges
 from comet_research.peers import compare as comparing
 from comet_research.peers.compare import SYSTEMS, PeerRecord, compare
 from comet_research.peers.crypten_trials import LARGE, TRIALS, expected_wraps
-from comet_research.peers.inputs import TASKS, USUAL, load, smooth
+from comet_research.peers.inputs import LAYERS, TASKS, USUAL, load, smooth
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -29,7 +29,14 @@ def test_every_task_has_inputs_and_an_exact_result(task: str, tmp_path: Path) ->
     usual = TASKS[task].exact(values, USUAL)
     other = TASKS[task].exact(values, smooth(lambda x, bound: np.maximum(x, 0.0) + 0.01, 1.0, 1.0, 1))
     assert np.isfinite(usual).all()
-    assert (np.abs(usual - other).max() > 0.0) == (task in ("activation", "attention", "layer"))
+    assert (np.abs(usual - other).max() > 0.0) == (task in ("activation", "attention", *LAYERS))
+
+
+def test_two_layers_are_a_layer_twice() -> None:
+    arrays: dict[str, Any] = comparing._draw("two_layers", 4)
+    once = TASKS["layer"].exact(arrays, USUAL)
+    assert np.allclose(TASKS["two_layers"].exact(arrays, USUAL), TASKS["layer"].exact({**arrays, "x": once}, USUAL))
+    assert comparing._layer_case("two_layers", 4, "dealer", "fitted").shape.layers == 2
 
 
 @pytest.mark.service

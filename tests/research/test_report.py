@@ -316,6 +316,24 @@ def test_aims_of_whole_encoders_are_those_of_fitted_functions_on_their_network(t
     }
 
 
+def test_twelve_layers_of_another_system_are_its_first_and_eleven_times_what_a_second_adds(tmp_path: Path) -> None:
+    peer = {"record": "peer", "tokens": 128, "right": True, "system": "spu-cheetah"}
+    one = peer | {"task": "layer", "online_bytes": 110, "offline_bytes": None}
+    two = peer | {"task": "two_layers", "online_bytes": 200, "offline_bytes": None}
+    write(tmp_path, "peers/layer", [one, two])
+    whole = {
+        "model": "bert-base", "layers": 12, "tokens": 128, "batch": 1, "steps": 3, "rule": "fitted", "source": "pair",
+        "network": None, "online_bytes": 20, "offline_bytes": 35, "rounds": 390, "seconds": 30.0,
+        "offline_seconds": 45.5, "cpu_seconds": [5.0, 5.0], "offline_cpu_seconds": [20.0, 41.0],
+        "peak_rss": [1, 1], "max_logit_difference": 0.0,
+    }  # fmt: skip
+    write(tmp_path, "model/bert-base-128-fitted-pair", whole)
+    write(tmp_path, "model/bert-base-128-fitted-pair-slow", whole | {"network": "1mbit/1ms", "online_bytes": 1})
+    found = lines(tmp_path, aim_grid)
+    assert found["fewer bytes in all than spu-cheetah: bert-base, twelve layers"] == ["20×", "20×", "yes"]
+    assert not any("a layer" in name for name in found)
+
+
 def test_other_systems_are_compared_with_the_one_of_ours_that_trusts_as_many(tmp_path: Path) -> None:
     def peer(system: str, third: str, size: int, seconds: float, **more: Any) -> dict[str, Any]:
         cost = {"online_bytes": size, "offline_bytes": None, "seconds": seconds, "cpu_seconds": 2 * seconds}

@@ -29,14 +29,15 @@ from comet_research.bench.operations import Record, measure
 from comet_research.crew import Crew
 from comet_research.peers import crypten_party
 from comet_research.peers.environments import CRYPTEN, SPU, Environment
-from comet_research.peers.inputs import TASKS, Reals
+from comet_research.peers.inputs import LAYERS, TASKS, Reals
 
 _SEED = 2024
 _BOUND = 4.0
 """Of the activation's inputs."""
 _SHAPE = "bert-base"
 _RIGHT = 0.05
-"""A result with a larger error, against the function that the system means to compute, is wrong."""
+"""A result with a larger error, against the function that the system means to compute, is wrong; of two layers, with
+twice as large a one."""
 
 
 class PeerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +85,8 @@ class System:
 def _draw(task: str, tokens: int) -> dict[str, Reals]:
     """What peers get. Ours are drawn from the same seeds; of a layer, peers' rows are all tokens, since they know no
     padding, and rows of zeros would leave the ranges of the plug-in's functions."""
-    if task == "layer":
-        case = _layer_case(tokens, "dealer", "minimax")
+    if task in LAYERS:
+        case = _layer_case(task, tokens, "dealer", "minimax")
         rows, _ = input_arrays(case, padded=False)
         weights = random_weights(case.shape, np.random.default_rng(case.seed))
         query, key, value = np.split(weights["layer.0.qkv.weight"].T, 3, axis=1)
@@ -101,16 +102,21 @@ def _draw(task: str, tokens: int) -> dict[str, Reals]:
     return {**arrays, **({"weight": weights["linear"].T} if weights else {})}
 
 
-def _layer_case(tokens: int, source: str, rule: str) -> ModelCase:
+def _allowed(task: str) -> float:
+    """The largest error of a right result."""
+    return _RIGHT * LAYERS.get(task, 1)
+
+
+def _layer_case(task: str, tokens: int, source: str, rule: str) -> ModelCase:
     """A label for every token: the last layer computes what its head reads, and peers compute all rows."""
-    shape = replace(SHAPES[_SHAPE], layers=1, head=Head(kind="tokens"), pooler="none")
+    shape = replace(SHAPES[_SHAPE], layers=LAYERS[task], head=Head(kind="tokens"), pooler="none")
     return ModelCase(_SHAPE, shape, tokens, 3, source=source, rule=rule)
 
 
 def _ours(source: str, rule: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
     def run(task: str, tokens: int, arrays: Path, place: Path) -> dict[str, object]:
         with Crew() as crew:
-            if task != "layer":
+            if task not in LAYERS:
                 one = measure(crew, Case(task, _method(task), tokens, seed=_SEED), source=find_source(source))
                 return _common(one) | {
                     "cpu_seconds": sum(one.cpu_seconds_by_party) + sum(one.offline_cpu_seconds_by_party),
@@ -118,12 +124,12 @@ def _ours(source: str, rule: str) -> Callable[[str, int, Path, Path], dict[str, 
                     "max_abs_error": one.max_abs_error,
                     "right": one.max_twin_error is not None and one.max_twin_error < _RIGHT,
                 }
-            whole = measure_model(crew, _layer_case(tokens, source, rule))
+            whole = measure_model(crew, _layer_case(task, tokens, source, rule))
             return _common(whole) | {
                 "cpu_seconds": sum(whole.cpu_seconds) + sum(whole.offline_cpu_seconds),
                 "peak_rss": max(whole.peak_rss),
                 "max_abs_error": whole.max_logit_difference,
-                "right": whole.max_logit_difference < _RIGHT,
+                "right": whole.max_logit_difference < _allowed(task),
             }
 
     return run
@@ -162,7 +168,7 @@ def _crypten(variant: str) -> Callable[[str, int, Path, Path], dict[str, object]
             "seconds": max(float(side["seconds"]) for side in sides),
             "cpu_seconds": sum(float(side["cpu_seconds"]) for side in sides),
             "peak_rss": max(int(side["peak_rss"]) for side in sides),
-            "right": float(first["max_abs_error"]) < _RIGHT,
+            "right": float(first["max_abs_error"]) < _allowed(task),
         }
 
     return run
@@ -177,7 +183,7 @@ def _spu(protocol: str) -> Callable[[str, int, Path, Path], dict[str, object]]:
             **found,
             "offline_bytes": None,
             "cpu_seconds": sum(cpu),
-            "right": float(found["max_abs_error"]) < _RIGHT,
+            "right": float(found["max_abs_error"]) < _allowed(task),
         }
 
     return run

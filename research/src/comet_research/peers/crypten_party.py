@@ -94,6 +94,7 @@ COMPUTE = {
     "layer_norm": lambda a: compute_layer_norm(a["x"]),
     "linear": lambda a: a["x"].matmul(a["weight"]),
     "layer": _layer,
+    "two_layers": lambda a: _layer({**a, "x": _layer(a)}),
 }
 
 

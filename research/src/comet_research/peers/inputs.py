@@ -1,4 +1,4 @@
-"""What every system computes: single operations and one encoder layer, with their exact results. Only numpy.
+"""What every system computes: single operations, one encoder layer and two, with their exact results. Only numpy.
 
 Run by other environments too, so it imports nothing of this package.
 """
@@ -82,13 +82,22 @@ def _layer(a: Arrays, functions: Functions) -> Reals:
     return layer_norm(middle + functions.gelu(middle @ a["up"]) @ a["down"])
 
 
+def _two_layers(a: Arrays, functions: Functions) -> Reals:
+    """The layer twice, one after the other, so that what a system sends once can be told from what a layer takes."""
+    return _layer({**a, "x": _layer(a, functions)}, functions)
+
+
+LAYERS = {"layer": 1, "two_layers": 2}
+"""Tasks that are so many layers of an encoder."""
+_LAYER_WEIGHTS = ("query", "key", "value", "out", "up", "down")
 TASKS = {
     "inverse_sqrt": PeerTask(("x",), (), lambda a, _: np.asarray(1.0 / np.sqrt(a["x"]))),
     "activation": PeerTask(("x",), (), lambda a, f: f.gelu(a["x"])),
     "attention": PeerTask(("q", "k", "v"), (), lambda a, f: _attend(f, a["q"], a["k"], a["v"])),
     "layer_norm": PeerTask(("x",), (), lambda a, _: layer_norm(a["x"])),
     "linear": PeerTask(("x",), ("weight",), lambda a, _: a["x"] @ a["weight"]),
-    "layer": PeerTask(("x",), ("query", "key", "value", "out", "up", "down"), _layer),
+    "layer": PeerTask(("x",), _LAYER_WEIGHTS, _layer),
+    "two_layers": PeerTask(("x",), _LAYER_WEIGHTS, _two_layers),
 }
 
 

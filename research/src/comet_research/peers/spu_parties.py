@@ -79,6 +79,7 @@ def _functions() -> dict[str, Any]:
         "layer_norm": lambda a: layer_norm(a["x"]),
         "linear": lambda a: a["x"] @ a["weight"],
         "layer": layer,
+        "two_layers": lambda a: layer({**a, "x": layer(a)}),
     }
 
 

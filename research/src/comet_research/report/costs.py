@@ -204,7 +204,7 @@ def peer_grids(results: Results) -> list[Grid]:
     found = sorted(results.of("peer"), key=lambda record: (record["task"] != "layer", record["task"], record["tokens"]))
     for (task, tokens), group in groupby(found, key=lambda record: (str(record["task"]), int(record["tokens"]))):
         members = sorted(group, key=lambda record: int(record["online_bytes"]) + int(record["offline_bytes"] or 0))
-        what = "One BERT-base layer" if task == "layer" else task
+        what = {"layer": "One BERT-base layer", "two_layers": "Two layers"}.get(task, task)
         grid = Grid(f"{what}, {tokens} tokens, by system", columns, sources=sources_of(members))
         for record in members:
             offline = record["offline_bytes"]

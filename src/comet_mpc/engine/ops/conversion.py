@@ -13,7 +13,7 @@ scale s near 2^-d, and the ring in which the product is shared:
               truncates on the way needs it: its masks are multiplied with the bits (`ops.truncate_open`).
 `Cut`         K = j·N/P is a rational number and the product is shared in Z_P: what wraps there is a multiple of P·K =
               j·N, which is zero in Z_N. So P only has to be large enough for s = j·N/(P·M) to be near 2^-d: within
-              1/32 of a unit for the largest |z|. P takes about N·2^d/M, often a third of the bits of N. If P is 1
+              1/9 of a unit for the largest |z|. P takes about N·2^d/M, often a third of the bits of N. If P is 1
               there is no product, no bit and no message: what wraps in Z_M is a multiple of M·s = j·N. Between two
               powers of two s is exactly 2^-d.
 
@@ -43,7 +43,7 @@ LARGEST_SCALED = 2.0**44
 LEAST_SHIFT, LEAST_WIDTH = 2.0, 32
 """A shift that is no whole number is not less, and its ring not narrower."""
 
-_SCALE_OFF = 1.0 / 32.0  # units, for the largest value
+_SCALE_OFF = 1.0 / 9.0  # units, for the largest value: with all that is rounded besides, less than 1/8
 _LARGEST_P = 1 << 40  # with 64 bits after the point, multiples of N/P are then right to 2^-24 of a unit
 _FACTORS = np.arange(1.0, 2.0**16)  # that are tried for j, the smallest first
 _FLOAT_ERROR = 2.0**-50  # relative, of 2^d for a real d
