@@ -87,6 +87,10 @@ def _layer(a: dict[str, Any]) -> Any:
     return compute_layer_norm(middle + compute_gelu(middle.matmul(a["up"])).matmul(a["down"]))
 
 
+def _two_layers(a: dict[str, Any]) -> Any:
+    return _layer({**a, "x": _layer(a)})
+
+
 COMPUTE = {
     "inverse_sqrt": lambda a: a["x"].inv_sqrt(),
     "activation": lambda a: compute_gelu(a["x"]),
@@ -94,7 +98,7 @@ COMPUTE = {
     "layer_norm": lambda a: compute_layer_norm(a["x"]),
     "linear": lambda a: a["x"].matmul(a["weight"]),
     "layer": _layer,
-    "two_layers": lambda a: _layer({**a, "x": _layer(a)}),
+    "two_layers": _two_layers,
 }
 
 
