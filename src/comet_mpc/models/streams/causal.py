@@ -44,11 +44,11 @@ N, T, U, C, Y, S = variables("n t u c y s")
 
 ROTATION = 12
 """Fraction bits of cosines and sines."""
-_QUERY = 13  # fraction bits of q and k, before and after the guard
+_QUERY = 14  # fraction bits of q and k, before and after the guard
 _NORM = 11  # of |q|²
 _GUARD = 2  # of the guard's last coefficient
 _VALUE = 12
-_U, _MEAN, _S = 15, 3, 12  # of u, y and s
+_U, _MEAN, _S = 16, 3, 14  # of u, y and s
 _R = 32  # of R as it is opened, if it comes from an odd ring; else all that it has
 _NUMERATOR = 30
 _FINER = 4  # more of them for a round more, where rounds are few: ΣR may be millions of times less than 1
@@ -65,7 +65,7 @@ GUARD_AT_ONCE = "rows and their guard in one product"
 """A way of attention: a round less, and monomials of every element's own."""
 LARGEST = (1.0 + _ROUGH.above) ** 8
 """ΣR of every row: y is at most so much too large, and R is a fourth power."""
-_MOST_DIGITS = WORD - 3  # of R and what is multiplied with it
+_MOST_DIGITS = WORD - 4  # of R and what is multiplied with it
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def attend(
     """Attention of all heads: q, k, v (heads, positions, size) of a window's positions, rows of norm 1 at most.
 
     name: of the layer, under which keys and values are kept. The result has `CONTEXT` fraction bits; it is within 1.
-    Rounds: 9 with tables and openings that truncate. Opens q, k, v, their norms, g, q̂, k̂, u, c, y, s, R, the
+    Rounds: 10 with tables and openings that truncate. Opens q, k, v, their norms, g, q̂, k̂, u, c, y, s, R, the
     numerator and lines. Reveals nothing.
     """
     if not q.shape == k.shape == v.shape:

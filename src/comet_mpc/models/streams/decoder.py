@@ -56,7 +56,7 @@ H, U = variables("h u")
 Turns = tuple[Reals, Reals]
 """Cosines and sines of a window's positions."""
 
-_ACTIVE = 17  # fraction bits of an activation
+_ACTIVE = 20  # fraction bits of an activation: most are far below the bound that they are divided by
 _NEURON = 13  # of what it is a polynomial of
 _PROJECTED = 18  # of the weights of q, k, v, h and u, which are divided by their bounds
 _ADDED = 12  # of the matrices whose products are added to the stream
