@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.bounds import SLACK, Weights, polynomial_norm_top, quadratic_norm_top
-from comet_mpc.models.certify import certify
+from comet_mpc.models.certify import certify, variance_tops
 from comet_mpc.models.checkpoint import FITTED, NEAR, ActivationChoice, AttentionChoice
 from comet_mpc.models.fitted.numbers import curved, head_norms, largest_weight, neurons_as_squares, within_limits
 from comet_mpc.models.fitted.quartics import neurons_as_quartics
@@ -192,6 +192,47 @@ def test_the_largest_weight_is_one_that_scores_can_reach(directory: Path) -> Non
         r = (r + h[0] / (2.0 * a) ** 4) ** 2 if h else r
         found = max(found, float(r.max()))
     assert top / 4.0 < found <= top
+
+
+# What is almost nothing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [FITTED, NEAR])
+@pytest.mark.parametrize("dead", ["neuron", "straight neuron", "head"])
+def test_neurons_and_heads_of_zeros_are_served(tmp_path: Path, rule: str, dead: str) -> None:
+    """Models that were pruned, or filled up to a round size, have some."""
+    config, tensors = load_checkpoint(fitted_model(tmp_path, rule=rule))
+    size = config.encoder.hidden // config.encoder.heads
+    for part in ("weight", "bias"):
+        name, rows = (f"layers.0.query.{part}", size) if dead == "head" else (f"layers.0.up.{part}", 1)
+        tensors[name][:rows] = 0.0
+    if dead == "straight neuron":
+        tensors["layers.0.neurons.coefficients"][:1] = 0.0
+    tensors = dict(within_limits(config, tensors))
+    save_checkpoint(tmp_path, certify(msgspec.structs.replace(config, sites={}), tensors), tensors)
+    model = ServedModel.load(tmp_path)
+    query = model.encode(TEXTS[:1])
+    twin = twin_value(model.program(query.batch, query.bucket, query), model.weights())
+    assert np.abs(twin - model.plain_logits(query)).max() < REAL + UNIT / 2
+
+
+def test_the_fourth_power_that_stands_for_none_is_certified(tmp_path: Path) -> None:
+    """A quartic without c₄ is served with a tiny one, which counts where |h| is large."""
+    config, tensors = load_checkpoint(fitted_model(tmp_path, rule=NEAR))
+    hidden = config.encoder.hidden
+    direction = np.where(np.arange(hidden) % 2 == 0, 1.0, -1.0)
+    tensors["layers.0.up.weight"] = np.tile(2.0**13 * direction, (len(tensors["layers.0.up.weight"]), 1))
+    tensors["layers.0.down.weight"] = np.tile(direction[:, None], (1, len(tensors["layers.0.up.weight"])))
+    for name in ("layers.0.up.bias", "layers.0.down.bias", "layers.0.attention_norm.bias"):
+        tensors[name] = np.zeros_like(tensors[name])
+    tensors["layers.0.attention_norm.weight"] = np.ones(hidden)
+    tensors["layers.0.neurons.coefficients"] = np.zeros_like(tensors["layers.0.neurons.coefficients"])
+    real = {name: value.astype(np.float32) for name, value in tensors.items()}
+    own = neurons_as_quartics(real, 0)
+    inner = (own.up @ direction + own.up_bias) ** 2 + own.offsets
+    behind = direction + own.down @ inner**2 + own.matrix @ direction + own.bias
+    tops = variance_tops(config, real, None, config.sites["denominators"].inverse)
+    assert 2.0 < np.var(behind) <= tops["layers.0.output_norm"]
 
 
 # What is refused ----------------------------------------------------------------------------------------------

@@ -33,6 +33,10 @@ SLACK = 2.0**-8
 """A LayerNorm by its rule, in fixed point, is at most so much longer than √d, relatively."""
 
 
+LEAST_BOUND = 2.0**-20
+"""What is divided by its bound has one of at least this: a neuron or a head of zeros stays what it is."""
+
+
 class Weights:
     """Tensors by name, in double precision."""
 
@@ -57,13 +61,14 @@ def norm_before(layer: int) -> str:
 
 def activation_bounds(w: Any, b: Any, gamma: Any, beta: Any) -> Any:
     """B_j = ‖C(γ⊙w_j)‖·√d·(1 + SLACK) + |w_j·β + b_j|, so that |w_j·x + b_j| <= B_j for every LayerNorm's output x.
+    Never below `LEAST_BOUND`.
 
     Takes numpy arrays or torch tensors (with gradients): the one formula for training and serving.
     """
     scaled = w * gamma
     centred = scaled - scaled.mean(axis=-1, keepdims=True)
     size = math.sqrt(w.shape[-1]) * (1.0 + SLACK)
-    return (centred**2).sum(axis=-1) ** 0.5 * size + abs(w @ beta + b)
+    return ((centred**2).sum(axis=-1) ** 0.5 * size + abs(w @ beta + b)).clip(LEAST_BOUND)
 
 
 def _centred(matrix: Reals, axis: int) -> Reals:
@@ -88,7 +93,8 @@ def _sigma_of_product(left: Reals, right: Reals) -> float:
 
 
 def head_bounds(w: Reals, b: Reals, gamma: Reals, beta: Reals, heads: int) -> Reals:
-    """‖q‖ per head: σ(W_h·diag(γ)·C)·√d·(1 + SLACK) + ‖W_h·β + b_h‖. Shape (heads,). The same for keys and values."""
+    """‖q‖ per head: σ(W_h·diag(γ)·C)·√d·(1 + SLACK) + ‖W_h·β + b_h‖. Shape (heads,). The same for keys and values.
+    Never below `LEAST_BOUND`."""
     if w.shape[0] % heads:
         raise ShapeError(f"{w.shape[0]} rows do not divide into {heads} heads")
     size = math.sqrt(w.shape[1]) * (1.0 + SLACK)
@@ -98,7 +104,7 @@ def head_bounds(w: Reals, b: Reals, gamma: Reals, beta: Reals, heads: int) -> Re
             _sigma(_centred(part * gamma, 1)) * size + float(np.linalg.norm(part @ beta + shift))
             for part, shift in zip(*blocks, strict=True)
         ]
-    )
+    ).clip(LEAST_BOUND)
 
 
 def embedding_norm_top(tables: list[Reals]) -> float:

@@ -198,7 +198,8 @@ def _neurons_top(config: CometConfig, tensors: Tensors, index: int, rule: Rule |
     up, down = weights.pair(f"{layer}.up"), weights.pair(f"{layer}.down")
     if config.activation.kind == FITTED and config.activation.degree == 4:
         found = Depressed.of(tensors, index)
-        off, own_polynomials = np.abs(found.leading) * Quartics.rounding, polynomials(tensors, index)
+        off = np.abs(found.leading) * Quartics.rounding + found.off
+        own_polynomials = polynomials(tensors, index)
         return polynomial_norm_top(up, down, gamma, beta, own_polynomials, activation_error=off, skips=skips)
     if config.activation.kind == FITTED:
         own = Quadratics.of(tensors, index)

@@ -31,13 +31,14 @@ _LEAST = 2.0**-60  # c₄ of a neuron that is nothing but linear
 
 
 def polynomials(tensors: Tensors, layer: int) -> tuple[Reals, ...]:
-    """c₀, c₁, … of a layer's neurons f(h) = c₀ + c₁·h + …, (m,) each."""
+    """c₀, c₁, … of a layer's neurons f(h) = c₀ + c₁·h + …, (m,) each: a quartic's as it is served, c₄ not 0."""
     weights = Weights(tensors)
     scale = weights[f"layers.{layer}.neurons.scale"]
     if not np.all(scale > 0.0):
         raise CheckpointError(f"layers.{layer}.neurons.scale has numbers that are not above 0")
     columns = weights[f"layers.{layer}.neurons.coefficients"].T
-    return tuple(c * scale ** (1 - k) for k, c in enumerate(columns))
+    found = [c * scale ** (1 - k) for k, c in enumerate(columns)]
+    return *found[:4], *(np.where(c4 == 0.0, _LEAST, c4) for c4 in found[4:])
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ class Depressed:
     slope: Reals
     """a₁"""
     constant: Reals
+    beyond: Reals
+    """By how much γ was above what is taken: a little, since coefficients are stored in single precision."""
+
+    @property
+    def off(self) -> Reals:
+        """By how much a neuron is off at most for that: |(x² + γ)² - (x² + γ')²| <= 4·|γ - γ'|."""
+        return np.asarray(4.0 * np.abs(self.leading) * self.beyond)
 
     @staticmethod
     def of(tensors: Tensors, layer: int) -> Depressed:
@@ -62,12 +70,12 @@ class Depressed:
         weights = Weights(tensors)
         (w, b), norm = weights.pair(f"layers.{layer}.up"), weights.pair(f"layers.{layer}.attention_norm")
         c0, c1, c2, c3, c4 = polynomials(tensors, layer)
-        bound, leading = activation_bounds(w, b, *norm), np.where(c4 == 0.0, _LEAST, c4)
-        shift = c3 / (4.0 * leading)
-        second = c2 - 6.0 * leading * shift**2
-        first = c1 - 4.0 * leading * shift**3 - 2.0 * second * shift
+        bound = activation_bounds(w, b, *norm)
+        shift = c3 / (4.0 * c4)
+        second = c2 - 6.0 * c4 * shift**2
+        first = c1 - 4.0 * c4 * shift**3 - 2.0 * second * shift
         reach = activation_bounds(w, b + shift, *norm)
-        offset = second / (2.0 * leading * reach**2)
+        offset = second / (2.0 * c4 * reach**2)
         for name, value, limit in (("δ/B", shift / bound, MOST_SHIFTED), ("γ", offset, LARGEST_MIDDLE)):
             off = np.abs(value) > limit * (1.0 + 1e-4)
             if np.any(off):
@@ -76,9 +84,9 @@ class Depressed:
                     f"{limit:g}, neuron {np.flatnonzero(off)[0]} first: fit them with more of a fourth power "
                     "(`models.fitted.quartics.bent`)"
                 )
-        constant = c0 - leading * shift**4 - second * shift**2 - first * shift - second**2 / (4.0 * leading)
-        offset = np.clip(offset, -LARGEST_MIDDLE, LARGEST_MIDDLE)
-        return Depressed(shift, reach, leading * reach**4, offset, first, constant)
+        constant = c0 - c4 * shift**4 - second * shift**2 - first * shift - second**2 / (4.0 * c4)
+        taken = np.clip(offset, -LARGEST_MIDDLE, LARGEST_MIDDLE)
+        return Depressed(shift, reach, c4 * reach**4, taken, first, constant, np.abs(offset - taken))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ Everything follows from ‖n‖ <= √d for rows of LayerNorm and RMSNorm alike,
     attention     Σ_h σ(O_h·V_h·diag(γ))·√d      its weights add up to 1, but for the reciprocal's error
     feed-forward  σ(W2·diag(P·r))·σ(diag(1/r)·U·diag(γ))·√d,  P_j the largest |p_j(g)| for |g| <= ‖γ⊙w_j‖·√d, any r > 0
 
-and the stream is no longer than what it begins with and all that is added: tops grow by depth, not by product.
+and the stream is no longer than what it begins with and all that is added: tops grow by depth, not by product. What
+fixed point makes of the weights is added to that (`rounding`).
 
 What a decoder is made of, by canonical names: `reading` brings checkpoints to them.
 """
@@ -25,9 +26,10 @@ from comet_mpc.functions.inverse_rule import ABOVE, WIDEST
 from comet_mpc.functions.layer_norm import plain_centred, shrink_factor
 from comet_mpc.functions.row_rule import wide_rule
 from comet_mpc.functions.rule import InverseRule
-from comet_mpc.models.bounds import power_of_two_above
+from comet_mpc.models.bounds import LEAST_BOUND, power_of_two_above
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape
+from comet_mpc.models.streams.rounding import attention_moved, feed_forward_moved, sigma
 
 SLACK = 1.0 + ABOVE + 2.0**-7
 """What a row of a norm may be longer than √d, by its rule's error and rounding."""
@@ -62,19 +64,14 @@ class Seen:
     least: tuple[float, ...]
 
 
-def _sigma(matrix: Reals) -> float:
-    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-    return math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-9)
-
-
 def head_tops(matrix: Reals, gamma: Reals, size: int, bias: Reals | None = None) -> Reals:
-    """‖W_h·(γ⊙n) + b_h‖ of every head, for every input."""
+    """‖W_h·(γ⊙n) + b_h‖ of every head, for every input; never below `LEAST_BOUND`."""
     found = []
     for start in range(0, len(matrix), size):
         rows = slice(start, start + size)
         off = 0.0 if bias is None else float(np.linalg.norm(bias[rows]))
-        found.append(_sigma(matrix[rows] * gamma) * math.sqrt(matrix.shape[1]) * SLACK + off)
-    return np.array(found)
+        found.append(sigma(matrix[rows] * gamma) * math.sqrt(matrix.shape[1]) * SLACK + off)
+    return np.maximum(found, LEAST_BOUND)
 
 
 class Folding:
@@ -85,11 +82,14 @@ class Folding:
         self.factor = shrink_factor(shape.hidden) * 2.0**_SCALE
         self.weights: dict[str, Reals] = {}
         self.top = float(np.max(np.linalg.norm(self.start(), axis=1)))
-        tops = [self.top]
+        tops, longest = [self.top], math.sqrt(shape.hidden) * SLACK
         for index, own in enumerate(fitted):
             self._attention(index, own)
+            off = attention_moved(shape, self.weights, index, longest=longest, sums=_WEIGHTS_OFF)
+            self.top += off / self.factor
             tops.append(self.top)
             self._feed_forward(index, own)
+            self.top += feed_forward_moved(shape, self.weights, index, longest=longest) / self.factor
             tops.append(self.top)
         norms = [self._norm(top, least) for top, least in zip(tops, seen.least, strict=True)]
         form = CausalForm(mean_rule(LEAST_MEAN), denominator_rule(shape.positions))
@@ -158,7 +158,7 @@ class Folding:
         served = np.concatenate([head * (tops[g] / _FULL) for head, g in zip(heads, groups, strict=True)], axis=1)
         self.weights[prefix + "output.weight"] = self._into(served)
         values = np.split(v, shape.groups)
-        added = sum(_sigma(head @ (values[g] * gamma)) for head, g in zip(heads, groups, strict=True))
+        added = sum(sigma(head @ (values[g] * gamma)) for head, g in zip(heads, groups, strict=True))
         self.top += added * math.sqrt(shape.hidden) * SLACK * _WEIGHTS_OFF
         if shape.centred:
             whole = np.repeat(v_off.reshape(shape.groups, size), times, axis=0).reshape(-1)
@@ -178,23 +178,21 @@ class Folding:
         root = math.sqrt(shape.hidden) * SLACK
         reach = np.linalg.norm(gate * gamma, axis=1) * root
         middle = c1 / (2.0 * c2)
-        large = (reach + np.abs(gate_off + middle)) / _FULL
+        large = np.maximum(reach + np.abs(gate_off + middle), LEAST_BOUND) / _FULL
         rest = c0 - c1**2 / (4.0 * c2)
         largest = np.maximum(np.abs(c2) * (_FULL * large) ** 2 + rest * np.sign(c2), np.abs(rest))
         if shape.gated:
             up, up_off = self._linear(index, "up", beta)
             if np.any(up_off):
                 raise CheckpointError(f"layer {index}: a gated neuron with a bias beside its gate is not served")
-            sizes = np.linalg.norm(up * gamma, axis=1) * root / _FULL
+            sizes = np.maximum(np.linalg.norm(up * gamma, axis=1) * root, LEAST_BOUND) / _FULL
             matrices = np.concatenate([gate / large[:, None], up / sizes[:, None]]) * gamma
             self.weights[prefix + "beside.weight"] = self._into((down * rest) @ (up * gamma))
             self.top += _product_top(down, largest, up * gamma) * root
             columns = down * (c2 * large**2 * sizes)
         else:
             matrices, columns = gate * gamma / large[:, None], down * (c2 * large**2)
-            self.top += min(
-                float(np.linalg.norm(down, axis=0) @ largest), _sigma(down) * float(np.linalg.norm(largest))
-            )
+            self.top += min(float(np.linalg.norm(down, axis=0) @ largest), sigma(down) * float(np.linalg.norm(largest)))
         self.weights[prefix + "up.weight"] = matrices
         self.weights[prefix + "up.bias"] = (gate_off + middle) / large
         self.weights[prefix + "down.weight"] = self._into(columns)
@@ -216,8 +214,8 @@ def _product_top(down: Reals, largest: Reals, up: Reals) -> float:
     balance = np.sqrt(np.maximum(columns, 1e-12) / np.maximum(rows, 1e-12))
     return min(
         float(columns @ rows),
-        _sigma(down * largest) * _sigma(up),
-        _sigma(down * (largest / balance)) * _sigma(up * balance[:, None]),
+        sigma(down * largest) * sigma(up),
+        sigma(down * (largest / balance)) * sigma(up * balance[:, None]),
     )
 
 
