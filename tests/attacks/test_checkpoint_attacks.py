@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -12,14 +13,16 @@ import pytest
 
 from comet_mpc.engine import Weight
 from comet_mpc.errors import CheckpointError
+from comet_mpc.functions.layer_norm import layer_norm_rule
 from comet_mpc.functions.root_rule import root_rule
 from comet_mpc.models.certify import certify, check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Site, Tensors
 from comet_mpc.models.fold import check_fixed
 from comet_mpc.models.queries import Query
+from comet_mpc.models.rounding import check_moved, moved
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
-from comet_mpc.models.transformer import encode_weights
+from comet_mpc.models.transformer import encode_weight, encode_weights
 from comet_mpc.offline.dealer.bundles import mask_weight, weight_key, weights_digest
 from support.toy_model import make_checkpoint, twin_logits
 
@@ -123,6 +126,33 @@ def test_weights_that_all_round_the_same_way_stay_within_their_range(
     model = ServedModel.load(tmp_path)
     query = Query(np.tile(direction, (1, 16, 1)), np.ones((1, 16)), (False,))
     assert np.max(np.abs(twin_logits(model, query) - model.plain_logits(query))) < 0.1  # the twin checks every bound
+
+
+def test_sums_that_all_round_the_same_way_are_refused(directory: Path, loaded: tuple[CometConfig, Tensors]) -> None:
+    """What is added to a small γ is served twice as large as it is. The control: with more digits it is not."""
+    config, _ = loaded
+    rng, e = np.random.default_rng(0), config.encoder
+    direction = np.where(np.arange(e.hidden) % 2 == 0, 1.0, -1.0)
+    real = {
+        "layer.0.qkv.weight": 0.01 * rng.normal(size=(3 * e.hidden, e.hidden)),
+        "layer.0.qkv.bias": np.zeros(3 * e.hidden),
+        "layer.0.output.weight": np.zeros((e.hidden, e.hidden)),
+        "layer.0.output.bias": np.zeros(e.hidden),
+        "layer.0.up.weight": np.tile(direction / e.hidden, (4096, 1)),
+        "layer.0.up.bias": np.zeros(4096),
+        "layer.0.down.bias": np.zeros(e.hidden),
+    }
+    rules = ServedModel.load(directory).rules
+    small = dataclasses.replace(
+        rules, layers=tuple(dataclasses.replace(own, variances=(layer_norm_rule(e.hidden, 2.0**-8, 0.25),) * 2)
+                            for own in rules.layers[:1])
+    )  # fmt: skip
+    for times, refused in ((0.50001, True), (1.00001, False)):
+        down = np.tile(times * 2.0**-12 * direction[:, None], (1, 4096))
+        weights = {**real, "layer.0.down.weight": down}
+        found = moved(config, weights, {name: encode_weight(name, value) for name, value in weights.items()}, 0)
+        with pytest.raises(CheckpointError, match="layer 0: what its neurons add") if refused else nullcontext():
+            check_moved(small, e.hidden, [found])
 
 
 @pytest.mark.parametrize("part", ["layer.0.qkv.weight", "layer.0.up.weight", "pooler.weight"])

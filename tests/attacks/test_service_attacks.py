@@ -46,7 +46,18 @@ from comet_mpc.service.catalogue import Catalogue
 from comet_mpc.service.client import Client
 from comet_mpc.service.conversation import Conversation
 from comet_mpc.service.deployment import ServiceLimits, _secret
-from comet_mpc.service.messages import Accepted, Prepare, Ready, Run, Welcome, expect, from_client, introduce, say
+from comet_mpc.service.messages import (
+    Accepted,
+    GetPackage,
+    Prepare,
+    Ready,
+    Run,
+    Welcome,
+    expect,
+    from_client,
+    introduce,
+    say,
+)
 from comet_mpc.service.prediction import Prediction
 from support.certificates import Identities
 from support.clients import EnoughSlots, LocalClient, RecordingService, Side, begin_conversation, out_of_range
@@ -210,6 +221,22 @@ def test_an_answer_out_of_range_is_no_result(inference: Inference) -> None:
     result = Liar(inference.service, inference.identity, inference.directory / "liar").try_to_classify(TEXT)
     assert isinstance(result, PeerError)
     assert "outside the model's range" in str(result)
+
+
+def test_requests_that_are_no_steps_do_not_keep_a_text(inference: Inference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that holds a text is not ended to make room for others: steps are counted."""
+    clock, held = Clock(), []
+    monkeypatch.setattr(sys.modules[Conversation.__module__], "time", clock)
+    near, far = memory_pair(PATIENCE)
+    conversation = Conversation(Catalogue({"model": inference.service}), near, EnoughSlots(), require_client=False)
+    conversation._limits = ServiceLimits(idle_seconds=60.0)
+    conversation._writing, conversation._went_on = object(), clock.monotonic()  # type: ignore[assignment]
+    for _ in range(3):
+        clock.now += 40.0
+        say(far, GetPackage())
+        conversation._next()
+        held.append(conversation._writing is not None)
+    assert held == [True, False, False]
 
 
 def test_a_download_that_trickles_is_ended_although_it_never_stalls(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from comet_mpc.engine import Session, TruncateOpen, Weight
+from comet_mpc.engine.ops.truncate_open import opened_shifted, truncated_mask
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words, ring_width
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.errors import RangeError
@@ -204,6 +205,30 @@ def test_a_fused_opening_of_the_largest_values_of_a_ring_is_right(shift: int) ->
     for run in both_ways(program):
         result = whole(run)
         assert np.all((result == units >> shift) | (result == -(-units >> shift)))
+
+
+@pytest.mark.parametrize(("width", "shift"), [(w, d) for w in (5, 6, 7) for d in range(1, w - 1)])
+def test_a_fused_opening_is_right_for_every_share_and_mask_of_a_small_ring(width: int, shift: int) -> None:
+    """All values that the ring holds, all shares, all masks: a neighbour of z / 2^shift, and as often what is opened is
+    any number as any other, whatever the shares are."""
+    largest = 2 ** (width - 2) - 1
+    z, client = (part.reshape(-1) for part in np.meshgrid(np.arange(-largest, largest + 1), np.arange(2**width)))
+    halves = [part.astype(np.uint64) for part in (client, (z - client) % 2**width)]
+    bound = largest * 2.0**-shift
+    opening, other = (TruncateOpen(Share((z.size,), shift, bound, width, own), shift) for own in halves)
+    opening.check("here")
+    ring, left, (mask,) = opening.ring, shift - opening.first, opening.demand()
+    assert (mask.width, mask.shift) == (ring.width, left)
+    parts = opening.cut(CLIENT) + other.cut(1 - CLIENT) + np.uint64(2 ** (ring.width - 2) - 1)
+    seen = []
+    for r in range(2**ring.width):
+        c = (parts - np.uint64(r)) & np.uint64(2**ring.width - 1)
+        public, sign = opened_shifted(c, ring.width, left)
+        u, top = truncated_mask(np.array([r], np.uint64), ring.width, left)
+        found = (public + u - sign * top * np.uint64(2 ** (width - 1 - shift))).view(np.int64)
+        assert np.all((found == z >> shift) | (found == -(-z >> shift)))
+        seen.append(c)
+    assert np.array_equal(np.sort(seen, axis=0), np.tile(np.arange(2**ring.width)[:, None], z.size))
 
 
 def test_a_fused_opening_by_no_bits_is_an_opening() -> None:

@@ -332,7 +332,7 @@ def units_off(values: Reals, bound: float) -> Reals:
     """By how many units a number up to `bound` may be off, once it is truncated out of or into an odd ring.
 
     One, and in proportion to the number 1/8 at most, of a ring that just holds it (docs/explanation/numerics.md, odd
-    rings); 1/32 where the bits have small products. Within Z_2^w it is one.
+    rings); 1/9 where the bits have small products. Within Z_2^w it is one.
     """
     return np.asarray(1.0 + np.abs(values) / (8.0 * bound))
 

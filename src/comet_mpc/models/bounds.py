@@ -71,11 +71,16 @@ def activation_bounds(w: Any, b: Any, gamma: Any, beta: Any) -> Any:
     return ((centred**2).sum(axis=-1) ** 0.5 * size + abs(w @ beta + b)).clip(LEAST_BOUND)
 
 
+def longest_row(size: int) -> float:
+    """‖n‖ of a LayerNorm's result, by its rule and in fixed point."""
+    return math.sqrt(size) * (1.0 + SLACK)
+
+
 def _centred(matrix: Reals, axis: int) -> Reals:
     return np.asarray(matrix - matrix.mean(axis=axis, keepdims=True))
 
 
-def _sigma(matrix: Reals) -> float:
+def sigma(matrix: Reals) -> float:
     """The largest singular value, from the smaller of the two Gram matrices, rounded up."""
     gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
     return math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-9)
@@ -87,9 +92,9 @@ def _sigma_of_product(left: Reals, right: Reals) -> float:
     With left = Q·R and rightᵀ = Q'·R', both Q orthonormal, it is that of R·R'ᵀ.
     """
     if left.shape[1] >= min(left.shape[0], right.shape[1]):
-        return _sigma(left @ right)
+        return sigma(left @ right)
     first, second = (np.asarray(np.linalg.qr(each, mode="r")) for each in (left, right.T))
-    return _sigma(first @ second.T)
+    return sigma(first @ second.T)
 
 
 def head_bounds(w: Reals, b: Reals, gamma: Reals, beta: Reals, heads: int) -> Reals:
@@ -101,7 +106,7 @@ def head_bounds(w: Reals, b: Reals, gamma: Reals, beta: Reals, heads: int) -> Re
     blocks = np.split(w, heads), np.split(b, heads)
     return np.array(
         [
-            _sigma(_centred(part * gamma, 1)) * size + float(np.linalg.norm(part @ beta + shift))
+            sigma(_centred(part * gamma, 1)) * size + float(np.linalg.norm(part @ beta + shift))
             for part, shift in zip(*blocks, strict=True)
         ]
     ).clip(LEAST_BOUND)
@@ -117,7 +122,7 @@ def image_norm(patches: Reals, positions: Reals) -> float:
     """‖C row‖ of [CLS], the first of the positions, and of every patch that there can be: of pixels in [0, 1]."""
     matrix, rows = _centred(patches, 0), _centred(positions, 1)
     middle = rows[1:] + 0.5 * matrix.sum(axis=1)  # of a grey image
-    spread = 0.5 * math.sqrt(patches.shape[1]) * _sigma(matrix)
+    spread = 0.5 * math.sqrt(patches.shape[1]) * sigma(matrix)
     return float(max(np.linalg.norm(rows[0]), np.max(np.linalg.norm(middle, axis=1)) + spread))
 
 
@@ -139,7 +144,7 @@ def attention_norm_top(
     d = len(gamma)
     size = math.sqrt(d) * (1.0 + SLACK)
     o = _centred(o, 0)
-    real = _sigma(_centred(_centred(np.diag(gamma), 0), 1)) * size + float(np.linalg.norm(_centred(beta + o_shift, 0)))
+    real = sigma(_centred(_centred(np.diag(gamma), 0), 1)) * size + float(np.linalg.norm(_centred(beta + o_shift, 0)))
     spread = max(real, float(np.linalg.norm(_centred(beta + o_shift - gamma, 0))))
     return (spread + (1.0 + weight_error) * _heads_reach((v, v_shift), o, gamma, beta, heads)) ** 2 / d
 
@@ -194,13 +199,13 @@ def output_norm_top(
     # D commutes with a diagonal: balance rows of W₁ against columns of W₂ for a smaller product of norms.
     rows, columns = np.linalg.norm(w1, axis=1), np.linalg.norm(w2, axis=0)
     balance = np.sqrt(np.maximum(rows, 1e-12) / np.maximum(columns, 1e-12))
-    mixed = _sigma(w2 * balance) * _sigma(w1 / balance[:, None])
+    mixed = sigma(w2 * balance) * sigma(w1 / balance[:, None])
     residual = _centred(_centred(np.diag(gamma), 0), 1) if skips else 0.0
-    linear = _sigma(residual + 0.5 * (w2 @ w1)) + 0.5 * mixed
+    linear = sigma(residual + 0.5 * (w2 @ w1)) + 0.5 * mixed
     constant = float(np.linalg.norm(_centred((beta if skips else 0.0) + w2 @ middle + shift, 0)))
     if activation_error is not None:
         by_columns = float(columns @ activation_error)
-        constant += min(by_columns, _sigma(w2) * float(np.linalg.norm(activation_error)))
+        constant += min(by_columns, sigma(w2) * float(np.linalg.norm(activation_error)))
     return (linear * size + constant) ** 2 / d
 
 
@@ -228,7 +233,7 @@ def quadratic_norm_top(
     x, w2 = _centred(w1 * gamma, 1), _centred(w2, 0)
     lengths = np.linalg.norm(x, axis=1)
     residual = _centred(_centred(np.diag(gamma), 0), 1) if skips else 0.0
-    linear = _sigma(residual + (w2 * (c1 + 2.0 * c2 * start)) @ x)
+    linear = sigma(residual + (w2 * (c1 + 2.0 * c2 * start)) @ x)
     constant = _centred((beta if skips else 0.0) + w2 @ (c0 + c1 * start + c2 * start**2) + shift, 0)
     traced = constant + w2 @ (c2 * lengths**2) * (size**2 / (d - 1))
     curved = w2 * c2
@@ -237,9 +242,9 @@ def quadratic_norm_top(
     flat = math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-6) * size**2
     spread, columns = np.abs(c2) * lengths * size, np.linalg.norm(w2, axis=0)
     balance = np.sqrt(np.maximum(lengths, 1e-12) / np.maximum(columns * spread, 1e-12))
-    direct = _sigma(w2 * (spread * balance)) * _sigma(x / balance[:, None]) * size
+    direct = sigma(w2 * (spread * balance)) * sigma(x / balance[:, None]) * size
     away = float(np.linalg.norm(w2 @ (c2 * lengths**2))) * (size**2 / (d - 1))
-    rounding = min(float(columns @ activation_error), _sigma(w2) * float(np.linalg.norm(activation_error)))
+    rounding = min(float(columns @ activation_error), sigma(w2) * float(np.linalg.norm(activation_error)))
     with_trace = max(float(np.linalg.norm(constant)), float(np.linalg.norm(traced))) + flat
     without = float(np.linalg.norm(constant)) + min(direct, away + flat)
     return (min(with_trace, without) + linear * size + rounding) ** 2 / d
@@ -289,7 +294,7 @@ def _about(polynomials: tuple[Reals, ...], start: Reals) -> list[Reals]:
 
 def state_top(gamma: Reals, beta: Reals) -> float:
     """Mean square of γ⊙n + β."""
-    spread = _sigma(_centred(np.diag(gamma), 1)) * math.sqrt(len(gamma)) * (1.0 + SLACK)
+    spread = sigma(_centred(np.diag(gamma), 1)) * math.sqrt(len(gamma)) * (1.0 + SLACK)
     return float((spread + float(np.linalg.norm(beta))) ** 2 / len(gamma))
 
 

@@ -18,6 +18,7 @@ from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.fold import check_fixed, fold, fold_image, fold_tables, plain_states, plain_stream_states
 from comet_mpc.models.public import PublicModel, table_shapes
 from comet_mpc.models.queries import Query
+from comet_mpc.models.rounding import Moved, check_moved, moved
 from comet_mpc.models.stored.checkpoints import load_checkpoint, read_tokenizer, tensors_digest
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.models.transformer import (
@@ -59,9 +60,13 @@ class ServedModel(PublicModel):
         config, tensors = load_checkpoint(directory)
         check_ranges(config, tensors, told)
         encoded, folded, stated = dict[str, Weight](), dict[str, Reals](), tensors_digest(tensors)
+        off: list[Moved] = []
 
         def take(part: dict[str, Reals], layer: int = -1) -> None:
-            encoded.update({name: encode_weight(name, value) for name, value in part.items()})
+            own = {name: encode_weight(name, value) for name, value in part.items()}
+            encoded.update(own)
+            if 0 <= layer < config.encoder.layers:
+                off.append(moved(config, part, own, layer))
             if plain:
                 folded.update(part)
             for name in [name for name in tensors if name.startswith(f"layers.{layer}.") and tensors[name].ndim == 2]:
@@ -76,6 +81,7 @@ class ServedModel(PublicModel):
             take(fold_tables(public.embeddings, config.encoder.first_position))
         fixed = in_order(public.shape, encoded)
         check_fixed(public.shape, public.rules, fixed)
+        check_moved(public.rules, public.shape.hidden, off)
         return ServedModel(**vars(public), folded=folded, fixed=fixed)
 
     def weights(self) -> dict[str, Weight]:

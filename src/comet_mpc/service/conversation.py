@@ -90,6 +90,8 @@ class Conversation:
         self._slots = slots
         self._refused = False
         self._writing: Writing | None = None
+        self._went_on = 0.0
+        """When the text that is being written was last begun or gone on with."""
         self.idle_since: float | None = None
         self.deadline = time.monotonic() + self._limits.stall_seconds
 
@@ -167,6 +169,8 @@ class Conversation:
         """The next request; None if the client has left, or has been silent for too long."""
         self.channel.timeout = self._limits.idle_seconds
         self.deadline = float("inf")
+        if self._writing is not None and time.monotonic() - self._went_on > self._limits.idle_seconds:
+            self._writing = None  # other requests do not keep it
         if self._writing is None:  # a text that is being written is not ended to make room
             self._slots.idle(True, refused=self._refused)
             self.idle_since = time.monotonic()
@@ -216,6 +220,7 @@ class Conversation:
                     contextlib.closing(self._take(message, plan)) as bundle,
                 ):
                     self._writing = Writing(self._deployment, writer, self.channel, bundle, message.bucket)
+                self._went_on = time.monotonic()
                 say(self.channel, Ready())
             case Step():
                 with self._slots.slot("run", self.channel):
@@ -238,6 +243,7 @@ class Conversation:
             say(self.channel, Ready())
             begun = self.channel.traffic
             self._writing.run(window, places)
+        self._went_on = time.monotonic()
         traffic, seconds = self.channel.traffic - begun, time.monotonic() - start
         count = traffic.sent + traffic.received
         self._counters.add(

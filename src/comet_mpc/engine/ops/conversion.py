@@ -17,7 +17,8 @@ scale s near 2^-d, and the ring in which the product is shared:
               there is no product, no bit and no message: what wraps in Z_M is a multiple of M·s = j·N. Between two
               powers of two s is exactly 2^-d.
 
-One party rounds down, the other up. So a conversion is off by less than 9/8 units, and its mean by less than 1/8.
+One party rounds down, the other up. So a conversion is off by less than 9/8 units, and its mean by less than 1/8 and
+2^-(d+1).
 d is a real number where the scale before or after is no power of two (`free_shift`).
 """
 

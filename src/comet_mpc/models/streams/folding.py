@@ -26,10 +26,10 @@ from comet_mpc.functions.inverse_rule import ABOVE, WIDEST
 from comet_mpc.functions.layer_norm import plain_centred, shrink_factor
 from comet_mpc.functions.row_rule import wide_rule
 from comet_mpc.functions.rule import InverseRule
-from comet_mpc.models.bounds import LEAST_BOUND, power_of_two_above
+from comet_mpc.models.bounds import LEAST_BOUND, power_of_two_above, sigma
 from comet_mpc.models.streams.causal import CausalForm, denominator_rule, mean_rule
 from comet_mpc.models.streams.decoder import DecoderLayerRules, DecoderRules, DecoderShape
-from comet_mpc.models.streams.rounding import attention_moved, feed_forward_moved, sigma
+from comet_mpc.models.streams.rounding import attention_moved, feed_forward_moved
 
 SLACK = 1.0 + ABOVE + 2.0**-7
 """What a row of a norm may be longer than √d, by its rule's error and rounding."""

@@ -9,22 +9,16 @@ With Δ for what rounding moves, ‖(W + ΔW)·(a + Δa) - W·a‖ <= ‖ΔW·a�
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from comet_mpc.engine.share import Reals
 from comet_mpc.errors import CheckpointError
+from comet_mpc.models.bounds import sigma
 from comet_mpc.models.streams.decoder import DecoderShape, fraction_of
 
 Weights = Mapping[str, Reals]
-
-
-def sigma(matrix: Reals) -> float:
-    """The largest singular value, rounded up."""
-    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-    return math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) * (1.0 + 1e-9)
 
 
 def served(weights: Weights, name: str) -> Reals:

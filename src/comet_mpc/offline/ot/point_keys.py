@@ -5,7 +5,7 @@ bit of either party's. In random transfers that the client receives its bits are
 receives for the top bits, the place α, the choices are the server's. `ot.extension` gives shares of a choice times the
 other one's secret Δ for nothing. The roots are the two secrets themselves, so with Δ = Δ_c + Δ_s
 
-    (1 - α)·Δ = (1 + α_c)·Δ_c + (1 + α_s)·Δ_s + Δ_c + α_c·Δ_s + α_s·Δ_c    (bits and blocks, mod 2; Δ_c by the client)
+    (1 - α)·Δ = (1 + α_c)·Δ_c + (1 + α_s)·Δ_s + α_c·Δ_s + α_s·Δ_c    (bits and blocks, mod 2)
 
 is shared at every level. What H gives on the way to α is what a party's sum over all its nodes of that level gives,
 but for nodes that both have. So each party sends the sum plus its share: together they are the correction.
