@@ -218,7 +218,8 @@ def test_neurons_and_heads_of_zeros_are_served(tmp_path: Path, rule: str, dead: 
 
 def test_the_fourth_power_that_stands_for_none_is_certified(tmp_path: Path) -> None:
     """A quartic without c₄ is served with a tiny one, which counts where |h| is large."""
-    config, tensors = load_checkpoint(fitted_model(tmp_path, rule=NEAR))
+    config, loaded = load_checkpoint(fitted_model(tmp_path, rule=NEAR))
+    tensors: dict[str, Any] = dict(loaded)
     hidden = config.encoder.hidden
     direction = np.where(np.arange(hidden) % 2 == 0, 1.0, -1.0)
     tensors["layers.0.up.weight"] = np.tile(2.0**13 * direction, (len(tensors["layers.0.up.weight"]), 1))

@@ -33,8 +33,10 @@ class Moved(NamedTuple):
 def moved(config: CometConfig, real: Mapping[str, Reals], fixed: Mapping[str, Weight], layer: int) -> Moved:
     """Of a layer. real: its folded weights; fixed: those that are served"""
     e, prefix = config.encoder, f"layer.{layer}."
-    served = {name: fixed[name].fixed() * 2.0 ** -fixed[name].fraction for name in real}
-    off = {name: served[name] - real[name] for name in real}
+    served: dict[str, Reals] = {
+        name: np.asarray(fixed[name].fixed() * 2.0 ** -fixed[name].fraction, np.float64) for name in real
+    }
+    off: dict[str, Reals] = {name: served[name] - real[name] for name in real}
     longest, ones, zeros = longest_row(e.hidden), np.ones(e.hidden), np.zeros(e.hidden)
     values, bias = served[prefix + "qkv.weight"][-e.hidden :], served[prefix + "qkv.bias"][-e.hidden :]
     if not e.stream:
