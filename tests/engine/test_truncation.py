@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from comet_mpc.engine import Session, TruncateOpen, Weight
+from comet_mpc.engine.correlations import Mask
 from comet_mpc.engine.ops.truncate_open import opened_shifted, truncated_mask
 from comet_mpc.engine.share import CLIENT, WORD, Share, Words, ring_width
 from comet_mpc.engine.twin import TwinSession
@@ -218,6 +219,7 @@ def test_a_fused_opening_is_right_for_every_share_and_mask_of_a_small_ring(width
     opening, other = (TruncateOpen(Share((z.size,), shift, bound, width, own), shift) for own in halves)
     opening.check("here")
     ring, left, (mask,) = opening.ring, shift - opening.first, opening.demand()
+    assert isinstance(mask, Mask)
     assert (mask.width, mask.shift) == (ring.width, left)
     parts = opening.cut(CLIENT) + other.cut(1 - CLIENT) + np.uint64(2 ** (ring.width - 2) - 1)
     seen = []
