@@ -6,18 +6,19 @@ import contextlib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from comet_mpc.net.authority import issue, make_authority
 from support.documents import Service
-from support.processes import server_process
+from support.processes import dealer_process, server_process
 
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[Service]:
-    """A tiny model: for what does not depend on the answers."""
-    with _serving(tmp_path_factory.mktemp("documents"), tiny_checkpoint) as found:
+    """A tiny model, with a dealer: for what depends neither on the answers nor on who prepares."""
+    with _serving(tmp_path_factory.mktemp("documents"), tiny_checkpoint, with_dealer=True) as found:
         yield found
 
 
@@ -29,10 +30,14 @@ def demo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def _serving(directory: Path, checkpoint: Path) -> Iterator[Service]:
+def _serving(directory: Path, checkpoint: Path, *, with_dealer: bool = False) -> Iterator[Service]:
     keys = directory / "keys"
     make_authority(keys, "Comet authority")
     issue(keys, "client", "client")
     issue(keys, "server", "server", ["server.example", "127.0.0.1"])
-    with server_process(keys, checkpoint, None, directory / "state", workers=2, limits={"ready": 0}) as server:
+    issue(keys, "dealer", "dealer", ["127.0.0.1"])
+    with contextlib.ExitStack() as stack:
+        dealer = stack.enter_context(dealer_process(keys))[1][1] if with_dealer else None
+        options: dict[str, Any] = {"workers": 2, "limits": {"ready": 0}}
+        server = stack.enter_context(server_process(keys, checkpoint, dealer, directory / "state", **options))
         yield Service(server.port, keys, checkpoint)

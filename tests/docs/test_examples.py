@@ -60,7 +60,7 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_a_file_survives_a_client_that_is_killed_twice(tiny_checkpoint: Path) -> None:
     """The short form of what research/benchmarks/csv_kills.py does with a thousand rows."""
-    arguments = ("--rows", 30, "--source", "pair", "--model", tiny_checkpoint)
+    arguments = ("--rows", 30, "--source", "dealer", "--model", tiny_checkpoint)
     found = json.loads(run("csv_kills", *arguments, directory=ROOT / "research" / "benchmarks"))
     assert found["rows"] == 30
     assert all(kept < 30 for kept in found["kept_by_killed_runs"])
@@ -86,12 +86,14 @@ def test_your_own_model_is_served(tmp_path: Path, keys: Path, tiny_checkpoint: P
     assert np.max(np.abs(np.array(answer.logits) - expected)) < 0.02
 
 
-def test_sentences_are_searched_and_the_recall_is_that_of_the_model_in_the_clear(keys: Path, tmp_path: Path) -> None:
+def test_sentences_are_searched_and_the_recall_is_that_of_the_model_in_the_clear(
+    keys: Path, shared_dealer: int, tmp_path: Path
+) -> None:
     head = Head(kind="embedding", pooling="mean", unit=True)
     checkpoint = make_checkpoint(tmp_path / "model", layers=1, head=head)
     sentences = sorted(set(some_texts(24, seed=3)))
     (tmp_path / "sentences.txt").write_text("\n".join(sentences) + "\n")
-    with server_process(keys, checkpoint, None, tmp_path / "state", workers=2) as server:
+    with server_process(keys, checkpoint, shared_dealer, tmp_path / "state", limits={"ready": 0}, workers=2) as server:
         options = ("--keys", keys, "--cache", tmp_path / "cache", "--count", 3, "--clear", checkpoint)
         printed = run("private_search", server.address, tmp_path / "sentences.txt", sentences[7], *options)
     *found, last = printed.splitlines()

@@ -64,11 +64,11 @@ def test_a_page_runs_as_it_stands(page: Page, tmp_path: Path, request: pytest.Fi
     runner = Runner(tmp_path, ports)
     printed = ""
     try:
-        for block in page.blocks:
-            if block.runs:
-                printed = runner.run(block)
-            elif "output" in block.flags:
-                assert masked(printed) == masked(block.text), f"{block}: this is not what is printed now:\n{printed}"
+        for step in page.steps:
+            if step[0].runs:
+                printed = runner.run(*step)
+            else:
+                assert masked(printed) == masked(step[0].text), f"{step[0]}: what is printed now:\n{printed}"
     finally:
         runner.close()
 
@@ -152,6 +152,15 @@ def test_a_broken_snippet_is_found(text: str, match: str, tmp_path: Path) -> Non
 def test_a_snippet_cannot_hide(text: str, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         page_of(Path("page.md"), text)
+
+
+def test_every_block_that_runs_and_every_output_is_a_step_in_its_order() -> None:
+    for page in PAGES:
+        steps = [block for step in page.steps for block in step]
+        assert steps == [block for block in page.blocks if block.runs or "output" in block.flags]
+    text = "```python\na\n```\n```python\nb\n```\n```python\nc\n```\n```text output\nc\n```\n```python\nd\n```\n"
+    steps = [[block.text.strip() for block in step] for step in page_of(Path("page.md"), text).steps]
+    assert [*steps] == [["a", "b"], ["c"], ["c"], ["d"]]
 
 
 def test_an_output_that_is_not_what_is_printed_is_found() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.audit import report
+from comet_mpc.local.audit.online import Recorded
 from comet_mpc.local.audit.report import Finding, audit, passes
 from comet_mpc.local.audit.statistics import (
     FALSE_ALARM,
@@ -124,16 +126,44 @@ def test_messages_pile_up_by_run() -> None:
 # The command --------------------------------------------------------------------------------------------------
 
 
+SHORT = ("dealer", "writing")
+"""What two parties prepare is judged in tests/offline/test_preparation_privacy.py, after as many runs as here."""
+
+
 @pytest.fixture(scope="module")
 def found() -> list[Finding]:
-    return audit(report.FEWEST)
+    return audit(report.FEWEST, SHORT)
 
 
 @pytest.mark.slow
 def test_a_short_audit_finds_nothing_and_misses_nothing(found: list[Finding]) -> None:
     assert passes(found), [finding for finding in found if not finding.right]
-    for phase, controls in report.CAUGHT.items():
-        assert {finding.control for finding in found if finding.phase == phase} == {"", *controls}
+    for phase in SHORT:
+        assert {finding.control for finding in found if finding.phase == phase} == {"", *report.CAUGHT[phase]}
+
+
+def test_an_audit_has_every_phase_and_its_controls_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[str, int, str]] = []
+    told: list[tuple[int, int]] = []
+
+    def noting(phase: str, set_ups: int = 0) -> Callable[..., list[Recorded]]:
+        def record(runs: int, control: str, *, tick: Callable[[], None]) -> list[Recorded]:
+            noted.append((phase, runs, control))
+            for _ in range(set_ups + runs):
+                tick()
+            return []
+
+        return record
+
+    monkeypatch.setattr(report, "record", lambda phase, *arguments, **options: noting(phase)(*arguments, **options))
+    monkeypatch.setattr(report, "record_writing", noting("writing"))
+    monkeypatch.setattr(report, "record_preparation", noting("preparing", report.SET_UPS))
+    assert audit(243, tick=lambda done, total, note="": told.append((done, total))) == []
+    runs = {"dealer": (240, 120), "pair": (12, 8), "writing": (120, 40), "preparing": (12, 8)}
+    assert noted == [
+        (phase, runs[phase][bool(control)], control) for phase in runs for control in ("", *report.CAUGHT[phase])
+    ]
+    assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
 
 
 def test_an_audit_of_too_few_runs_is_refused() -> None:
@@ -151,7 +181,7 @@ def test_the_command_prints_tables_that_fit(found: list[Finding], monkeypatch: p
     code, output = shown(found, monkeypatch)
     assert code == 0
     assert max(map(len, output.splitlines())) <= 80
-    for word in ("Truncate", "upload", "same seed", "caught", "nothing", f"{LIMIT:.1f}"):
+    for word in ("Truncate", "TableLine", "same seed", "caught", "nothing", f"{LIMIT:.1f}"):
         assert word in output
     assert "MISSED" not in output
     assert "LEAK" not in output

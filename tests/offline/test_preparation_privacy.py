@@ -13,7 +13,7 @@ import pytest
 from comet_mpc.local.audit.controls import Control
 from comet_mpc.local.audit.online import record
 from comet_mpc.local.audit.preparation import record_preparation
-from comet_mpc.local.audit.report import Finding, findings
+from comet_mpc.local.audit.report import CAUGHT, Finding, findings
 from support.judged import assert_nothing_but_caught
 
 pytestmark = pytest.mark.slow
@@ -89,6 +89,13 @@ def test_a_query_prepared_by_a_pair_says_nothing_but_its_control_is_caught(
     control: Control, message: str, to: str
 ) -> None:
     assert_nothing_but_caught(online(), online(control), message, to)
+
+
+@pytest.mark.parametrize(("phase", "cases"), [("preparing", CASES), ("pair", ONLINE)])
+def test_an_audit_says_that_these_controls_are_caught(phase: str, cases: list[tuple[Control, str, str]]) -> None:
+    assert {control: set(messages) for control, messages in CAUGHT[phase].items()} == {
+        control: {message for each, message, _ in cases if each == control} for control, _, _ in cases
+    }
 
 
 def test_every_message_of_such_a_query_has_a_control() -> None:

@@ -183,17 +183,19 @@ def seen(world: World, cache: Path, texts: list[Any], **options: Any) -> list[li
     return connections
 
 
-def test_with_one_bucket_the_server_sees_the_same_of_any_texts(keys: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """Short, a pair, and longer than the bucket, which is cut; and the same of several texts in one call."""
+def test_where_two_parties_prepare_the_server_sees_the_same_too(keys: Path, checkpoint: Path, tmp_path: Path) -> None:
     with running_world(keys, checkpoint, tmp_path / "state", with_dealer=False, limits={}, workers=3) as world:
-        _compare_views(world, tmp_path)
+        shapes: list[list[Any]] = [["good"], some_texts(1, words=60)]
+        views = [seen(world, tmp_path / str(i), texts, bucket=16) for i, texts in enumerate(shapes)]
+    assert views[0] == views[1]
+    assert len(views[0]) >= 2  # queries, and preparation
 
 
-def _compare_views(world: World, tmp_path: Path) -> None:
+def test_with_one_bucket_the_server_sees_the_same_of_any_texts(world: World, tmp_path: Path) -> None:
+    """Short, a pair, and longer than the bucket, which is cut; and the same of several texts in one call."""
     shapes: list[list[Any]] = [["good"], [("the film", "is good")], some_texts(1, words=60)]
     views = [seen(world, tmp_path / str(i), texts, bucket=32) for i, texts in enumerate(shapes)]
     assert views[0] == views[1] == views[2]
-    assert len(views[0]) >= 2  # queries, and preparation
     assert seen(world, tmp_path / "control", shapes[0]) != views[0]
     several: list[list[Any]] = [["good", "bad", "dull"], [*some_texts(2, words=13), "good"]]
     views = [seen(world, tmp_path / f"several {i}", texts, bucket=16) for i, texts in enumerate(several)]

@@ -95,6 +95,24 @@ class Page:
             yield self.prose[text[: found.start()].count("\n")][0], " ".join(found[1].split())
 
     @property
+    def steps(self) -> Iterator[list[Block]]:
+        """Blocks that run, in order, those of Python that follow each other together; and outputs that they must have.
+        What an output is compared with runs alone."""
+        together: list[Block] = []
+        for block, after in zip(self.blocks, [*self.blocks[1:], None], strict=True):
+            shown = after is not None and "output" in after.flags
+            alone = shown or block.language != "python"
+            if together and block.runs and alone:
+                yield together
+                together = []
+            if block.runs and not alone:
+                together.append(block)
+            elif block.runs or "output" in block.flags:
+                yield [block]
+        if together:
+            yield together
+
+    @property
     def serves(self) -> bool:
         """Whether its own commands start a server."""
         return any(block.runs and "comet serve" in block.text for block in self.blocks if block.language == "sh")
@@ -194,6 +212,14 @@ comet() {  # servers and dealers go on in the background, once they have said wh
 """
 
 
+_SCRIPTS = """
+import runpy, sys
+for name in sys.argv[1:]:
+    runpy.run_path(name, run_name="__main__")
+"""
+"""Each with names of its own. One process imports once: for most blocks that is most of the work."""
+
+
 @dataclass(frozen=True)
 class Service:
     """A tiny model, served at this port of this machine. keys: certificates for client and server."""
@@ -225,13 +251,18 @@ class Runner:
             "COLUMNS": "80",
         }
 
-    def run(self, block: Block) -> str:
-        """What the block prints. AssertionError with its place and its output if it fails."""
-        if block.language == "python":
-            script = self.directory / f"line_{block.line}.py"
+    def run(self, *blocks: Block) -> str:
+        """What the blocks print, which are one of sh or some of Python. AssertionError with their place and output if
+        one fails."""
+        first = blocks[0]
+        if first.language == "sh":
+            assert len(blocks) == 1
+            return self.process(["bash", "-euo", "pipefail", "-c", _SERVICES + first.text], str(first))
+        scripts = [self.directory / f"line_{block.line}.py" for block in blocks]
+        for script, block in zip(scripts, blocks, strict=True):
             script.write_text(block.text, "utf-8")
-            return self.process([sys.executable, script.name], str(block))
-        return self.process(["bash", "-euo", "pipefail", "-c", _SERVICES + block.text], str(block))
+        names = [script.name for script in scripts]
+        return self.process([sys.executable, "-c", _SCRIPTS, *names], f"{first.path.name}: {', '.join(names)}")
 
     def process(self, command: list[str], name: str) -> str:
         with (self.directory / "stdout").open("w+") as out, (self.directory / "stderr").open("w+") as err:

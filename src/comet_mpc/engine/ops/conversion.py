@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -135,6 +135,16 @@ class Conversion:
         return out
 
 
+@lru_cache(maxsize=1024)  # a plan asks for the same few ratios again and again
+def _nearest_ratio(step: float, most: float, units: float) -> tuple[int, int] | None:
+    """The smallest (P, j), P odd and below `most`, with P near enough to j·step for a value of so many units."""
+    ideal = _FACTORS * step
+    ideal = ideal[ideal < most]
+    odd = 2.0 * np.rint((ideal - 1.0) / 2.0) + 1.0  # the nearest
+    near = np.flatnonzero(units * (np.abs(ideal / odd - 1.0) + _FLOAT_ERROR) <= _SCALE_OFF)
+    return (int(odd[near[0]]), int(_FACTORS[near[0]])) if near.size else None
+
+
 @dataclass(frozen=True)
 class Cut:
     """From one ring into another, divided by 2^shift, with a product of bits that is as small as can be.
@@ -171,12 +181,8 @@ class Cut:
         """Where it is near enough, P odd."""
         if not self.shift:
             return None
-        ideal = _FACTORS * (2.0**self.shift * self.target.size / self.source.size)
-        ideal = ideal[ideal < min(_LARGEST_P, self.target.size / 2)]
-        odd = 2.0 * np.rint((ideal - 1.0) / 2.0) + 1.0  # the nearest
-        units: float = self.largest * 2.0**-self.shift
-        near = np.flatnonzero(units * (np.abs(ideal / odd - 1.0) + _FLOAT_ERROR) <= _SCALE_OFF)
-        return (int(odd[near[0]]), int(_FACTORS[near[0]])) if near.size else None
+        step = 2.0**self.shift * self.target.size / self.source.size
+        return _nearest_ratio(step, min(_LARGEST_P, self.target.size / 2), self.largest * 2.0**-self.shift)
 
     @property
     def free(self) -> bool:

@@ -104,10 +104,10 @@ class Flat(_Odd):
 
     @property
     def plan(self) -> OddPlan:
-        uploads, mine = self.uploads, self.server_factors
+        uploads = {powers: place for place, powers in enumerate(self.uploads)}
+        mine = {factor: place for place, factor in enumerate(self.server_factors)}
         sums = tuple(
-            tuple((uploads.index(client), mine.index((term, client))) for client in clients)
-            for term, clients in self._crossed()
+            tuple((uploads[client], mine[term, client]) for client in clients) for term, clients in self._crossed()
         )
         return odd_plan(self.ring, sum(powers in self._defining for powers in uploads), len(uploads), sums)
 
