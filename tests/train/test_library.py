@@ -158,8 +158,10 @@ def test_training_that_nobody_asked_for_has_the_original_as_its_only_teacher(
 
     monkeypatch.setattr(Lesson, "learn", noted)
     prepared = train.prepare_adoption(model, data, SHORT)
-    flipped = replace(prepared.lesson.judge, labels=1.0 - prepared.lesson.judged.argmax(axis=1).astype(np.float32))
-    prepared = replace(prepared, lesson=replace(prepared.lesson, judge=flipped))
+    lesson = prepared.lesson
+    assert lesson.judged is not None
+    wrong = 1.0 - lesson.judged.argmax(axis=1).astype(np.float32)
+    prepared = replace(prepared, lesson=replace(lesson, judge=replace(lesson.judge, labels=wrong)))
     prepared.run(tmp_path / "needed")
     replace(prepared, trained=True).run(tmp_path / "asked")
     assert lessons == [(0.0, True), (1.0, False)]
