@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the extra [train] is not installed (torch)")
 
 from comet_mpc import train
-from comet_mpc.errors import CheckpointError, ConfigurationError, TaskDataError
+from comet_mpc.errors import CheckpointError, ConfigurationError, NotFinite, TaskDataError
 from comet_mpc.models import certify as certifying
 from comet_mpc.models.certify import check_ranges
 from comet_mpc.models.served import ServedModel
@@ -19,7 +21,8 @@ from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.train.batches import observe
 from comet_mpc.train.fitting.layers import Fitting
-from comet_mpc.train.nearest import form_name
+from comet_mpc.train.nearest import Search, form_name
+from comet_mpc.train.tuning import Lesson
 from support.toy_model import make_checkpoint, toy_tokenizer
 from support.training import KINDS, original, write_glue, write_rows
 from support.watching import Heard
@@ -101,6 +104,80 @@ def test_a_model_is_trained_only_if_it_is_not_near_enough(tmp_path: Path, monkey
     monkeypatch.setattr("comet_mpc.train.adoption.TRAIN_BELOW", made.nearness + 1e-6)
     assert train.adopt(model, data, tmp_path / "far", SHORT).updates == 2
     ServedModel.load(tmp_path / "never")
+
+
+def test_training_that_does_not_bring_a_model_nearer_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    fitted = train.adopt(model, data, tmp_path / "fitted", SHORT, rule="near", trained=False)
+    for after, updates in ((89.0, 0), (91.0, 2)):
+        found = iter((90.0, after))
+        monkeypatch.setattr(Search, "nearness", lambda *given, found=found: next(found))
+        heard, out = Heard(), tmp_path / f"{after:g}"
+        made = train.adopt(model, data, out, SHORT, rule="near", watcher=heard)
+        assert (made.updates, made.nearness) == (updates, 90.0)
+        assert (made.fingerprint == fitted.fingerprint) == (updates == 0)
+        assert f"trained: {after:.2f} % near the original, 90.00 % before" in heard.lines
+        assert ("taking the fitted model: it is nearer" in heard.lines) == (updates == 0)
+        ServedModel.load(out)
+
+
+def test_training_that_fails_leaves_the_fitted_model_unless_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+
+    def fail(*given: object) -> None:
+        raise NotFinite("the loss is nan")
+
+    monkeypatch.setattr(Lesson, "learn", fail)
+    monkeypatch.setattr("comet_mpc.train.adoption.TRAIN_BELOW", 101.0)
+    heard = Heard()
+    assert train.adopt(model, data, tmp_path / "out", SHORT, watcher=heard).updates == 0
+    assert "taking the fitted model: training failed: the loss is nan" in heard.lines
+    ServedModel.load(tmp_path / "out")
+    with pytest.raises(NotFinite):
+        train.adopt(model, data, tmp_path / "asked", SHORT, trained=True)
+
+
+def test_training_that_nobody_asked_for_has_the_original_as_its_only_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows have labels; what is wanted is a model near the original, right or wrong."""
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    monkeypatch.setattr("comet_mpc.train.adoption.TRAIN_BELOW", 101.0)
+    lessons: list[tuple[float, bool]] = []
+    learn = Lesson.learn
+
+    def noted(self: Lesson, start: Any, out: Path, recipe: train.Recipe, *rest: Any) -> Any:
+        assert self.judged is not None
+        original_says = self.judge.labels.tolist() == self.judged.argmax(axis=1).tolist()
+        lessons.append((recipe.task_weight, original_says))
+        return learn(self, start, out, recipe, *rest)
+
+    monkeypatch.setattr(Lesson, "learn", noted)
+    prepared = train.prepare_adoption(model, data, SHORT)
+    lesson = prepared.lesson
+    assert lesson.judged is not None
+    wrong = 1.0 - lesson.judged.argmax(axis=1).astype(np.float32)
+    prepared = replace(prepared, lesson=replace(lesson, judge=replace(lesson.judge, labels=wrong)))
+    prepared.run(tmp_path / "needed")
+    replace(prepared, trained=True).run(tmp_path / "asked")
+    assert lessons == [(0.0, True), (1.0, False)]
+
+
+def test_the_estimate_counts_training_where_there_may_be_some(tmp_path: Path) -> None:
+    model, data = original(tmp_path / "model", "label"), write_rows(tmp_path / "mine.csv", "label")
+    never, perhaps, asked = (train.prepare_adoption(model, data, SHORT, trained=each) for each in (False, None, True))
+    assert (never.learning, never.seconds) == (0.0, sum(never.each))
+    assert "to train" not in never.summary
+    for each in (perhaps, asked):
+        assert each.learning > 0.0
+        assert each.seconds == sum(each.each) + each.learning
+        assert " more to train" in each.summary
+    assert "more to train if none are 98 % near" in perhaps.summary
+    assert "near" not in asked.summary.split(" more to train")[1].split(".")[0]
 
 
 def test_a_fit_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

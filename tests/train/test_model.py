@@ -32,7 +32,7 @@ from comet_mpc.models.tasks import TASKS  # noqa: E402
 from comet_mpc.train.batches import Batch, Encoded, observe, predict, quantiles  # noqa: E402
 from comet_mpc.train.fitting.layers import can_fit, fit_to_teacher  # noqa: E402
 from comet_mpc.train.forms import Form  # noqa: E402
-from comet_mpc.train.loop import Recipe, _distance, train_rows  # noqa: E402
+from comet_mpc.train.loop import Recipe, _distance, _optimiser, train_rows  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
 from comet_mpc.train.steps import newton_rule, other_rules, rounded_smu, smu  # noqa: E402
 from support.small_models import CERTIFIED, UNMODIFIED, small_model  # noqa: E402
@@ -367,6 +367,15 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path:
     assert all(torch.isfinite(value).all() for value in state["model"].values())
     best, loaded = load_checkpoint(tmp_path)
     check_ranges(certify(best, loaded), loaded)
+
+
+def test_parameters_that_do_not_learn_get_no_gradient() -> None:
+    model = UnifiedModel.from_tensors(*small_model())
+    optimiser = _optimiser(model, Recipe(embedding_rate=0.0))
+    still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert still == {f"embeddings.{part}" for part in ("words", "positions", "types")}
+    learning = sum(len(group["params"]) for group in optimiser.param_groups)
+    assert learning == len(list(model.parameters())) - len(still)
 
 
 def test_a_finished_run_is_not_run_again_and_another_is_refused(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def chosen(search: Search, out: Path, monkeypatch: pytest.MonkeyPatch, **found: 
     with monkeypatch.context() as patched:
         patched.setattr(nearest, "_fitted", lambda start, *rest: start)
         patched.setattr(Search, "_certified", certified)
-        patched.setattr(Search, "_nearness", lambda self, made, watcher: found[form_name(made)])
+        patched.setattr(Search, "nearness", lambda self, made, watcher: found[form_name(made)])
         return search.run(out, heard), heard
 
 
@@ -86,12 +86,12 @@ def test_forms_are_compared_as_they_are_served(search: Search, tmp_path: Path) -
     """The control: with an interval far above what a LayerNorm sees, the same weights are less near."""
     best = search.run(tmp_path, Heard())
     assert any(site.seen for site in best.model.config.sites.values())
-    assert search._nearness(best.model, Heard()) == pytest.approx(best.nearness)
+    assert search.nearness(best.model, Heard()) == pytest.approx(best.nearness)
     sites, hidden = dict(best.model.config.sites), best.model.config.encoder.hidden
     for name, site in sites.items():
         if name.endswith("norm"):
             far = layer_norm_rule(hidden, 2.0**10, 2.0**20)
             sites[name] = Site.of(far, certified_high=site.certified_high, certified_low=site.certified_low)
     spoilt = best.model._replace(config=msgspec.structs.replace(best.model.config, sites=sites))
-    assert search._nearness(spoilt, Heard()) < best.nearness - 1.0
+    assert search.nearness(spoilt, Heard()) < best.nearness - 1.0
     assert np.isfinite(best.nearness)

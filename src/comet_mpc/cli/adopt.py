@@ -35,7 +35,7 @@ def adopt(
     head: of.AdoptedHead = None,
     task: TaskName = None,
     epochs: of.Passes = 0.0,
-    rate: of.Rate = 2e-5,
+    rate: of.Rate = 2e-4,
     batch: of.UpdateRows = 16,
     rule: of.AdoptedRule = None,
     steps: of.AdoptedSteps = None,
@@ -75,7 +75,9 @@ def adopt(
     if data is None or context:
         raise ConfigurationError("name your rows with --data, and leave out --context: this model answers texts")
     rows = train.Data(data, task, limit, spread, length, texts=tuple(text or ()), answer=label, plain=plain)
-    lessons = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens or 20_000)
+    lessons = train.Recipe(
+        epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens or 20_000, embedding_rate=0.0
+    )
     trained = True if trained is None and epochs else trained
     names = tuple(labels.split(",")) if labels is not None else ()
     prepared = train.prepare_adoption(

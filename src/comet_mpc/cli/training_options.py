@@ -107,7 +107,7 @@ _OTHER_HEAD = f"{_HEAD} Default: what it was made for. An encoder without a head
 AdoptedHead = Annotated[Kind | None, Option(help=_OTHER_HEAD)]
 _PASSES = "Train for so many passes over the rows. 0: only if needed, and as many as a set of this size needs."
 Passes = Annotated[float, Option(min=0.0, help=_PASSES)]
-_TRAIN = "Train the fitted model, or do not. Default: if it is less than 95 % near the original."
+_TRAIN = "Train the fitted model, or do not. Default: if it is less than 98 % near the original, to be nearer."
 Trained = Annotated[bool | None, Option("--train/--no-train", help=_TRAIN)]
 _FITTED_TOKENS = (
     "Tokens that functions and layers are fitted to. Default: 20,000 of the rows, or 60,000 for a model that writes."

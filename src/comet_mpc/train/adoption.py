@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from comet_mpc.errors import ConfigurationError
+from comet_mpc.errors import CheckpointError, ConfigurationError, NotFinite, RuleError
 from comet_mpc.files import atomic_write
 from comet_mpc.models.checkpoint import FITTED, NEAR, FormRuleName
 from comet_mpc.models.fold import fold
@@ -28,15 +28,15 @@ from comet_mpc.train.calibration import CALIBRATION_ROWS
 from comet_mpc.train.forms import Form
 from comet_mpc.train.loop import Course, Recipe
 from comet_mpc.train.model import UnifiedModel
-from comet_mpc.train.nearest import TRAIN_BELOW, Search, fitting_batches, forget, form_name
+from comet_mpc.train.nearest import TRAIN_BELOW, Fitted, Search, fitting_batches, forget, form_name
 from comet_mpc.train.reading import Data, Model, read_model
 from comet_mpc.train.tuning import RESUMABLE, Learnt, Lesson, rows_held_out
 from comet_mpc.units import about
 
-_UPDATES = 300
-"""Small data sets are gone through more often, until there were so many updates."""
-USUAL_RECIPE = Recipe(epochs=0.0, batch=16, rate=2e-5, dropout=0.0, fit_tokens=20_000)
-"""epochs 0: as many as a set of this size needs."""
+_UPDATES = 400
+"""Of training that nobody asked for, or whose passes nobody has counted."""
+USUAL_RECIPE = Recipe(epochs=0.0, batch=16, rate=2e-4, dropout=0.0, fit_tokens=20_000, embedding_rate=0.0)
+"""epochs 0: as many as give `_UPDATES`."""
 _TRIED: tuple[FormRuleName, ...] = (FITTED, NEAR)
 """Forms from the cheapest on: the first that is near enough is taken."""
 _PROGRESS = "fitting.json"
@@ -124,7 +124,11 @@ class _Progress(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PreparedAdoption:
-    """An adoption before any work. each: about how long fitting, proving and comparing take here, form by form."""
+    """An adoption before any work.
+
+    each      about how long fitting, proving and comparing take here, form by form
+    learning  about how long training takes here, if it is needed or wanted
+    """
 
     model: Model
     tokenizer: bytes
@@ -135,11 +139,12 @@ class PreparedAdoption:
     trained: bool | None
     """Whether to train; None: if no form is near enough."""
     each: tuple[float, ...]
+    learning: float
 
     @property
     def seconds(self) -> float:
-        """About how long it takes at most, without training."""
-        return sum(self.each)
+        """About how long it takes at most."""
+        return sum(self.each) + self.learning
 
     @property
     def summary(self) -> str:
@@ -150,6 +155,9 @@ class PreparedAdoption:
             f", and {about(seconds)} more for {name} functions if the others are not near enough"
             for name, seconds in zip(names[1:], self.each[1:], strict=True)
         ]
+        if self.learning:
+            when = "" if self.trained else f" if none are {TRAIN_BELOW:g} % near"
+            more.append(f", and {about(self.learning)} more to train{when}")
         return (
             f"{len(lesson.train)} rows, of which {search.tokens} tokens to fit to (no labels needed), "
             f"{len(lesson.judge)} to compare with the original, {len(lesson.dev)} to evaluate: this takes "
@@ -183,19 +191,38 @@ class PreparedAdoption:
     def _made(self, out: Path, watcher: Watcher) -> tuple[_Result, Learnt]:
         began = time.monotonic()
         fitted = self.search.run(out, watcher)
-        seconds, start, lesson = time.monotonic() - began, fitted.model, self.lesson
-        if self.trained or (self.trained is None and fitted.nearness < TRAIN_BELOW):
-            recipe = replace(self.recipe, fit=False)
-            estimate = lesson.seconds(start.but(sites={}), recipe, self.teacher, watcher)
-            why = "as you asked" if self.trained else f"less than {TRAIN_BELOW:g} % near"
-            watcher.say(
-                f"training ({why}): {recipe.epochs:g} passes take {about(estimate)} on this machine. {RESUMABLE}"
-            )
-            made = lesson.learn(start.but(sites={}), out, recipe, self.teacher, self.tokenizer, watcher)
-        else:
+        seconds = time.monotonic() - began
+        made = self._trained(fitted, out, watcher)
+        if made is None:
+            start = fitted.model
             save_checkpoint(out, start.config, start.tensors, tokenizer=self.tokenizer)
-            made = lesson.finished(out, self.recipe, Course(best=fitted.nearness), watcher)
-        return _Result(form_name(start), fitted.nearness, seconds, made.course), made
+            made = self.lesson.finished(out, self.recipe, Course(best=fitted.nearness), watcher)
+        return _Result(form_name(fitted.model), fitted.nearness, seconds, made.course), made
+
+    def _trained(self, fitted: Fitted, out: Path, watcher: Watcher) -> Learnt | None:
+        """None: it is not trained, or not nearer to the original for that, so that the fit is taken."""
+        if self.trained is False or (self.trained is None and fitted.nearness >= TRAIN_BELOW):
+            return None
+        start, lesson, asked = fitted.model.but(sites={}), self.lesson, bool(self.trained)
+        recipe = self.recipe
+        if not asked:
+            lesson, recipe = lesson.without_labels(), replace(recipe, task_weight=0.0)
+        why = "as you asked" if asked else f"less than {TRAIN_BELOW:g} % near"
+        passes = f"{recipe.epochs:.3g} passes over the rows"
+        watcher.say(f"training ({why}): {passes} take {about(self.learning)} on this machine. {RESUMABLE}")
+        try:
+            made = lesson.learn(start, out, recipe, self.teacher, self.tokenizer, watcher)
+        except (CheckpointError, NotFinite, RuleError) as error:
+            if asked:
+                raise
+            watcher.say(f"taking the fitted model: training failed: {error}")
+            return None
+        found = self.search.nearness(start._replace(config=made.config, tensors=made.tensors), watcher)
+        watcher.say(f"trained: {found:.2f} % near the original, {fitted.nearness:.2f} % before")
+        if asked or found >= fitted.nearness:
+            return made
+        watcher.say("taking the fitted model: it is nearer")
+        return None
 
     def _report(self, out: Path, result: _Result, made: Learnt, watcher: Watcher) -> Adoption:
         lesson, task = self.lesson, self.lesson.task
@@ -272,8 +299,8 @@ def prepare_adoption(
     found = found.but(task=task.name, length=data.longest(found.config, task))
     teacher = UnifiedModel.from_tensors(found.config, found.tensors)
     lesson = Lesson.prepare(task, rows, max(1, rows_held_out(rows[0])), teacher, watcher)
-    passes = recipe.epochs or max(3.0, float(np.ceil(_UPDATES * recipe.batch / len(lesson.train))))
-    recipe = replace(recipe, epochs=passes)
+    passes = recipe.epochs or _UPDATES / -(-len(lesson.train) // recipe.batch)
+    recipe = replace(recipe, epochs=passes, fit=False)
     names = (rule,) if rule or steps else _TRIED
     forms = (Form(rule=name, steps=steps).applied(found.config, found.tensors) for name in names)
     starts = tuple(Model(found.directory, *form) for form in forms)
@@ -283,7 +310,8 @@ def prepare_adoption(
     search = Search(starts, teacher, task, batches, looked_at, lesson.judge, lesson.judged)
     with watcher.stage("measuring how fast this machine is"):
         each = search.seconds(lesson.dev)
-    return PreparedAdoption(found, tokenizer, search, teacher, lesson, recipe, trained, each)
+    learning = 0.0 if trained is False else lesson.seconds(starts[-1], recipe, teacher, watcher)
+    return PreparedAdoption(found, tokenizer, search, teacher, lesson, recipe, trained, each, learning)
 
 
 def _original(source: Path | str, labels: tuple[str, ...], head: Kind | None, watcher: Watcher) -> Model:

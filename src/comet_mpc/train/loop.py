@@ -155,6 +155,9 @@ def _optimiser(model: UnifiedModel, recipe: Recipe) -> torch.optim.AdamW:
         decay = recipe.decay if parameter.ndim >= 2 else 0.0
         factor = recipe.embedding_rate if name.startswith("embeddings.") and parameter.ndim >= 2 else 1.0
         factor = recipe.shape_rate if name.endswith(_SHAPES) else factor
+        if not factor:  # no gradient either: of a small encoder, most of an update would be that
+            parameter.requires_grad_(False)
+            continue
         groups.setdefault((decay, factor), []).append(parameter)
     settings = [{"params": p, "weight_decay": decay, "factor": factor} for (decay, factor), p in groups.items()]
     return torch.optim.AdamW(settings, lr=recipe.rate, fused=True)

@@ -28,7 +28,7 @@ from comet_mpc.units import counted
 NEAR_ENOUGH = 98.0
 """In per cent, of labels that agree with the original's, or a mean cosine with its embeddings: a form that reaches it
 is taken, and no dearer one is tried."""
-TRAIN_BELOW = 95.0
+TRAIN_BELOW = NEAR_ENOUGH
 """If the nearest form is not as near as this, it is trained."""
 _ROWS = 64
 _MEASURED = 8
@@ -130,7 +130,7 @@ class Search:
                 watcher.say(f"{form_name(made)} functions cannot be certified: {error}")
                 refused = error
                 continue
-            found = self._nearness(made, watcher)
+            found = self.nearness(made, watcher)
             watcher.say(
                 f"{form_name(made)} functions: {found:.2f} % near the original on {counted(len(self.judge), 'row')}"
             )
@@ -148,7 +148,8 @@ class Search:
     def _certified(self, made: Model, watcher: Watcher) -> CometConfig:
         return calibrate_in_memory(made.config, made.tensors, self.looked_at, MARGIN, watcher).config
 
-    def _nearness(self, made: Model, watcher: Watcher) -> float:
+    def nearness(self, made: Model, watcher: Watcher) -> float:
+        """Of a form with certified ranges, as it is served."""
         with watcher.stage("comparing with the original") as tick:
             net = UnifiedModel.from_tensors(made.config, made.tensors).use("served")
             return nearness(self.task, predict(net, self.judge, tick=tick), self.originals, self.judge)
@@ -215,8 +216,8 @@ class _State:
 
 
 def forget(out: Path) -> None:
-    """Removes what is only needed to go on with a fit."""
-    for path in out.glob("fit-*.pt"):
+    """Removes what is only needed to go on with a fit, or with training that failed."""
+    for path in (*out.glob("fit-*.pt"), *out.glob("state.pt")):
         path.unlink()
 
 

@@ -104,6 +104,11 @@ class Lesson:
             judge = answered(judge, judged, task)
         return Lesson(task, train, judge, answered(dev, taught, task) if task.plain else dev, taught, judged)
 
+    def without_labels(self) -> Lesson:
+        """The same, but the teacher's answers alone choose the best checkpoint."""
+        assert self.judged is not None
+        return replace(self, judge=answered(self.judge, self.judged, self.task))
+
     def seconds(self, start: Model, recipe: Recipe, teacher: UnifiedModel | None, watcher: Watcher) -> float:
         """About how long `learn` takes here."""
         with watcher.stage("measuring how fast this machine trains"):
