@@ -19,9 +19,9 @@ from comet_mpc.models.certify import certify, check_ranges
 from comet_mpc.models.checkpoint import CometConfig, Site, Tensors
 from comet_mpc.models.fold import check_fixed
 from comet_mpc.models.queries import Query
-from comet_mpc.models.rounding import check_moved, moved
 from comet_mpc.models.served import ServedModel
 from comet_mpc.models.stored.checkpoints import load_checkpoint, save_checkpoint
+from comet_mpc.models.stored.rounding import check_moved, moved
 from comet_mpc.models.transformer import encode_weight, encode_weights
 from comet_mpc.offline.dealer.bundles import mask_weight, weight_key, weights_digest
 from support.toy_model import make_checkpoint, twin_logits

@@ -77,8 +77,8 @@ def test_every_module_on_the_way_exists(heading: str) -> None:
             assert (SOURCE / f"{name.replace('.', '/')}.py").is_file(), name
 
 
-def test_a_preparation_and_a_query_go_the_way_that_is_described(service: Service, tmp_path: Path) -> None:
-    with Client(f"127.0.0.1:{service.port}", keys=service.keys, cache=tmp_path, ready=0) as client:
+def test_a_preparation_and_a_query_go_the_way_that_is_described(demo_service: Service, tmp_path: Path) -> None:
+    with Client(f"127.0.0.1:{demo_service.port}", keys=demo_service.keys, cache=tmp_path, ready=0) as client:
         preparation = entered(lambda: client.prepare(1))
         query = entered(lambda: client.classify(["the film is good"]))
     for heading, way in (("One preparation", preparation), ("One query, from text to label", query)):

@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from comet_mpc.errors import CheckpointError
 from comet_mpc.models.bounds import (
-    _sigma,
     _sigma_of_product,
     activation_bounds,
     attention_norm_top,
     embedding_norm_top,
     head_bounds,
     output_norm_top,
+    sigma,
 )
 from comet_mpc.models.certify import certify, check_ranges
 from comet_mpc.models.checkpoint import AttentionChoice, tensor_shapes
@@ -224,7 +224,7 @@ def test_the_norm_of_a_product_is_that_of_its_small_factors(rows: int, between: 
     left, right = generator.standard_normal((rows, between)), generator.standard_normal((between, columns))
     largest = float(np.linalg.norm(left @ right, 2))
     assert largest <= _sigma_of_product(left, right) <= largest * (1 + 1e-8)
-    assert _sigma_of_product(left, right) == pytest.approx(_sigma(left @ right), rel=1e-12)
+    assert _sigma_of_product(left, right) == pytest.approx(sigma(left @ right), rel=1e-12)
     assert _sigma_of_product(left, 0.0 * right) == 0.0
 
 

@@ -18,8 +18,8 @@ from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.fold import check_fixed, fold, fold_image, fold_tables, plain_states, plain_stream_states
 from comet_mpc.models.public import PublicModel, table_shapes
 from comet_mpc.models.queries import Query
-from comet_mpc.models.rounding import Moved, check_moved, moved
 from comet_mpc.models.stored.checkpoints import load_checkpoint, read_tokenizer, tensors_digest
+from comet_mpc.models.stored.rounding import Moved, check_moved, moved
 from comet_mpc.models.tokenizers.texts import TextTokenizer
 from comet_mpc.models.transformer import (
     ANSWER_BITS,
