@@ -40,7 +40,7 @@ from comet_mpc.offline.sources import find_source
 from comet_mpc.progress import Watcher
 from comet_mpc.service.client import Client
 from comet_mpc.train.batches import Encoded, predict
-from comet_mpc.train.model import UnifiedModel
+from comet_mpc.train.model import Mode, UnifiedModel
 from comet_mpc.train.reading import read_model
 
 HOME = Path(__file__).parent / "results" / "images"
@@ -82,7 +82,7 @@ def _file(archive: tarfile.TarFile, name: str) -> bytes:
     return found.read()
 
 
-def vectors(config: CometConfig, tensors: Tensors, images: Pixels, mode: Any, kept: Path) -> Reals:
+def vectors(config: CometConfig, tensors: Tensors, images: Pixels, mode: Mode, kept: Path) -> Reals:
     """In the clear, in real arithmetic; kept in a file beside the images."""
     name = kept / f"vectors-{tensors_digest(tensors)[:16]}-{mode}-{len(images)}.npy"
     if name.exists():
@@ -105,7 +105,7 @@ def classifier(features: Reals, labels: npt.NDArray[np.int64]) -> Pick:
     def loss() -> Any:
         optimiser.zero_grad()
         fit = torch.nn.functional.cross_entropy(x @ weight[1:] + weight[0], y)
-        found = fit + 0.5 * DECAY * weight[1:].square().sum()
+        found: Any = fit + 0.5 * DECAY * weight[1:].square().sum()
         found.backward()
         return found
 
@@ -129,9 +129,12 @@ class Comparison:
         first = read_model(original, Watcher(), "embedding", image_size=side)
         own, test = np.load(data / "labelled.npz"), np.load(data / "test.npz")
         self.images, self.labels, self.side = test["images"], test["labels"], side
-        models = ((first.config, first.tensors, "exact"), (config, tensors, "served"))
-        learnt = [vectors(*two, own["images"], mode, data) for *two, mode in models]
-        self.clear, self.adopted = (vectors(*two, self.images, mode, data) for *two, mode in models)
+        models: tuple[tuple[CometConfig, Tensors, Mode], ...] = (
+            (first.config, first.tensors, "exact"),
+            (config, tensors, "served"),
+        )
+        learnt = [vectors(one, weights, own["images"], mode, data) for one, weights, mode in models]
+        self.clear, self.adopted = (vectors(one, weights, self.images, mode, data) for one, weights, mode in models)
         self.picks = [classifier(each, own["labels"]) for each in learnt]
 
     def answers(self, places: range, found: Reals) -> dict[str, Any]:
