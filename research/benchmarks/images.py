@@ -109,7 +109,7 @@ def classifier(features: Reals, labels: npt.NDArray[np.int64]) -> Pick:
         found.backward()
         return found
 
-    optimiser.step(loss)
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
     matrix = weight.detach().numpy()
     return lambda rows: np.asarray(((rows - mean) / deviation @ matrix[1:] + matrix[0]).argmax(axis=1))
 
