@@ -56,8 +56,6 @@ def adopt(
     computes on your texts, by least squares: this needs no labels, and takes minutes. The ranges are certified, and the
     result is compared with the original. If it is not near enough, it is trained to answer as before.
 
-    A model of images (ViT, DINOv2) takes a directory of images, or a .npy file with arrays of them, as --data.
-
     A model that writes (Llama, GPT-2) is fitted to texts that it writes itself, or to --data, and then learns from the
     original's next tokens. Only --fit-tokens, --length, --context, --seed and --text are for it.
     """
@@ -80,11 +78,9 @@ def adopt(
         raise ConfigurationError("name your rows with --data, and leave out --context: this model answers texts")
     rows = train.Data(data, task, limit, spread, length, texts=tuple(text or ()), answer=label, plain=plain)
     lessons = train.Recipe(epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens or 20_000)
-    trained = True if trained is None and epochs else trained
-    names = tuple(labels.split(",")) if labels is not None else ()
     prepared = train.prepare_adoption(
-        directory, rows, lessons, labels=names, head=head, rule=rule, steps=steps, trained=trained,
-        image_size=image_size, watcher=watcher,
+        directory, rows, lessons, labels=tuple(labels.split(",")) if labels is not None else (), head=head, rule=rule,
+        steps=steps, trained=True if trained is None and epochs else trained, image_size=image_size, watcher=watcher,
     )  # fmt: skip
     _adopt(prepared, out, json, _show, watcher, estimate=estimate)
 
