@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -33,17 +34,20 @@ def model_size(model: PublicModel) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "head", "image", "fitted"),
+    ("source", "head", "image", "power"),
     [
-        (DEALER, Head(), ImageFormat(height=8, width=12, patch=4), False),
-        (PAIR, Head(kind="embedding", unit=True), ImageFormat(height=15, width=5, patch=5), False),
-        (PAIR, Head(), ImageFormat(height=8, width=12, patch=4), True),
+        (DEALER, Head(), ImageFormat(height=8, width=12, patch=4), None),
+        (PAIR, Head(kind="embedding", unit=True), ImageFormat(height=15, width=5, patch=5), None),
+        (PAIR, Head(), ImageFormat(height=8, width=12, patch=4), 4),
+        (DEALER, Head(), ImageFormat(height=8, width=12, patch=4), 8),
+        (PAIR, Head(), ImageFormat(height=8, width=12, patch=4), 8),
     ],
 )
 def test_two_parties_the_twin_and_the_plaintext_model_agree(
-    tmp_path: Path, source: Source, head: Head, image: ImageFormat, fitted: bool
+    tmp_path: Path, source: Source, head: Head, image: ImageFormat, power: Literal[4, 8] | None
 ) -> None:
-    model = ServedModel.load(make_vision_checkpoint(tmp_path, head=head, image=image, fitted=fitted))
+    """power: of fitted attention. The eighth divides by a table, of a sum that no padding mask has brought with it."""
+    model = ServedModel.load(make_vision_checkpoint(tmp_path, head=head, image=image, power=power))
     client = PublicModel.unpack(model.package())
     query = _query(client, 2)
     program = client.program(query.batch, query.bucket, query)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,10 @@ def make_vision_checkpoint(
     head: Head | None = None,
     hidden: int = 32,
     layers: int = 2,
-    fitted: bool = False,
+    power: Literal[4, 8] | None = None,
     seed: int = 0,
 ) -> Path:
-    """Writes a checkpoint that `ServedModel.load` takes."""
+    """Writes a checkpoint that `ServedModel.load` takes. power: of attention, if its functions are fitted"""
     head, image = head or Head(), image or ImageFormat(height=8, width=12, patch=4)
     config = CometConfig(
         encoder=Encoder(
@@ -45,8 +46,8 @@ def make_vision_checkpoint(
             labels=() if head.kind == "embedding" else labels,
             image=image,
         ),
-        activation=ActivationChoice(kind="fitted") if fitted else ActivationChoice(),
-        attention=AttentionChoice(kind="fitted", power=4) if fitted else AttentionChoice(),
+        activation=ActivationChoice(kind="fitted") if power else ActivationChoice(),
+        attention=AttentionChoice(kind="fitted", power=power) if power else AttentionChoice(),
         head=head,
         pooler="none",
         rule="quadratic",
@@ -63,7 +64,7 @@ def make_vision_checkpoint(
         else:
             value = generator.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = np.asarray(value, np.float32)
-    for i in range(layers if fitted else 0):
+    for i in range(layers if power else 0):
         first = first_functions(config, tensors, i)
         tensors |= {name: np.asarray(value, np.float32) for name, value in first.items()}
     directory.mkdir(parents=True, exist_ok=True)

@@ -11,12 +11,15 @@ torch = pytest.importorskip("torch", reason="training needs the extra [train]")
 transformers = pytest.importorskip("transformers", reason="training needs the extra [train]")
 
 from comet_mpc import train  # noqa: E402
-from comet_mpc.errors import CheckpointError  # noqa: E402
+from comet_mpc.errors import CheckpointError, ConfigurationError, TaskDataError  # noqa: E402
 from comet_mpc.models.hugging_face import load_hugging_face  # noqa: E402
 from comet_mpc.models.images.reading import read_image  # noqa: E402
 from comet_mpc.models.served import ServedModel  # noqa: E402
 from comet_mpc.models.stored.checkpoints import load_checkpoint  # noqa: E402
+from comet_mpc.progress import Watcher  # noqa: E402
+from comet_mpc.train.batches import predict  # noqa: E402
 from comet_mpc.train.model import UnifiedModel  # noqa: E402
+from comet_mpc.train.reading import Data, read_model  # noqa: E402
 from support.toy_vision import some_images  # noqa: E402
 
 pytestmark = pytest.mark.train
@@ -82,3 +85,66 @@ def test_a_model_is_converted_calibrated_and_served(tmp_path: Path) -> None:
 def test_a_size_that_patches_do_not_divide_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="--image-size"):
         load_hugging_face(_checkpoint(tmp_path, "dinov2"), image_size=13)
+
+
+def _images(path: Path, count: int) -> Path:
+    np.save(path, np.stack(some_images(count, 12, 12)))
+    return path
+
+
+def _off(made: Path, original: Path, images: Path) -> float:
+    """How far answers as served are off the original's, relative to how much those vary, on images held out."""
+    first = read_model(original, Watcher(), image_size=12)
+    found = read_model(made, Watcher())
+    task = Data(images).task_for(first.config)
+    rows = Data(images).rows(first, task, "dev", Watcher())
+    theirs = predict(UnifiedModel.from_tensors(first.config, first.tensors).use("exact"), rows)
+    mine = predict(UnifiedModel.from_tensors(found.config, found.tensors).use("served"), rows)
+    return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs - theirs.mean(0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["vit", "dinov2"])
+def test_adopting_comes_nearer_than_converting(tmp_path: Path, architecture: str) -> None:
+    """The fit is of the stream, and what is compared is what is served. A finished run is not run again."""
+    source, images = _checkpoint(tmp_path / "source", architecture), _images(tmp_path / "images.npy", 150)
+    train.unify(source, tmp_path / "unified", train.Form(rule="near"), image_size=12)
+    train.calibrate(tmp_path / "unified", images)
+    out = tmp_path / "adopted"
+    made = train.adopt(source, images, out, rule="near", trained=False, image_size=12)
+    off = _off(out, source, images)
+    assert off < 0.5 * _off(tmp_path / "unified", source, images)
+    assert off < 0.3
+    assert (made.images, made.fitted_tokens, made.costs.tokens) == (True, 108 * 10, 10)
+    assert next(iter(made.agreement.values())) > 95.0
+    assert load_checkpoint(out)[0].certified
+    assert not (out / "tokenizer.json").exists()
+    again = train.adopt(source, images, out, rule="near", trained=False, image_size=12)
+    assert again.fingerprint == made.fingerprint
+
+
+@pytest.mark.slow
+def test_a_model_of_images_is_trained_if_it_is_asked_for(tmp_path: Path) -> None:
+    source, images = _checkpoint(tmp_path / "source", "dinov2"), _images(tmp_path / "images.npy", 60)
+    recipe = train.Recipe(epochs=1.0, batch=16, dropout=0.0)
+    made = train.adopt(source, images, tmp_path / "out", recipe, rule="fitted", trained=True, image_size=12)
+    assert made.updates == 3
+
+
+def test_bad_images_are_refused_with_the_reason(tmp_path: Path) -> None:
+    source = _checkpoint(tmp_path / "source", "dinov2")
+
+    def adopt(data: Data | Path) -> None:
+        train.adopt(source, data, tmp_path / "out", image_size=12)
+
+    with pytest.raises(TaskDataError, match="directory of images"):
+        adopt(tmp_path / "absent.npy")
+    with pytest.raises(TaskDataError, match="too few images"):
+        adopt(_images(tmp_path / "two.npy", 2))
+    with pytest.raises(TaskDataError, match="too few rows to fit: 3 rows"):
+        adopt(_images(tmp_path / "four.npy", 5))
+    with pytest.raises(ConfigurationError, match="leave these options out"):
+        adopt(Data(_images(tmp_path / "some.npy", 60), texts=("text",)))
+    with pytest.raises(CheckpointError, match="--image-size"):
+        train.adopt(source, tmp_path / "some.npy", tmp_path / "out", image_size=13)
+    assert not (tmp_path / "out").exists()

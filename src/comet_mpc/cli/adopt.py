@@ -46,6 +46,7 @@ def adopt(
     trained: of.Trained = None,
     tokens: of.FittedTokens = None,
     context: of.Context = 0,
+    image_size: of.ImageSize = None,
     estimate: of.Estimate = False,
     json: JsonFile = None,
 ) -> None:
@@ -66,6 +67,7 @@ def adopt(
         _refuse(f"{directory} writes", {
             "--label": label, "--plain": plain, "--labels": labels, "--task": task, "--epochs": epochs, "--head": head,
             "--rule": rule, "--steps": steps, "--limit": limit, "--spread": spread, "--train": trained,
+            "--image-size": image_size,
         })  # fmt: skip
         wanted = {} if tokens is None else {"fit_tokens": tokens}
         recipe = train.WriterRecipe(context=context, length=length, seed=seed, **wanted)
@@ -78,11 +80,10 @@ def adopt(
     lessons = train.Recipe(
         epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens or 20_000, embedding_rate=0.0
     )
-    trained = True if trained is None and epochs else trained
-    names = tuple(labels.split(",")) if labels is not None else ()
     prepared = train.prepare_adoption(
-        directory, rows, lessons, labels=names, head=head, rule=rule, steps=steps, trained=trained, watcher=watcher
-    )
+        directory, rows, lessons, labels=tuple(labels.split(",")) if labels is not None else (), head=head, rule=rule,
+        steps=steps, trained=True if trained is None and epochs else trained, image_size=image_size, watcher=watcher,
+    )  # fmt: skip
     _adopt(prepared, out, json, _show, watcher, estimate=estimate)
 
 
@@ -126,9 +127,10 @@ def _show(made: Adoption, out: Path) -> None:
     before, after, costs = made.original, made.adopted, made.costs
     rows = [(name, f"{before[name]:.2f}", f"{after[name]:.2f}", f"{after[name] - before[name]:+.2f}") for name in after]
     agreement = ", ".join(f"{name} {value:.2f}" for name, value in made.agreement.items())
-    trial = f'comet demo --model {out} "a text", or ' if made.kind == "label" else ""
+    trial = f'comet demo --model {out} "a text", or ' if made.kind == "label" and not made.images else ""
+    what = "images" if made.images else "rows"
     console = Console()
-    console.print(table(f"{made.dev_rows} rows that it has not learnt from", ("", "original", "adopted", ""), rows))
+    console.print(table(f"{made.dev_rows} {what} that it has not learnt from", ("", "original", "adopted", ""), rows))
     console.print(
         f"measured against the original's own answers: {agreement}\n"
         f"a private answer to {costs.tokens} tokens: {human_bytes(costs.online_bytes)} in {costs.rounds} "

@@ -94,8 +94,8 @@ Adopted = Annotated[str, Argument(metavar="MODEL", help=_TRAINED)]
 ToServe = Annotated[Path, Argument(help="Directory for the model to serve. Rerun the command to resume.")]
 _ROWS = (
     "Your rows: a .csv or .tsv file with a header, a .txt file of plain texts, or a directory with train.tsv and "
-    "dev.tsv. Without labels, the model itself says what is right. A model that writes needs none: it writes texts "
-    "itself."
+    "dev.tsv; images for a model of images. Without labels, the model itself says what is right. A model that writes "
+    "needs none: it writes texts itself."
 )
 AnyData = Annotated[Path | None, Option(metavar="PATH", help=_ROWS)]
 _TEXTS = "The column with the texts. Give two for pairs."

@@ -253,6 +253,8 @@ def attention(
         top = n * weighing.top
         product = session.matmul(*session.open(r, columns), bound=top * columns.bound, precision=precision)
         total = product[..., -1:] if mask is not None else r.sum(keep=True)
+        if form.denominators.only_tables:
+            total = total.lift(r_bits + _VALUE)  # room for the cut before a table: the mask's column has it anyway
         weighed = product[..., : v.shape[-1]].bounded(top * v.bound)
         return _divide(session, weighed, total.bounded(top), n, v.bound, form, fraction, width)
 

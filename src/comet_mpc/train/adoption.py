@@ -20,7 +20,6 @@ from comet_mpc.models.heads import Kind
 from comet_mpc.models.public import PublicModel
 from comet_mpc.models.served import public_part
 from comet_mpc.models.stored.checkpoints import checkpoint_digest, save_checkpoint
-from comet_mpc.models.tokenizers.files import servable_tokenizer
 from comet_mpc.offline.sources import PAIR
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, answered, first_rows
@@ -29,7 +28,7 @@ from comet_mpc.train.forms import Form
 from comet_mpc.train.loop import Course, Recipe
 from comet_mpc.train.model import UnifiedModel
 from comet_mpc.train.nearest import TRAIN_BELOW, Fitted, Search, fitting_batches, forget, form_name
-from comet_mpc.train.reading import Data, Model, read_model
+from comet_mpc.train.reading import Data, Model, read_model, tokenizer_of
 from comet_mpc.train.tuning import RESUMABLE, Learnt, Lesson, rows_held_out
 from comet_mpc.units import about
 
@@ -70,6 +69,8 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     adopted: dict[str, float]
     """The scores of the adopted model."""
     kind: Kind
+    images: bool = False
+    """It takes images."""
     task: str
     metric: str
     labelled: bool
@@ -131,7 +132,8 @@ class PreparedAdoption:
     """
 
     model: Model
-    tokenizer: bytes
+    tokenizer: bytes | None
+    """None: the model takes images."""
     search: Search
     teacher: UnifiedModel
     lesson: Lesson
@@ -158,8 +160,9 @@ class PreparedAdoption:
         if self.learning:
             when = "" if self.trained else f" if none are {TRAIN_BELOW:g} % near"
             more.append(f", and {about(self.learning)} more to train{when}")
+        what = "rows" if self.model.config.encoder.image is None else "images"
         return (
-            f"{len(lesson.train)} rows, of which {search.tokens} tokens to fit to (no labels needed), "
+            f"{len(lesson.train)} {what}, of which {search.tokens} tokens to fit to (no labels needed), "
             f"{len(lesson.judge)} to compare with the original, {len(lesson.dev)} to evaluate: this takes "
             f"{about(self.each[0])} on this machine{''.join(more)}. {RESUMABLE}"
         )
@@ -180,7 +183,7 @@ class PreparedAdoption:
     def _settings(self) -> dict[str, str]:
         rows, recipe = hashlib.sha256(), asdict(self.recipe) | {"trained": self.trained}
         for part in (self.lesson.train, self.lesson.judge):
-            rows.update(json.dumps([part.ids, part.types]).encode())
+            rows.update(part.content())
         return {
             "model": checkpoint_digest(self.model.config, self.model.tensors),
             "rows": rows.hexdigest(),
@@ -236,7 +239,8 @@ class PreparedAdoption:
             model=self.model.directory.name, rule=result.rule, steps=made.config.steps, estimated_seconds=self.seconds,
             fitting_seconds=result.seconds, fitted_tokens=self.search.tokens, nearness=result.nearness,
             training_seconds=made.course.seconds, updates=made.course.steps,
-            adopted=made.config.scores, kind=task.kind, task=task.name, metric=task.metric, labelled=not task.plain,
+            adopted=made.config.scores, kind=task.kind, images=self.model.config.encoder.image is not None,
+            task=task.name, metric=task.metric, labelled=not task.plain,
             rows=len(lesson.train), held_out=len(lesson.judge), dev_rows=len(lesson.dev),
             original=task.score(lesson.taught, lesson.dev.labels),
             agreement=replace(task, plain=True).score(made.answers, theirs), fingerprint=public.fingerprint,
@@ -255,6 +259,7 @@ def adopt(
     rule: FormRuleName | None = None,
     steps: int | None = None,
     trained: bool | None = None,
+    image_size: int | None = None,
     watcher: Watcher | None = None,
 ) -> Adoption:
     """Converts a trained model for private serving, into `out`.
@@ -269,11 +274,13 @@ def adopt(
     rule     form of activations and scores, if not the first that is near enough
     steps    steps of 1/sqrt in its place
     trained  train it in any case, or in no case
+    image_size  in pixels, if not that which a model of images was trained with: a smaller one costs less
     """
     watcher = watcher or Watcher()
     prepared = prepare_adoption(
-        model, data, recipe, labels=labels, head=head, rule=rule, steps=steps, trained=trained, watcher=watcher
-    )
+        model, data, recipe, labels=labels, head=head, rule=rule, steps=steps, trained=trained, image_size=image_size,
+        watcher=watcher,
+    )  # fmt: skip
     watcher.say(prepared.summary)
     return prepared.run(Path(out), watcher)
 
@@ -288,12 +295,13 @@ def prepare_adoption(
     rule: FormRuleName | None = None,
     steps: int | None = None,
     trained: bool | None = None,
+    image_size: int | None = None,
     watcher: Watcher | None = None,
 ) -> PreparedAdoption:
     """All of `adopt` before its work, with an estimate of how long that takes. Arguments are those of `adopt`."""
     watcher, data = watcher or Watcher(), Data.of(data)
-    found = _original(model, tuple(labels), head, watcher)
-    tokenizer = servable_tokenizer(found.directory, found.config.encoder.vocabulary)
+    found = _original(model, tuple(labels), head, image_size, watcher)
+    tokenizer = tokenizer_of(found, certified=True)
     task = data.task_for(found.config)
     rows = data.both(found, task, watcher)
     found = found.but(task=task.name, length=data.longest(found.config, task))
@@ -314,9 +322,11 @@ def prepare_adoption(
     return PreparedAdoption(found, tokenizer, search, teacher, lesson, recipe, trained, each, learning)
 
 
-def _original(source: Path | str, labels: tuple[str, ...], head: Kind | None, watcher: Watcher) -> Model:
+def _original(
+    source: Path | str, labels: tuple[str, ...], head: Kind | None, size: int | None, watcher: Watcher
+) -> Model:
     """A model that was trained already, in its own form, perhaps with better names for its labels."""
-    found = read_model(source, watcher, head)
+    found = read_model(source, watcher, head, image_size=size)
     config, directory = found.config, found.directory
     if config.activation.kind != "gelu" or config.attention.kind != "softmax":
         raise ConfigurationError(f"{directory} does not have GeLU and softmax any more: serve it, or fine-tune it")

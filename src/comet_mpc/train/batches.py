@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -36,11 +38,17 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def content(self, *more: Any) -> bytes:
+        """What tells sets of texts or images apart. more: what else belongs to it"""
+        rows = [self.ids, self.types, *more]
+        return json.dumps(rows, default=lambda pixels: sha256(pixels.tobytes()).hexdigest()).encode()
+
     def batch(self, rows: list[int], model: UnifiedModel) -> Batch:
         """Some rows, padded to the longest of them. Images have one size."""
         if model.config.encoder.image is not None:
             pixels = torch.tensor(np.stack([self.ids[row] for row in rows]), dtype=torch.float32)
-            mask, labels = torch.ones(pixels.shape[:2]).long(), torch.tensor(self.labels[rows])
+            mask = torch.ones(len(rows), 1 + pixels.shape[1]).long()  # [CLS] is not given
+            labels = torch.tensor(self.labels[rows])
             wanted = None if self.wanted is None else torch.tensor(self.wanted[rows])
             return Batch(ids=pixels, mask=mask, types=None, labels=labels, wanted=wanted)
         longest = max(len(self.ids[row]) for row in rows)

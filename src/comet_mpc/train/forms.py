@@ -33,10 +33,9 @@ from comet_mpc.models.fold import in_form
 from comet_mpc.models.heads import Head, Kind, Pooler, usual_head
 from comet_mpc.models.stored.checkpoints import checkpoint_digest, save_checkpoint
 from comet_mpc.models.tasks import find_task
-from comet_mpc.models.tokenizers.files import servable_tokenizer, tokenizer_json
 from comet_mpc.progress import Watcher
 from comet_mpc.train.estimate import proof_seconds
-from comet_mpc.train.reading import Model, read_model
+from comet_mpc.train.reading import Model, read_model, tokenizer_of
 from comet_mpc.units import about
 
 FormName = Literal["certified", "paper", "unmodified"]
@@ -209,7 +208,7 @@ def unify(
     if not names and wanted.kind != "embedding":
         raise ConfigurationError("a head for labels needs their names: give --labels A,B,…")
     certified = form.name == "certified"
-    tokenizer = _tokenizer(found, certified=certified)
+    tokenizer = tokenizer_of(found, certified=certified)
     config, made = form.applied(config, tensors, labels=names, head=wanted, seed=seed)
     config = msgspec.structs.replace(config, task=find_task(task).name if task else config.task)
     if certified:
@@ -218,15 +217,6 @@ def unify(
     parts = [part for part in ("pooler", "classifier") if f"{part}.weight" in made]
     new = tuple(part for part in parts if not _kept(f"{part}.weight", tensors, made))
     return Unified(config, new, checkpoint_digest(config, made, tokenizer or b""))
-
-
-def _tokenizer(found: Model, *, certified: bool) -> bytes | None:
-    """Its file. None: the model takes images."""
-    if found.config.encoder.image is not None:
-        return None
-    if certified:
-        return servable_tokenizer(found.directory, found.config.encoder.vocabulary)
-    return tokenizer_json(found.directory)
 
 
 def _with_head(

@@ -179,7 +179,7 @@ def _settings(
     recipe: Recipe, config: CometConfig, tensors: Tensors, train: Encoded, teacher: UnifiedModel | None
 ) -> dict[str, Any]:
     """All that a run depends on."""
-    rows = hashlib.sha256(json.dumps([train.ids, train.types, train.labels.tolist()]).encode())
+    rows = hashlib.sha256(train.content(train.labels.tolist()))
     rows.update(b"" if train.wanted is None else train.wanted.tobytes())
     return asdict(recipe) | {
         "model": checkpoint_digest(config, tensors),
@@ -200,7 +200,7 @@ class _Run:
     out: Path
     recipe: Recipe
     teacher: UnifiedModel | None
-    tokenizer: bytes
+    tokenizer: bytes | None
     settings: dict[str, Any]
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Of an experiment. Its checkpoint has no intervals, so that nothing serves it."""
@@ -305,7 +305,7 @@ class _Run:
             progress.best = main
             sites = {} if self.rules or certifiable else model.config.sites
             config = msgspec.structs.replace(model.config, scores=scores, sites=sites)
-            save_checkpoint(self.out, config, model.tensors(), tokenizer=self.tokenizer or None)
+            save_checkpoint(self.out, config, model.tensors(), tokenizer=self.tokenizer)
         self._save_state()
         return scores
 
@@ -336,7 +336,7 @@ def train_rows(
     recipe: Recipe,
     *,
     teacher: UnifiedModel | None = None,
-    tokenizer: bytes = b"",
+    tokenizer: bytes | None = None,
     watcher: Watcher | None = None,
 ) -> Course:
     """Trains, evaluates on the rows of `judge`, and keeps the best checkpoint in `out`, without ranges yet.

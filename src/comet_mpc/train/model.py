@@ -322,14 +322,10 @@ class UnifiedModel(_Declared):
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Answers, and the hidden states before and after every layer. ids, mask (1 or 0), types: (batch, n).
 
-        Of images ids are the pixels of patches, and hidden states are those of the stream, not normalised.
-        Answers are logits, of texts or of tokens, or embeddings; scaled ones have a mean square of 1.
+        Of images ids are the pixels of patches, and hidden states are not normalised. Answers are logits, of texts or
+        of tokens, or embeddings; scaled ones have a mean square of 1.
         """
-        stream, x = self.config.encoder.stream, self.embeddings(ids, types)
-        if stream:
-            mask = torch.ones(x.shape[:2])
-        else:
-            x = self.normalise("embeddings.norm", self.embeddings.norm, x)
+        x, mask = self.begin(ids, mask, types)
         x = self.dropout(x)
         bias = self.position_bias(x.shape[1])
         columns = mask[:, None, None, :].to(x.dtype)
@@ -338,9 +334,24 @@ class UnifiedModel(_Declared):
             x = layer(self, x, before, columns, bias)
             before = layer.output_norm  # type: ignore[assignment]
             hidden.append(x)
-        if stream:
-            x = self.normalise(norm_before(len(self.layers)), before, x)
-        return self.respond(x, mask, before), hidden
+        return self.respond(self.read(norm_before(len(self.layers)), x), mask, before), hidden
+
+    def begin(self, ids: Tensor, mask: Tensor, types: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the first layer is given, and which of its rows are there."""
+        x = self.embeddings(ids, types)
+        if self.config.encoder.stream:
+            return x, torch.ones(x.shape[:2]).long()
+        return self.normalise("embeddings.norm", self.embeddings.norm, x), mask
+
+    def read(self, name: str, x: Tensor) -> Tensor:
+        """What a part reads: of a stream what its LayerNorm `name` makes of it, and else x, which went through it."""
+        norm: Any = self.get_submodule(name)
+        return self.normalise(name, norm, x) if self.config.encoder.stream else x
+
+    def added(self, name: str, x: Tensor) -> Tensor:
+        """What goes on of a sum x: a stream as it is, and else what the LayerNorm `name` makes of it."""
+        norm: Any = self.get_submodule(name)
+        return x if self.config.encoder.stream else self.normalise(name, norm, x)
 
     def respond(self, x: Tensor, mask: Tensor, before: _Norm) -> Tensor:
         """The head's answers from the last hidden states, which the LayerNorm `before` gave."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +194,10 @@ class _State:
 
     @staticmethod
     def of(path: Path, start: Model, teacher: UnifiedModel, batches: list[Batch]) -> _State:
-        tokens = torch.cat([batch.ids.flatten() for batch in batches])
-        model = checkpoint_digest(start.config, start.tensors)
-        places = torch.arange(1, len(tokens) + 1)
-        return _State(path, f"{model} {len(tokens)} {int((tokens * places).sum())} {_digest(teacher)}")
+        model, rows = checkpoint_digest(start.config, start.tensors), sha256()
+        for batch in batches:
+            rows.update(batch.ids.numpy().tobytes())
+        return _State(path, f"{model} {rows.hexdigest()} {_digest(teacher)}")
 
     def load(self, net: UnifiedModel) -> int:
         """How many layers are fitted; one more than there are: the head, too."""

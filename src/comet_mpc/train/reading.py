@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from comet_mpc.errors import CheckpointError
+from comet_mpc.errors import CheckpointError, ConfigurationError
 from comet_mpc.models.checkpoint import CometConfig, Tensors
 from comet_mpc.models.heads import Kind
 from comet_mpc.models.hugging_face import fetch, load_hugging_face
@@ -18,7 +18,7 @@ from comet_mpc.models.own_data import own_task, read_examples, task_of
 from comet_mpc.models.stored.checkpoints import load_checkpoint
 from comet_mpc.models.stored.reading import check_finite
 from comet_mpc.models.tasks import Task
-from comet_mpc.models.tokenizers.files import tokenizer_json
+from comet_mpc.models.tokenizers.files import servable_tokenizer, tokenizer_json
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, encode, make_tokenizer
 from comet_mpc.train.images import images_task, read_images
@@ -56,6 +56,15 @@ def read_model(
         if content.exists() and b'"comet"' in content.read_bytes():
             return Model(directory, *load_checkpoint(directory))
         return Model(directory, *load_hugging_face(directory, read_pickled, kind, image_size)[:2])
+
+
+def tokenizer_of(model: Model, *, certified: bool) -> bytes | None:
+    """Its file. None: the model takes images. certified: it is served, so clients must take it"""
+    if model.config.encoder.image is not None:
+        return None
+    if certified:
+        return servable_tokenizer(model.directory, model.config.encoder.vocabulary)
+    return tokenizer_json(model.directory)
 
 
 def find_model(source: Path | str, watcher: Watcher) -> Path:
@@ -105,6 +114,10 @@ class Data:
     def task_for(self, config: CometConfig) -> Task:
         """What a model with this configuration is asked for."""
         if config.encoder.image is not None:
+            if self.task or self.texts or self.answer or self.length:
+                raise ConfigurationError(
+                    "images have no columns, no length and no task of GLUE: leave these options out"
+                )
             return images_task(self.path, config)
         if self.task or not (self.texts or self.answer or self.plain):
             task = task_of(self.path, config, self.task)

@@ -13,14 +13,13 @@ from comet_mpc.errors import ConfigurationError
 from comet_mpc.models.checkpoint import FITTED, ActivationChoice, AttentionChoice, CometConfig, RuleName, Tensors
 from comet_mpc.models.stored.checkpoints import load_checkpoint, save_config
 from comet_mpc.models.tasks import Task
-from comet_mpc.models.tokenizers.files import tokenizer_json
 from comet_mpc.progress import Watcher
 from comet_mpc.train.batches import Encoded, answered, first_rows, hold_out, predict
 from comet_mpc.train.calibration import MARGIN, calibrate_in_memory, calibration_rows
 from comet_mpc.train.estimate import estimated_seconds
 from comet_mpc.train.loop import Course, Recipe, train_rows
 from comet_mpc.train.model import Mode, UnifiedModel
-from comet_mpc.train.reading import Data, Model, read_model
+from comet_mpc.train.reading import Data, Model, read_model, tokenizer_of
 from comet_mpc.train.steps import through_rules
 from comet_mpc.units import about
 
@@ -116,7 +115,13 @@ class Lesson:
             return estimated_seconds(net, self.task, self.train, self.judge, self.dev, recipe, teacher)
 
     def learn(
-        self, start: Model, out: Path, recipe: Recipe, teacher: UnifiedModel | None, tokenizer: bytes, watcher: Watcher
+        self,
+        start: Model,
+        out: Path,
+        recipe: Recipe,
+        teacher: UnifiedModel | None,
+        tokenizer: bytes | None,
+        watcher: Watcher,
     ) -> Learnt:
         """Trains in `out`, or goes on there; then calibrates the best checkpoint, once, and scores it, once."""
         course = train_rows(
@@ -196,7 +201,7 @@ def finetune(
         seconds = lesson.seconds(start, recipe, tutor, watcher)
         passes = f"{len(lesson.train)} rows, {recipe.epochs:g} epochs"
         watcher.say(f"{passes}: {about(seconds)} on this machine. {RESUMABLE}")
-    made = lesson.learn(start, out, recipe, tutor, tokenizer_json(start.directory), watcher)
+    made = lesson.learn(start, out, recipe, tutor, tokenizer_of(start, certified=False), watcher)
     return Tuned(
         task=task.name, metric=task.metric, best=made.course.best, scores=made.config.scores,
         history=made.course.history, seconds=made.course.seconds, updates=made.course.steps, seed=recipe.seed,

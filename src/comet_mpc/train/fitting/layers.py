@@ -6,8 +6,9 @@ Layer by layer, with the layers below already fitted,
     neurons     the polynomial of every neuron: nearest to GeLU where the neuron's values are
     matrices    right behind either: the sum that LayerNorm takes is the original's, as far as a linear map can make it
 
-and in the end the classifier. All are least squares over the tokens of some texts (`fitting.least_squares`). Of a text,
-only its hidden states are kept from layer to layer, in both models; everything else is computed again, batch by batch.
+and in the end the classifier. The sum may be a stream that LayerNorms only read (`models.streams`). All are least
+squares over the tokens of some texts, or the patches of images (`fitting.least_squares`). Of a text, only its hidden
+states are kept from layer to layer, in both models; everything else is computed again, batch by batch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from comet_mpc.functions.attention import LARGEST_SOFTNESS
 from comet_mpc.functions.neurons import LARGEST_MIDDLE
-from comet_mpc.models.bounds import activation_bounds, head_bounds
+from comet_mpc.models.bounds import activation_bounds, head_bounds, norm_before
 from comet_mpc.models.fitted.first import USUAL_SOFTNESS
 from comet_mpc.models.fitted.numbers import curved
 from comet_mpc.models.fitted.quartics import MOST_SHIFTED, bent
@@ -106,12 +107,8 @@ class Fitting:
             self.streams = [self._begin(batch) for batch in batches]
 
     def _begin(self, batch: Batch) -> _Stream:
-        ids, mask, types = batch.inputs
-        states = [
-            m.normalise("embeddings.norm", m.embeddings.norm, m.embeddings(ids, types))
-            for m in (self.model, self.teacher)
-        ]
-        return _Stream(states[0], states[1], mask)
+        (mine, mask), (theirs, _) = (each.begin(*batch.inputs) for each in (self.model, self.teacher))
+        return _Stream(mine, theirs, mask)
 
     def run(self, done: int = 0, tick: Tick = silent) -> Iterator[int]:
         """Fits what is left after `done` layers, and gives the number of layers that are fitted, after each of them.
@@ -140,26 +137,27 @@ class Fitting:
     # One layer ------------------------------------------------------------------------------------------------
 
     def _fit_layer(self, index: int, step: Callable[[], None]) -> None:
-        layer, config = self.layers[index], self.model.config
-        self._fit_inputs(index, ("query", "key", "value"))
+        config = self.model.config
+        self._fit_inputs(index, ("query", "key", "value"), norm_before(index))
         if config.attention.kind == "fitted":
             self._balance(index)
             self._fit_heads(index)
         elif config.attention.cosine:
             self._centre_thresholds(index)
         self._fit_matrix(index, "attention_output", "attention_norm", _attend, step)
-        self._fit_inputs(index, ("up",))
+        self._fit_inputs(index, ("up",), f"layers.{index}.attention_norm")
         if config.activation.kind == "fitted":
-            self._fit_neurons(layer)
+            self._fit_neurons(index)
         self._fit_matrix(index, "down", "output_norm", _activate, step)
 
-    def _fit_inputs(self, index: int, names: tuple[str, ...]) -> None:
+    def _fit_inputs(self, index: int, names: tuple[str, ...], norm: str) -> None:
         """Matrices that rows go into: what they give is nearest to what the original's give of its own rows."""
         own, others = ([getattr(each[index], name) for name in names] for each in (self.layers, self.originals))
         found = Regression(torch.cat([part.weight for part in own]))
         for stream in self.streams:
-            wanted = torch.cat([part(stream.theirs[stream.tokens]) for part in others], dim=1)
-            x = stream.mine[stream.tokens]
+            theirs = self.teacher.read(norm, stream.theirs[stream.tokens])
+            wanted = torch.cat([part(theirs) for part in others], dim=1)
+            x = self.model.read(norm, stream.mine[stream.tokens])
             found.add(x, wanted, torch.ones(len(x)))
         began = self.clock()
         weight, bias = found.solve(_RIDGE)
@@ -182,7 +180,7 @@ class Fitting:
             layer: Any = model.layers[index]
             x = getattr(stream, name)
             total = x + getattr(layer, matrix)(features(model, index, x, stream))
-            setattr(stream, name, model.normalise(f"layers.{index}.{norm}", getattr(layer, norm), total))
+            setattr(stream, name, model.added(f"layers.{index}.{norm}", total))
 
     def _fit_matrix(self, index: int, matrix: str, norm: str, features: _Features, step: Callable[[], None]) -> None:
         """LayerNorm divides every row by its deviation, so its error counts relative to that."""
@@ -205,8 +203,8 @@ class Fitting:
         for at, stream in enumerate(self.streams):
             kept, seen[at] = seen[at], None
             x = features(self.model, index, stream.mine, stream) if kept is None else kept
-            stream.mine = self.model.normalise(name, getattr(self.layers[index], norm), stream.mine + own(x))
-            stream.theirs = self.teacher.normalise(name, getattr(self.originals[index], norm), stream.theirs)
+            stream.mine = self.model.added(name, stream.mine + own(x))
+            stream.theirs = self.teacher.added(name, stream.theirs)
             step()
 
     # Heads ----------------------------------------------------------------------------------------------------
@@ -217,6 +215,7 @@ class Fitting:
         layer = self.layers[index]
         size = layer.query.weight.shape[0] // layer.heads
         rows = torch.cat([stream.mine[stream.tokens] for stream in self.streams])
+        rows = self.model.read(norm_before(index), rows)
         for h in range(layer.heads):
             part = slice(h * size, (h + 1) * size)
             q, k = (m.weight[part].double() for m in (layer.query, layer.key))
@@ -246,8 +245,11 @@ class Fitting:
 
     def _attended(self, index: int, stream: _Stream) -> Attended:
         own, other = self.layers[index], self.originals[index]
-        q, k, v = (own.split(part(stream.mine)) for part in (own.query, own.key, own.value))
-        theirs, keys = (other.split(part(stream.theirs)) for part in (other.query, other.key))
+        mine, rows = (
+            model.read(norm_before(index), x) for model, x in ((self.model, stream.mine), (self.teacher, stream.theirs))
+        )
+        q, k, v = (own.split(part(mine)) for part in (own.query, own.key, own.value))
+        theirs, keys = (other.split(part(rows)) for part in (other.query, other.key))
         n = stream.mask.shape[1]
         scores = theirs @ keys.transpose(-1, -2) / math.sqrt(theirs.shape[-1])
         bias = self.teacher.position_bias(n)
@@ -257,7 +259,7 @@ class Fitting:
     def _softness(self, index: int, part: str) -> tuple[Tensor, Tensor]:
         """The least and the most that is allowed of every head."""
         own = getattr(self.layers[index], part)
-        norm = self.layers[index - 1].output_norm if index else self.model.embeddings.norm
+        norm: Any = self.model.get_submodule(norm_before(index))
         w, b, gamma, beta = (p.double().numpy() for p in (own.weight, own.bias, norm.weight, norm.bias))
         square = torch.from_numpy(head_bounds(w, b, gamma, beta, self.model.config.encoder.heads) ** 2)
         return _LEAST_SOFTNESS * square, 0.999 * LARGEST_SOFTNESS * square
@@ -267,7 +269,8 @@ class Fitting:
         layer = self.layers[index]
         total, count = torch.zeros(layer.heads), 0.0
         for stream in self.streams:
-            q, k = (F.normalize(layer.split(part(stream.mine)), dim=-1) for part in (layer.query, layer.key))
+            rows = self.model.read(norm_before(index), stream.mine)
+            q, k = (F.normalize(layer.split(part(rows)), dim=-1) for part in (layer.query, layer.key))
             pairs = stream.columns * stream.columns.transpose(-1, -2)
             total = total + (q @ k.transpose(-1, -2) * pairs).sum((0, 2, 3))
             count += float(pairs.sum())
@@ -275,11 +278,12 @@ class Fitting:
 
     # Neurons --------------------------------------------------------------------------------------------------
 
-    def _fit_neurons(self, layer: Any) -> None:
+    def _fit_neurons(self, index: int) -> None:
+        layer, name = self.layers[index], f"layers.{index}.attention_norm"
         up, norm, degree = layer.up, layer.attention_norm, self.model.config.activation.degree
         found = Polynomials(layer.neurons["scale"], degree)
         for stream in self.streams:
-            h = up(stream.mine[stream.tokens])
+            h = up(self.model.read(name, stream.mine[stream.tokens]))
             found.add(h, F.gelu(h))
             if found.rows >= _NEURON_ROWS:
                 break
@@ -296,13 +300,14 @@ class Fitting:
 
     def _fit_classifier(self) -> None:
         """To the original's logits, from what the pooler gives, if there is one."""
-        own, other = self.model, self.teacher
+        own, other, last = self.model, self.teacher, norm_before(len(self.layers))
         if own.classifier is None or other.classifier is None:
             return
         found = Regression(own.classifier.weight)
         for stream in self.streams:
-            x = own.pooled(stream.mine, stream.mask, self.layers[-1].output_norm)
-            wanted = other.classifier(other.pooled(stream.theirs, stream.mask, self.originals[-1].output_norm))
+            mine, theirs = (model.read(last, x) for model, x in ((own, stream.mine), (other, stream.theirs)))
+            x = own.pooled(mine, stream.mask, self.layers[-1].output_norm)
+            wanted = other.classifier(other.pooled(theirs, stream.mask, self.originals[-1].output_norm))
             if own.config.head.kind == "tokens":
                 x, wanted = x[stream.tokens], wanted[stream.tokens]
             found.add(x, wanted, torch.ones(len(x)))
@@ -329,13 +334,15 @@ _Features = Callable[[UnifiedModel, int, Tensor, _Stream], Tensor]
 
 
 def _attend(model: UnifiedModel, index: int, x: Tensor, stream: _Stream) -> Tensor:
-    layers: Any = model.layers
-    before = layers[index - 1].output_norm if index else model.embeddings.norm
-    found: Tensor = layers[index].attend(model, x, before, stream.columns, model.position_bias(x.shape[1]))
+    layer: Any = model.layers[index]
+    name = norm_before(index)
+    before: Any = model.get_submodule(name)
+    rows = model.read(name, x)
+    found: Tensor = layer.attend(model, rows, before, stream.columns, model.position_bias(x.shape[1]))
     return found
 
 
 def _activate(model: UnifiedModel, index: int, x: Tensor, stream: _Stream) -> Tensor:
     layer: Any = model.layers[index]
-    found: Tensor = layer.activate(model, x)
+    found: Tensor = layer.activate(model, model.read(f"layers.{index}.attention_norm", x))
     return found
