@@ -35,7 +35,7 @@ def adopt(
     head: of.AdoptedHead = None,
     task: TaskName = None,
     epochs: of.Passes = 0.0,
-    rate: of.Rate = 2e-4,
+    rate: of.Rate = 1e-5,
     batch: of.UpdateRows = 16,
     rule: of.AdoptedRule = None,
     steps: of.AdoptedSteps = None,

@@ -34,7 +34,7 @@ from comet_mpc.units import about
 
 _UPDATES = 400
 """Of training that nobody asked for, or whose passes nobody has counted."""
-USUAL_RECIPE = Recipe(epochs=0.0, batch=16, rate=2e-4, dropout=0.0, fit_tokens=20_000, embedding_rate=0.0)
+USUAL_RECIPE = Recipe(epochs=0.0, batch=16, rate=1e-5, dropout=0.0, fit_tokens=20_000, embedding_rate=0.0)
 """epochs 0: as many as give `_UPDATES`."""
 _TRIED: tuple[FormRuleName, ...] = (FITTED, NEAR)
 """Forms from the cheapest on: the first that is near enough is taken."""
