@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,9 +78,8 @@ def adopt(
     if data is None or context:
         raise ConfigurationError("name your rows with --data, and leave out --context: this model answers texts")
     rows = train.Data(data, task, limit, spread, length, texts=tuple(text or ()), answer=label, plain=plain)
-    lessons = train.Recipe(
-        epochs=epochs, batch=batch, rate=rate, seed=seed, dropout=0.0, fit_tokens=tokens or 20_000, embedding_rate=0.0
-    )
+    usual = train.USUAL_RECIPE
+    lessons = replace(usual, epochs=epochs, batch=batch, rate=rate, seed=seed, fit_tokens=tokens or usual.fit_tokens)
     prepared = train.prepare_adoption(
         directory, rows, lessons, labels=tuple(labels.split(",")) if labels is not None else (), head=head, rule=rule,
         steps=steps, trained=True if trained is None and epochs else trained, image_size=image_size, watcher=watcher,

@@ -13,7 +13,7 @@ Each takes a directory (or a name on the hub) and gives a typed result. `comet` 
 from comet_mpc.errors import needs_extra
 
 with needs_extra("train"):
-    from comet_mpc.train.adoption import Adoption, adopt, prepare_adoption
+    from comet_mpc.train.adoption import USUAL_RECIPE, Adoption, adopt, prepare_adoption
     from comet_mpc.train.calibration import Calibration, calibrate
     from comet_mpc.train.decoders.adoption import (
         PreparedWriter,
@@ -30,6 +30,7 @@ with needs_extra("train"):
     from comet_mpc.train.tuning import Tuned, finetune
 
 __all__ = [
+    "USUAL_RECIPE",
     "Adoption",
     "Calibration",
     "Data",
