@@ -1,10 +1,12 @@
 """Texts by real parties over TLS beside those of the twin: the same tokens, and the bytes and rounds that are planned.
 
-    python research/benchmarks/conversations.py CHECKPOINT [--source dealer] [--texts 20] [--tokens 64] [--drafts 0]
+    python research/benchmarks/conversations.py CHECKPOINT [--source dealer] [--texts 20] [--tokens 64]
+        [--drafts 4 [--draft-texts WORK]]
 
 CHECKPOINT is what `comet adopt` makes of a decoder. Each text is kept in the record, so the same command goes on; in
-the end it prints a summary. Prompts are the beginnings of stories. Greedy. Randomness is prepared before each text.
-Seconds are of this machine, medians over tokens and texts, and say little beside other work.
+the end it prints a summary. Prompts are the beginnings of stories. Greedy. WORK is where `drafts.py` keeps the texts
+that are guessed by; without it, drafts are guessed by the text so far. Randomness is prepared before each text. Seconds
+are of this machine, medians over tokens and texts, and say little beside other work.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from comet_mpc.local.service import local_service
+from comet_mpc.models.writing.drafts import Drafter, KnownTexts
 from comet_mpc.models.writing.stored import load_decoder
 from comet_mpc.models.writing.twin import written_by_twin
 from comet_mpc.offline.sources import find_source
@@ -63,13 +68,15 @@ def prepared(client: Client, positions: int) -> dict[str, float]:
     }
 
 
-def measured(client: Client, model: Any, source: Any, prompt: str, tokens: int, drafts: int) -> dict[str, Any]:
+def measured(
+    client: Client, model: Any, source: Any, prompt: str, tokens: int, drafts: int, drafter: Drafter | None
+) -> dict[str, Any]:
     """One text by the parties, and what it should be."""
     size = len(model.prompt(prompt))
     spare = tokens // 2 if drafts else 0
     positions = model.fitting(min(model.longest, size + tokens - 1 + spare))
     known = {"prompt": prompt, "prompt_tokens": size, **prepared(client, positions)}
-    found = list(client.generate(prompt, tokens=tokens, drafts=drafts))
+    found = list(client.generate(prompt, tokens=tokens, drafts=drafts, drafter=drafter))
     expected = [*written_by_twin(model, prompt, tokens)]
     same = [one.id == other for one, other in zip(found, expected, strict=False)]
     runs = [one for one in found if one.rounds]
@@ -119,6 +126,10 @@ def summary(texts: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _kept(work: Path) -> list[list[int]]:
+    return [ids for path in sorted(work.glob("texts-*.npy")) for ids in np.load(path).tolist()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
@@ -126,9 +137,11 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--drafts", type=int, default=0)
+    parser.add_argument("--draft-texts", type=Path, help="directory of texts to guess by")
     parser.add_argument("--name", default="conversations", help="of the record")
     given = parser.parse_args()
     source, model = find_source(given.source), load_decoder(given.checkpoint)
+    drafter = given.draft_texts and KnownTexts(_kept(given.draft_texts))
     path = HOME / f"{given.name}-{given.source}{'-drafts' if given.drafts else ''}.json"
     record: dict[str, Any] = {
         "record": "conversations", "source": given.source, "tokens": given.tokens, "drafts": given.drafts,
@@ -143,7 +156,7 @@ def main() -> None:
         Client(address, keys=keys, cache=directory / "cache", ready=0) as client,
     ):
         for prompt in prompts(given.texts)[len(record["texts"]) :]:
-            record["texts"].append(measured(client, model, source, prompt, given.tokens, given.drafts))
+            record["texts"].append(measured(client, model, source, prompt, given.tokens, given.drafts, drafter))
             path.write_text(json.dumps(record, indent=1) + "\n")
             print(json.dumps(record["texts"][-1]), flush=True)
     record["summary"] = summary(record["texts"])

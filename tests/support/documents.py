@@ -249,6 +249,7 @@ class Runner:
             "FORCE_COLOR": "1",  # tables as a terminal of 80 columns shows them, in one colour
             "TERM": "dumb",
             "COLUMNS": "80",
+            "COMET_SERVE_READY": "1",  # of prepared queries: what else a page prepares ahead, nobody asks for
         }
 
     def run(self, *blocks: Block) -> str:

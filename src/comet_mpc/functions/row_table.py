@@ -43,7 +43,7 @@ WAY = "rows from tables"
 WAY_OF_TWO = "rows of two tables put together in the product"
 _MOST_CELLS = 14
 """Of one table, as a power of two."""
-_CELLS_AT_ONCE = 1 << 24
+_CELLS_AT_ONCE = 1 << 23
 """Of all rows of a tensor: up to here one table is taken, and not two with a selection and a round more."""
 _FEWEST_CELLS = 4
 PADDING_ROOM = 3.0
