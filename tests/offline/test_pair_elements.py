@@ -167,8 +167,18 @@ def test_uploads_are_shared() -> None:
     assert isinstance(wide, Wide)
     assert [(plan.defined, plan.uploads, len(plan.sums)) for plan in wide.jobs] == [
         (math.ceil(12 / (DEGREE // rows)), math.ceil(12 / (DEGREE // rows)) + 1, math.ceil(12 / (DEGREE // rows)) + 1)
-        for rows in (64, 32, 16, 8)
+        for rows in (128,)  # 120, and padding: 64, 32, 16 and 8 would be four times as many ciphertexts
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "jobs"), [(12, 64, [16]), (640, 768, [512, 128]), (4620, 64, [4096, 512, 16]), (3, 1, [4])]
+)
+def test_rows_are_padded_only_where_that_takes_fewer_ciphertexts(rows: int, columns: int, jobs: list[int]) -> None:
+    program: list[Correlation] = [mask(SMALL, rows, columns), squares(SMALL, 0, rows, columns)]
+    (unit,) = units(program)
+    assert isinstance(unit, Wide)
+    assert unit.chunks == jobs
 
 
 def test_a_mask_is_defined_once_and_before_it_is_used() -> None:

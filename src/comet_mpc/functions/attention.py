@@ -53,7 +53,7 @@ _DENOMINATOR_ERROR = 2.0**-7  # of 1/sqrt: all weights of a row are off by as mu
 _TOO_LONG = 0.0016  # what a normalised query or key may be longer than 1
 LARGEST_SOFTNESS = 1.0 - 2.0**-6
 """c, beside norms that are at most 1."""
-_NORM_ALLOWED = Allowed(_TOO_LONG, 2.0 * ROW_ERROR)
+_NORM_ALLOWED = Allowed(_TOO_LONG, 2.5 * ROW_ERROR)
 
 
 @dataclass(frozen=True)

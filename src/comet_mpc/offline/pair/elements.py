@@ -18,14 +18,14 @@ import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from comet_mpc.engine.ring import Ring
 from comet_mpc.engine.share import CLIENT, Words
 from comet_mpc.offline.pair.crossed import Powers, crossed, server_factor
-from comet_mpc.offline.pair.stages import Stage
+from comet_mpc.offline.pair.stages import BATCH, Stage
 from comet_mpc.offline.pair.workbench import Workbench
 from comet_mpc.offline.rlwe.odd_slots import OddJob, OddPlan, Term, odd_plan
 from comet_mpc.offline.rlwe.products import run_sizes
@@ -35,6 +35,8 @@ from comet_mpc.offline.streaming import Sizes, Steps
 
 class _Odd(Stage):
     part = "products in odd rings"
+    most: ClassVar[int] = BATCH
+    """Elements of a unit, unless one of its members has more."""
 
     @property
     @abstractmethod
@@ -222,6 +224,8 @@ class WideMember:
 class Wide(_Odd):
     """Sums of squares of a mask's rows, and its products with masks of one column."""
 
+    most = 2 * BATCH
+    """Each job uploads the columns' other factors once, so few large ones take less."""
     ring: Ring
     columns: int
     squares: bool
@@ -251,16 +255,26 @@ class Wide(_Odd):
 
     @property
     def chunks(self) -> list[int]:
-        """Rows of each job: powers of two, so that no slot is lost."""
+        """Rows of each job: powers of two, so that no slot is lost, unless ciphertexts are saved by that."""
         rows, found = sum(member.rows for member in self.members), []
         while rows:
             found.append(min(DEGREE, 1 << rows.bit_length() - 1))
             rows -= found[-1]
+        while len(found) > 1 and self._ciphertexts(2 * found[-2]) <= sum(map(self._ciphertexts, found[-2:])):
+            found[-2:] = [2 * found[-2]]  # the last rows of it are padding
         return found
+
+    def _ciphertexts(self, rows: int) -> int:
+        """That a job of so many rows takes, both ways."""
+        blocks = self._blocks(rows)
+        return blocks + self.products + self.products * blocks + self.squares
+
+    def _blocks(self, rows: int) -> int:
+        return -(-self.columns // (DEGREE // rows)) if rows <= DEGREE else DEGREE
 
     def plan(self, rows: int) -> OddPlan:
         """Uploads: the columns, then each b. The server's factors: its columns, then each of its b."""
-        blocks = -(-self.columns // (DEGREE // rows))
+        blocks = self._blocks(rows)
         sums: list[tuple[Term, ...]] = [
             ((block, blocks + b), (blocks + b, block)) for b in range(self.products) for block in range(blocks)
         ]
@@ -285,8 +299,9 @@ class Wide(_Odd):
             made.append(_WideJob(self, rows, None if columns is None else columns[cut], [b[cut] for b in others]))
             start = cut.stop
         yield bench.engine.requests(made)
-        whole = np.concatenate([job.columns() for job in made]) if columns is None else columns
-        found = [np.concatenate([job.product(b) for job in made]) for b in range(self.products)]
+        total = sum(member.rows for member in self.members)
+        whole = np.concatenate([job.columns() for job in made])[:total] if columns is None else columns
+        found = [np.concatenate([job.product(b) for job in made])[:total] for b in range(self.products)]
         shares = [ring.add(each, ring.multiply(whole, b[:, None])) for each, b in zip(found, others, strict=True)]
         start = 0
         for member in self.members:
@@ -304,7 +319,7 @@ class Wide(_Odd):
 
     def _keep_squares(self, made: list[_WideJob], whole: Words, bench: Workbench) -> None:
         ring = self.ring
-        crossing = np.concatenate([job.squares() for job in made])
+        crossing = np.concatenate([job.squares() for job in made])[: len(whole)]
         total = ring.add(ring.times(crossing, 2), ring.sum(ring.multiply(whole, whole), 1))
         start = 0
         for member in self.members:
@@ -314,7 +329,7 @@ class Wide(_Odd):
 
 
 class _WideJob(OddJob):
-    """Slot g·rows + r of upload k holds column k·groups + g of row r."""
+    """Slot g·rows + r of upload k holds column k·groups + g of row r. Rows beyond those that are given are padding."""
 
     def __init__(self, unit: Wide, rows: int, columns: Words | None, others: list[Words]) -> None:
         super().__init__(unit.plan(rows))
@@ -324,11 +339,11 @@ class _WideJob(OddJob):
 
     def _spread(self, columns: Words) -> list[Words]:
         padded = np.zeros((self._blocks * self._groups, self._rows), np.uint64)
-        padded[: self._unit.columns] = columns.T
+        padded[: self._unit.columns, : len(columns)] = columns.T
         return list(padded.reshape(self._blocks, DEGREE))
 
     def _repeated(self) -> list[Words]:
-        return [np.tile(other, self._groups) for other in self._others]
+        return [np.tile(_filled(other, self._rows), self._groups) for other in self._others]
 
     def _gathered(self, blocks: Sequence[Words]) -> Words:
         """(rows, columns) from slots."""
@@ -372,6 +387,6 @@ def unit_power(place: int, size: int) -> Powers:
     return tuple(int(i == place) for i in range(size))
 
 
-def _filled(words: Words) -> Words:
-    """8,192 elements; what is beyond the last is not used."""
-    return words if words.size == DEGREE else np.concatenate([words, np.zeros(DEGREE - words.size, np.uint64)])
+def _filled(words: Words, size: int = DEGREE) -> Words:
+    """So many elements; what is beyond the last is not used."""
+    return words if words.size == size else np.concatenate([words, np.zeros(size - words.size, np.uint64)])

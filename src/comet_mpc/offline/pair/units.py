@@ -15,7 +15,7 @@ from comet_mpc.engine.correlations import Correlation, Mask, Monomials, PartyBit
 from comet_mpc.engine.ring import Ring
 from comet_mpc.offline.pair.crossed import crossed
 from comet_mpc.offline.pair.elements import Flat, FlatMember, Unit, Wide, WideMember, unit_power
-from comet_mpc.offline.pair.stages import BATCH, PairPreparer, Stage, Unprepared
+from comet_mpc.offline.pair.stages import PairPreparer, Stage, Unprepared
 
 
 class PairOddProducts(PairPreparer):
@@ -123,7 +123,7 @@ def _batched(found: Sequence[Unit]) -> Iterator[Unit]:
     for alike, each in groups.items():
         batch = alike
         for unit in each:
-            if batch.members and batch.count + unit.count > BATCH:
+            if batch.members and batch.count + unit.count > unit.most:
                 yield batch
                 batch = alike
             batch = replace(batch, members=(*batch.members, *unit.members))  # type: ignore[arg-type]
