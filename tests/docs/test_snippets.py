@@ -159,8 +159,8 @@ def test_every_block_that_runs_and_every_output_is_a_step_in_its_order() -> None
         steps = [block for step in page.steps for block in step]
         assert steps == [block for block in page.blocks if block.runs or "output" in block.flags]
     text = "```python\na\n```\n```python\nb\n```\n```python\nc\n```\n```text output\nc\n```\n```python\nd\n```\n"
-    steps = [[block.text.strip() for block in step] for step in page_of(Path("page.md"), text).steps]
-    assert [*steps] == [["a", "b"], ["c"], ["c"], ["d"]]
+    texts = [[block.text.strip() for block in step] for step in page_of(Path("page.md"), text).steps]
+    assert texts == [["a", "b"], ["c"], ["c"], ["d"]]
 
 
 def test_an_output_that_is_not_what_is_printed_is_found() -> None:

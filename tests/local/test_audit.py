@@ -16,6 +16,7 @@ from comet_mpc.cli.main import app
 from comet_mpc.errors import ConfigurationError
 from comet_mpc.local.audit import report
 from comet_mpc.local.audit.online import Recorded
+from comet_mpc.local.audit.preparation import SET_UPS
 from comet_mpc.local.audit.report import Finding, audit, passes
 from comet_mpc.local.audit.statistics import (
     FALSE_ALARM,
@@ -157,7 +158,7 @@ def test_an_audit_has_every_phase_and_its_controls_and_says_how_far_it_is(monkey
 
     monkeypatch.setattr(report, "record", lambda phase, *arguments, **options: noting(phase)(*arguments, **options))
     monkeypatch.setattr(report, "record_writing", noting("writing"))
-    monkeypatch.setattr(report, "record_preparation", noting("preparing", report.SET_UPS))
+    monkeypatch.setattr(report, "record_preparation", noting("preparing", SET_UPS))
     assert audit(243, tick=lambda done, total, note="": told.append((done, total))) == []
     runs = {"dealer": (240, 120), "pair": (12, 8), "writing": (120, 40), "preparing": (12, 8)}
     assert noted == [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from comet_mpc.engine.share import Reals
+from comet_mpc.engine.share import Reals, Share
 from comet_mpc.engine.twin import TwinSession
 from comet_mpc.engine.windows import Window
 from comet_mpc.errors import CheckpointError, RangeError
@@ -37,7 +37,7 @@ def one_way(times: float) -> tuple[Folding, Reals]:
     for name in ("gate", "up"):
         weights[f"layers.0.{name}.weight"] = np.tile(0.1 * sign, (SHAPE.intermediate, 1))
     weights["layers.0.down.weight"] = np.tile(sign[:, None], (1, SHAPE.intermediate))
-    weights["epsilon"] = np.float64(1e-5)
+    weights["epsilon"] = np.asarray(1e-5)
     (own,) = layers_of(SHAPE, weights)
     fitted = [FittedLayer(np.tile([0.0, 0.0, 0.12], (SHAPE.intermediate, 1)), own.scores, own.scales)]
 
@@ -49,16 +49,16 @@ def one_way(times: float) -> tuple[Folding, Reals]:
     return found, np.asarray(found.factor * weights["embeddings"][:1])[None]
 
 
-def run(folding: Folding, rows: Reals) -> None:
+def run(folding: Folding, rows: Reals) -> Share:
     """The twin checks every bound."""
     session, window, top = TwinSession(), Window(0, 1, 1), top_of(SHAPE, folding.rules)
     given = input_rows(session, rows, window, SHAPE, top)
-    decode(session, given, window, SHAPE, folding.rules, encode_weights(SHAPE, folding.weights))
+    return decode(session, given, window, SHAPE, folding.rules, encode_weights(SHAPE, folding.weights))
 
 
 @pytest.mark.parametrize("times", [0.50001, 0.55, 1.4999])
 def test_weights_that_all_round_the_same_way_stay_within_their_range(times: float) -> None:
-    run(*one_way(times))
+    assert run(*one_way(times)).shape == (1, 1, SHAPE.hidden)
 
 
 def test_without_what_rounding_adds_they_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_what_may_leave_its_range_once_it_is_rounded_is_refused(
 def test_rounding_hardly_moves_the_ranges_of_usual_weights(
     shape: DecoderShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = weights_of(config_of(shape)) | {"epsilon": np.float64(1e-5)}
+    weights = weights_of(config_of(shape)) | {"epsilon": np.asarray(1e-5)}
     seen = Seen((2.0**-6,) * (2 * shape.layers + 1))
     with_it = Folding(shape, weights, layers_of(shape, weights), seen)
     for name in ("attention_moved", "feed_forward_moved"):
@@ -108,4 +108,4 @@ def test_rows_of_zeros_are_served(name: str, tmp_path: Path) -> None:
     fitted = layers_of(LLAMA, weights)
     fitted[0].neurons[:, 1] = 0.0
     save_decoder(tmp_path, config, weights, fitted, tokenizer=letters().text.encode())
-    load_decoder(tmp_path)
+    assert load_decoder(tmp_path).shape == LLAMA

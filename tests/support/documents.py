@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Page:
         """Blocks that run, in order, those of Python that follow each other together; and outputs that they must have.
         What an output is compared with runs alone."""
         together: list[Block] = []
-        for block, after in zip(self.blocks, [*self.blocks[1:], None], strict=True):
+        for block, after in zip_longest(self.blocks, self.blocks[1:]):
             shown = after is not None and "output" in after.flags
             alone = shown or block.language != "python"
             if together and block.runs and alone:
