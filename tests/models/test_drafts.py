@@ -108,3 +108,11 @@ def test_other_texts_are_guessed_by_what_follows_most_often() -> None:
     assert drafter.draft([6, 6, 2], 3) == [3, 5]
     assert drafter.draft([6], 4) == []
     assert drafter.draft([2, 2, 2, 2, 1, 2, 3], 1) == drafter.draft([9, 9, 9, 9, 1, 2, 3], 1)  # nothing further back
+
+
+def test_guesses_end_where_all_of_them_are_unlikely_to_hold() -> None:
+    """What is wrong takes positions of the conversation that are prepared for the text."""
+    sure, unsure = [[1, 2, 3, 4, 5]] * 9, [[1, other] for other in range(10, 30)]
+    assert KnownTexts(sure).draft([1], 4) == [2, 3, 4, 5]
+    assert KnownTexts([*sure, *unsure]).draft([1], 4) == [2, 3, 4, 5]  # 9 in 29: often enough
+    assert KnownTexts([[1, 2, 3], *unsure]).draft([1], 4) == []

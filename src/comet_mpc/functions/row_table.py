@@ -45,6 +45,8 @@ _MOST_CELLS = 14
 """Of one table, as a power of two."""
 _CELLS_AT_ONCE = 1 << 23
 """Of all rows of a tensor: up to here one table is taken, and not two with a selection and a round more."""
+_CELLS_IN_WINDOWS = 1 << 24
+"""The same where a program is run window by window: few of the rows are read at once."""
 _FEWEST_CELLS = 4
 PADDING_ROOM = 3.0
 """What t may reach where rows of padding are moved out of the way, over the interval's top: the ring needs the room."""
@@ -454,7 +456,8 @@ def open_row(
     own = _argument(session, t, rule, ring, keep is not None)
     if own is None:
         return None
-    most = math.floor(math.log2(_CELLS_AT_ONCE / (count or t.count))) if keep is None else _MOST_CELLS
+    cells = _CELLS_IN_WINDOWS / count if count else _CELLS_AT_ONCE / t.count
+    most = math.floor(math.log2(cells)) if keep is None else _MOST_CELLS
     table = row_table(allowed.curve(rule, power), own, fraction, ring, min(most, _MOST_CELLS))
     if table is None or not (rule.only_tables or session.goes(WAY, usually=True)):
         return None

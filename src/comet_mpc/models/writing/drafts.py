@@ -19,6 +19,8 @@ from comet_mpc.errors import ConfigurationError
 
 _LONGEST = 3
 """Tokens at the end of the text that are looked for earlier in it."""
+_LEAST_LIKELY = 0.125
+"""Of guesses by other texts: all of a run together."""
 
 
 class Drafter(Protocol):
@@ -60,6 +62,8 @@ class RepeatedWords:
 class KnownTexts:
     """Guesses what follows the same tokens most often in other texts: public ones of the same kind, or what the model
     has written before. It looks at the last tokens of the text only, so guesses tell nothing of what is further back.
+
+    It stops where all guesses of a run together are less likely than 1 in 8: what is wrong takes positions.
     """
 
     def __init__(self, texts: Iterable[Sequence[int]]) -> None:
@@ -68,18 +72,25 @@ class KnownTexts:
             for place in range(1, len(text)):
                 for size in range(1, min(_LONGEST, place) + 1):
                     counts[tuple(text[place - size : place])][text[place]] += 1
-        self._next = {before: found.most_common(1)[0][0] for before, found in counts.items()}
+        self._next = {before: _likeliest(found) for before, found in counts.items()}
 
     def draft(self, text: Sequence[int], most: int) -> Sequence[int]:
-        end, found = list(text[-_LONGEST:]), list[int]()
+        end, found, likely = list(text[-_LONGEST:]), list[int](), 1.0
         while len(found) < most:
             known = (self._next.get(tuple(end[-size:])) for size in range(len(end), 0, -1))
-            guess = next((token for token in known if token is not None), None)
-            if guess is None:
+            guess, share = next((each for each in known if each is not None), (-1, 0.0))
+            likely *= share
+            if likely < _LEAST_LIKELY:
                 break
             found.append(guess)
             end = [*end, guess][-_LONGEST:]
         return found
+
+
+def _likeliest(found: Counter[int]) -> tuple[int, float]:
+    """The token that came most often, and how likely it is to come again."""
+    ((token, times),) = found.most_common(1)
+    return token, times / (found.total() + 1)
 
 
 def verified(
